@@ -38,20 +38,20 @@ def instant(text: str) -> datetime:
 
 
 def passed(text: str, now: datetime) -> str:
-    """Return a time that this controller told before, or `now` where that is to come: its clock was set back."""
+    """Return an earlier time of this controller, or `now` where it is in the future because the clock was set back."""
     return min(text, timestamp(now), key=instant)
 
 
 def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
     """Return the seconds until `limit_s` have passed since then; none are left at 0 and below.
 
-    Never more than the limit: a time that is to come was told by a clock that is or was ahead of this one.
+    Never more than the limit: a time in the future comes from a clock that is or was ahead of this one.
     """
     return min(limit_s, (since + timedelta(seconds=limit_s) - now).total_seconds())
 
 
 def cut(text: str) -> str:
-    """Return the text, without its middle where it is longer than a status holds: others write as much as they like."""
+    """Return the text, without its middle where it is longer than a status may hold; others write without limit."""
     if len(text) <= MESSAGE_CHARS:
         return text
     gap = f" … ({len(text):,} characters, cut) … "
@@ -59,7 +59,7 @@ def cut(text: str) -> str:
 
 
 def bounded(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status with every message cut: a single long one, and the API server would refuse it for ever."""
+    """Return the status with every message cut, because the API server refuses a status with one that is too long."""
     entries = [{**item, "message": cut(item["message"])} for item in status.get("conditions") or ()]
     return {
         **status,
@@ -73,7 +73,7 @@ def merged(
 ) -> list[dict[str, Any]]:
     """Return the status' list: `current`, each with its old transition time if its status is the old one.
 
-    A time that is to come becomes `now`: what is counted from it would take for as long as the clock was wrong.
+    A time in the future becomes `now`; otherwise what is counted from it would last as long as the clock was wrong.
     """
     old = {item["type"]: item for item in previous}
     return [_entry(condition, old.get(condition.type), generation, now) for condition in current]

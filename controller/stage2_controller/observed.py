@@ -1,4 +1,4 @@
-"""The observed state of one job: its children as the API server holds them, and the learner's last word."""
+"""The observed state of one job: its children as the API server holds them, and the learner's last report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ class Observed:
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
-    replicasets: tuple[Object, ...] = ()  # whatever carries the job's name: only their owners say whose they are
+    replicasets: tuple[Object, ...] = ()  # all that carry the job's name; only their owners prove whose they are
     endpointslices: tuple[Object, ...] = ()  # the same
-    learner_refused: str | None = None  # why nobody could make a pod of the learner's Job, as an event says
-    progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
-    leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
-    foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
+    learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
+    progress: LearnerReport | None = None  # the answer of the learner's /progress, if it was asked
+    leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left
+    foreign: tuple[str, ...] = ()  # kind and name of other people's objects with a child's name
 
     def child(self, kind: str) -> Object | None:
         """Return the child of one kind."""
@@ -44,7 +44,7 @@ class Observed:
         return max(pods, key=_age_rank, default=None)
 
     def old_learner(self) -> Object | None:
-        """Return a learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
+        """Return a learner's pod that still runs although its Job is gone, because the job was suspended or moved."""
         if self.learner is not None and not terminating(self.learner):
             return None
         of_jobs = [pod for pod in self.pods if role_of(pod) == names.ROLE_LEARNER]
@@ -54,8 +54,8 @@ class Observed:
 
     def learner_ended(self) -> bool:
         """Return whether the learner Job has ended by itself, well or not."""
-        told = (self.learner or {}).get("status", {}).get("conditions", [])
-        return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in told)
+        conditions = (self.learner or {}).get("status", {}).get("conditions", [])
+        return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in conditions)
 
     def active(self) -> bool:
         """Return whether any container of the job runs or has run."""
@@ -94,13 +94,13 @@ def waits_in_its_pod(pod: Object | None) -> bool:
 
 
 def succeeded(pod: Object | None, container: str) -> bool:
-    """Return whether the container has ended with exit code 0; a Job notices a moment later."""
+    """Return whether the container has ended with exit code 0; its Job notices a moment later."""
     end = terminated(pod, container) if pod else None
     return end is not None and end.get("exitCode") == 0
 
 
 def terminating(child: Object | None) -> bool:
-    """Return whether the API server was told to delete it and it still exists."""
+    """Return whether the object is being deleted and still exists."""
     return child is not None and "deletionTimestamp" in child["metadata"]
 
 
@@ -110,7 +110,7 @@ def ended(pod: Object) -> bool:
 
 
 def role_of(pod: Object) -> str | None:
-    """Return the role that a pod says it plays; its owners alone say whose it is."""
+    """Return the role in a pod's labels, which prove nothing about whose pod it is."""
     role: str | None = (pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
     return role
 

@@ -7,22 +7,22 @@ PENDING: Final = "Pending"  # accepted; no pod has a node yet
 STARTING: Final = "Starting"  # pods have a node; servers load, or the learner's container starts
 RUNNING: Final = "Running"  # the learner's container runs
 SUCCEEDED: Final = "Succeeded"  # the learner ended with exit code 0; final
-FAILED: Final = "Failed"  # refused, or ended without success; a corrected spec runs
+FAILED: Final = "Failed"  # invalid, or ended without success; a corrected spec runs
 SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 
 # Condition Accepted: the spec is one that can run.
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
-INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes while it is met; it is tried again
+INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes, and passes are retried
 
-# Condition Placed: one node has room for servers and learner. Where the scheduler chooses, only what is undone is told.
+# Condition Placed: one node has room for servers and learner. Where the scheduler chooses, it reports only what failed.
 PLACED: Final = "Placed"
 NODE_CHOSEN: Final = "NodeChosen"
 NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only where a node may come
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
-HALF_PLACED: Final = "HalfPlaced"  # one pod has a node and the other none: undone, and tried again later
+HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 
 # Condition ChildrenApplied: the API server took every child.
@@ -30,8 +30,8 @@ CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
 
-NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: nothing is written
-OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # of a deleted job of the same name: nothing is written before
+NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: no child is written
+OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # those of a deleted job of the same name: no child is written yet
 
 # Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
 ROLLOUT_READY: Final = "RolloutReady"
@@ -45,7 +45,7 @@ LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"
 WAITING_FOR_SERVERS: Final = "WaitingForServers"
 OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # of a suspended or moved job: it writes its checkpoint
-SECRET_RENEWED: Final = "SecretRenewed"  # its certificates end soon: pods end, and go on with new ones
+SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"
 
@@ -69,13 +69,13 @@ NOT_SYNCED_YET: Final = "NotSyncedYet"
 QUOTA_RESERVED: Final = "QuotaReserved"
 ADMITTED: Final = "Admitted"
 QUOTA_PENDING: Final = "QuotaPending"
-CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue asks it again, with growing pauses
-QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue asks no more until the job was suspended and resumed
+CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue retries it with growing pauses
+QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue retries only after the job was suspended and resumed
 WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody has deactivated the Workload: the job waits for them
-NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist: it asks for no quota
-KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: nothing starts, what runs goes on
+NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist, so it requests no quota
+KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: only what runs continues
 
-# Condition Training: nothing is missing. Its message is what `stage2 explain` says first.
+# Condition Training: nothing is missing. `stage2 explain` prints its message first.
 TRAINING: Final = "Training"
 TRAINS: Final = "Trains"
 NO_STEP_YET: Final = "NoStepYet"

@@ -1,8 +1,8 @@
-"""The Service of the rollout pod, and the EndpointSlices behind it.
+"""The network around a job: the Service of its servers, the EndpointSlices behind it, and the NetworkPolicy.
 
 The controller writes the EndpointSlices itself: only pods that belong to the job, proved by their owners' uids, stand
-behind the Service, and none that merely carries its labels. What it needs for that it reads from observed objects
-alone, because a running job needs its servers even after its spec was edited into an invalid one. Pure.
+behind the Service, and none that merely carries its labels. It reads only observed objects for that, because a running
+job needs its servers even after its spec was edited into an invalid one. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,71 +29,6 @@ _NAME_SERVERS = {
     "ports": [{"port": port, "protocol": protocol} for port in NAME_SERVER_PORTS for protocol in ("UDP", "TCP")],
 }
 _EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
-
-
-def network_policy(
-    owner: Owner,
-    processes: Processes,
-    *,
-    transport: Transport,
-    controller_namespace: str | None,
-    closed: bool,
-    spec_hash: str | None = None,
-) -> Manifest:
-    """Return NetworkPolicy `<job>-pods` over servers and learner alike.
-
-    Servers and learner reach each other on the ports for HTTP and for weights. NCCL connects its members on ports that
-    the kernel chooses, so with NCCL they reach each other on every TCP port. The learner's progress, which needs the
-    token, is open to the controller, or to everybody where the controller runs outside the cluster. Its metrics, which
-    hold nothing secret, are open to all pods of the cluster, because Prometheus may run in any namespace.
-
-    closed: whether servers and learner may connect only to each other on those ports, and to name servers: pods of the
-    cluster or hosts with private addresses.
-    """
-    shared = [_shared_ports(processes, transport)] if processes.servers else []
-    spec = {
-        "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner.name)}},
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            *(_allow("from", _both(owner.name), ports) for ports in shared),
-            _allow("from", _controller(controller_namespace), [{"port": PROGRESS_PORT}]),
-            _allow("from", [{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
-        ],
-    }
-    if closed:
-        egress = [*(_allow("to", _both(owner.name), ports) for ports in shared), _NAME_SERVERS]
-        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
-    return manifest.child(kinds.NETWORK_POLICY, owner, {"spec": spec}, spec_hash=spec_hash)
-
-
-def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mapping[str, int]]:
-    if transport == "nccl":
-        return _EVERY_PORT
-    answering = [server.port for server in processes.servers]
-    return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
-
-
-def _allow(
-    side: Literal["from", "to"], peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]
-) -> dict[str, Any]:
-    rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
-    return {**rule, side: list(peers)} if peers else rule
-
-
-def _both(job: str) -> list[dict[str, Any]]:
-    roles = names.ROLE_LEARNER, names.ROLE_ROLLOUT
-    return [{"podSelector": {"matchLabels": manifest.selector(job, role)}} for role in roles]
-
-
-def _controller(namespace: str | None) -> list[dict[str, Any]]:
-    if namespace is None:
-        return []
-    return [
-        {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-            "podSelector": {"matchLabels": CONTROLLER_LABELS},
-        }
-    ]
 
 
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -219,3 +154,68 @@ def _differs(wanted: Manifest, existing: Object | None) -> bool:
         or not wanted["metadata"]["labels"].items() <= (metadata.get("labels") or {}).items()
         or metadata.get("ownerReferences") != wanted["metadata"]["ownerReferences"]
     )
+
+
+def network_policy(
+    owner: Owner,
+    processes: Processes,
+    *,
+    transport: Transport,
+    controller_namespace: str | None,
+    closed: bool,
+    spec_hash: str | None = None,
+) -> Manifest:
+    """Return NetworkPolicy `<job>-pods` over servers and learner alike.
+
+    Servers and learner reach each other on the ports for HTTP and for weights. NCCL connects its members on ports that
+    the kernel chooses, so with NCCL they reach each other on every TCP port. The learner's progress, which needs the
+    token, is open to the controller, or to everybody where the controller runs outside the cluster. Its metrics, which
+    hold nothing secret, are open to all pods of the cluster, because Prometheus may run in any namespace.
+
+    closed: whether servers and learner may connect only to each other on those ports, and to name servers: pods of the
+    cluster or hosts with private addresses.
+    """
+    shared = [_shared_ports(processes, transport)] if processes.servers else []
+    spec = {
+        "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner.name)}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            *(_allow("from", _both(owner.name), ports) for ports in shared),
+            _allow("from", _controller(controller_namespace), [{"port": PROGRESS_PORT}]),
+            _allow("from", [{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
+        ],
+    }
+    if closed:
+        egress = [*(_allow("to", _both(owner.name), ports) for ports in shared), _NAME_SERVERS]
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
+    return manifest.child(kinds.NETWORK_POLICY, owner, {"spec": spec}, spec_hash=spec_hash)
+
+
+def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mapping[str, int]]:
+    if transport == "nccl":
+        return _EVERY_PORT
+    answering = [server.port for server in processes.servers]
+    return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
+
+
+def _allow(
+    side: Literal["from", "to"], peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]
+) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
+    return {**rule, side: list(peers)} if peers else rule
+
+
+def _both(job: str) -> list[dict[str, Any]]:
+    roles = names.ROLE_LEARNER, names.ROLE_ROLLOUT
+    return [{"podSelector": {"matchLabels": manifest.selector(job, role)}} for role in roles]
+
+
+def _controller(namespace: str | None) -> list[dict[str, Any]]:
+    if namespace is None:
+        return []
+    return [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "podSelector": {"matchLabels": CONTROLLER_LABELS},
+        }
+    ]

@@ -1,7 +1,7 @@
 """The pods of a job: the rollout Deployment and the learner Job, each with one pod, on one node.
 
 `PodInputs` holds everything that a pod is built from, so that each builder returns a finished manifest. A person's
-template is merged over stage2's own pod, then checked containers get the security settings that they lack.
+template is merged over stage2's own pod; then containers that it adds get the security settings that they lack.
 """
 
 import math
@@ -17,50 +17,12 @@ from stage2_controller import conditions
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.conditions import Truth, truth
-from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.observed import Observed, terminating
 from stage2_controller.place import node_terms
 from stage2_controller.place.node_fit import HOSTNAME, Avoided
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.containers import Container, Processes, wait_container
 from stage2_controller.spec.objects import merge_by, strategic_merge
-
-
-class GateCondition(NamedTuple):
-    """The condition that a pod is to have."""
-
-    pod: str
-    status: Truth
-    message: str
-
-
-def gate(observed: Observed, status: Mapping[str, Any]) -> GateCondition | None:
-    """Return what has to be told of the rollout pod; None if it is told already, or nobody waits for it."""
-    pod = observed.pod(names.ROLE_ROLLOUT)
-    if pod is None or terminating(pod) or not _has_gate(pod):
-        return None
-    version = (status.get("sync") or {}).get("version")
-    behind = _behind(status, version)
-    wanted = truth(version is not None and not behind)
-    if _told(pod) == wanted:
-        return None
-    message = f"waits for version {version}: {', '.join(behind)}" if behind else f"all servers hold version {version}"
-    return GateCondition(pod["metadata"]["name"], wanted, message)
-
-
-def _behind(status: Mapping[str, Any], version: int | None) -> list[str]:
-    return [item["name"] for item in status.get("servers") or [] if item.get("version") != version]
-
-
-def _has_gate(pod: Object) -> bool:
-    return any(item.get("conditionType") == names.GATE for item in pod["spec"].get("readinessGates", ()))
-
-
-def _told(pod: Object) -> Truth:
-    """Return the status of the pod's condition; a pod that has none yet is not ready."""
-    told = conditions.find(pod.get("status", {}), names.GATE)
-    found: Truth = told["status"] if told else "False"
-    return found
-
 
 FS_GROUP = 10001
 """The group that owns the files of mounted volumes; the images run as user and group 10001."""
@@ -411,3 +373,31 @@ def _set(fields: Mapping[str, Any]) -> Manifest:
 def _volume_mounts(job: RolloutMatchingJob) -> list[Manifest]:
     mounts = (volume.model_dump(by_alias=True, include=_MOUNT_FIELDS) for volume in job.spec.volumes)
     return [_set(mount) for mount in mounts]
+
+
+class GateCondition(NamedTuple):
+    """The condition that a pod should have."""
+
+    pod: str
+    status: Truth
+    message: str
+
+
+def gate(observed: Observed, status: Mapping[str, Any]) -> GateCondition | None:
+    """Return the condition of the rollout pod's readiness gate where it has to change.
+
+    The gate opens while every server holds the weights that the learner pushed last. A restarted server holds the
+    checkpoint's weights until the next push, and must not count as ready.
+    """
+    pod = observed.pod(names.ROLE_ROLLOUT)
+    gates = pod["spec"].get("readinessGates", ()) if pod else ()
+    if pod is None or terminating(pod) or not any(one.get("conditionType") == names.GATE for one in gates):
+        return None
+    version = (status.get("sync") or {}).get("version")
+    behind = [item["name"] for item in status.get("servers") or [] if item.get("version") != version]
+    wanted = truth(version is not None and not behind)
+    known = conditions.find(pod.get("status", {}), names.GATE)
+    if (known["status"] if known else "False") == wanted:
+        return None
+    message = f"waits for version {version}: {', '.join(behind)}" if behind else f"all servers hold version {version}"
+    return GateCondition(pod["metadata"]["name"], wanted, message)

@@ -1,6 +1,6 @@
-"""Kueue: the queue that a job names, what Kueue says of it in the job's Workload, and what follows. Pure.
+"""Kueue: the queue that a job names, what Kueue reports in the job's Workload, and what follows from it. Pure.
 
-A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload (`queue.workload`).
+A job with the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload (`queue.workload`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,60 @@ from stage2_controller.place import binding
 from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.spec import names
 
+HOST_IN_VAIN_S = 60.0
+"""Seconds that a job waits after its admission for the host that Kueue assigned. If that host cannot be used by then,
+or later, the quota goes back at once, and Kueue looks for another host."""
+CLASS_AGAIN_S = 15.0
+"""Seconds between two looks for a WorkloadPriorityClass that does not exist; the controller does not watch them."""
+QUEUE_LABEL = names.LABEL_QUEUE
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
+_GROUPS = {"PriorityClass": "scheduling.k8s.io", "WorkloadPriorityClass": "kueue.x-k8s.io"}
+_BY_KUEUE = "DeactivatedDueTo"  # prefix of an eviction's reason where Kueue itself gave the job up
+_NO_TOPOLOGY = "does not support TopologyAwareScheduling"
+_RESET = "Reset to Pending after eviction"  # prefix of a check's message that replaces what the check reported
+
+Named = TypeVar("Named", str, None)
 
 
-def host(found: Object | None) -> str | None:
-    """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open.
+# --- What the job asks for.
 
-    A Workload that asks for no host may be assigned two by a flavor that has a topology: then the scheduler finds one.
+
+def queue_name(raw: Object) -> str | None:
+    """Return the LocalQueue that the job names."""
+    return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
+
+
+def priority_name(raw: Object) -> str | None:
+    """Return the WorkloadPriorityClass that a job in a queue names: its rank in the queue, not its pods' priority."""
+    labels = raw["metadata"].get("labels") or {}
+    return (labels.get(PRIORITY_LABEL) or None) if queue_name(raw) else None
+
+
+def priority(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
+    """Return the fields of the Workload's spec about its priority; those of an existing Workload stay.
+
+    priority_class: that of the job's pods, which counts where the job names no WorkloadPriorityClass.
     """
-    assigned = (assignment.get("topologyAssignment") or {} for assignment in _assignments(found))
+    if observed.workload is not None:
+        spec = observed.workload["spec"]
+        return {key: spec[key] for key in ("priority", "priorityClassRef") if spec.get("priorityClassRef")}
+    for kind, found in (("WorkloadPriorityClass", observed.priority_class), ("PriorityClass", priority_class)):
+        if found is not None:
+            ref = {"group": _GROUPS[kind], "kind": kind, "name": found["metadata"]["name"]}
+            return {"priority": found["value"], "priorityClassRef": ref}
+    return {}
+
+
+# --- What Kueue's admission gives: the host, and additions to the pods.
+
+
+def host(workload: Object | None) -> str | None:
+    """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it assigned no single one.
+
+    A flavor with a topology may assign two hosts to a Workload that asked for none. Then the scheduler finds one.
+    """
+    assigned = (assignment.get("topologyAssignment") or {} for assignment in _assignments(workload))
     hosts = {_host(topology) for topology in assigned if HOSTNAME in topology.get("levels", [])}
     return hosts.pop() if len(hosts) == 1 else None
 
@@ -36,45 +81,40 @@ def _host(topology: Mapping[str, Any]) -> str:
     return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
 
 
-def flavors_of(found: Object | None) -> tuple[str, ...]:
+def flavors_of(workload: Object | None) -> tuple[str, ...]:
     """Return the names of the ResourceFlavors that Kueue assigned to the job."""
-    assigned = (one.get("flavors") or {} for one in _assignments(found))
-    return tuple(sorted({name for names_ in assigned for name in names_.values()}))
+    flavors = (assignment.get("flavors") or {} for assignment in _assignments(workload))
+    return tuple(sorted({name for by_resource in flavors for name in by_resource.values()}))
 
 
 def additions(observed: Observed) -> dict[str, Any]:
-    """Return what an admission adds to the pods of each role, as Kueue's own integrations do it.
+    """Return what an admission adds to the pods of each role, as in Kueue's own integrations.
 
-    The flavors' node labels and tolerations, what admission checks ask for, and the mark of a pod that Kueue placed:
-    without it Kueue would count the pod on its host a second time, as somebody else's.
+    It adds the flavors' node labels and tolerations, what admission checks ask for, and the mark of a pod that Kueue
+    placed. Without that mark Kueue would count the pod a second time on its host, as a pod of somebody else.
     """
-    updates = list(_updates(observed.workload))
-    made = {}
+    status = (observed.workload or {}).get("status") or {}
+    updates = [one for check in status.get("admissionChecks") or () for one in check.get("podSetUpdates") or ()]
+    by_role = {}
     for assignment in _assignments(observed.workload):
         parts = [*_flavor_parts(assignment, observed.flavors)]
         parts += [update for update in updates if update["name"] == assignment["name"]]
         if assignment.get("topologyAssignment"):
             parts.append({"annotations": {_PLACED_BY_KUEUE: HOSTNAME}})
         if added := _together(parts):
-            made[assignment["name"]] = added
-    return made
+            by_role[assignment["name"]] = added
+    return by_role
 
 
-def _assignments(found: Object | None) -> Sequence[Mapping[str, Any]]:
-    """Return what Kueue has assigned to each pod set of an admitted Workload."""
-    admission = ((found or {}).get("status") or {}).get("admission") or {}
+def _assignments(workload: Object | None) -> Sequence[Mapping[str, Any]]:
+    """Return what Kueue assigned to each pod set of an admitted Workload."""
+    admission = ((workload or {}).get("status") or {}).get("admission") or {}
     assignments: Sequence[Mapping[str, Any]] = admission.get("podSetAssignments", [])
     return assignments
 
 
-def _updates(found: Object | None) -> Iterator[Mapping[str, Any]]:
-    """Yield what admission checks ask to add to a pod set."""
-    for check in ((found or {}).get("status") or {}).get("admissionChecks") or ():
-        yield from check.get("podSetUpdates") or ()
-
-
 def _flavor_parts(assignment: Mapping[str, Any], flavors: Mapping[str, Object]) -> Iterator[Mapping[str, Any]]:
-    """Yield the node labels and tolerations of the flavors that a pod set was assigned."""
+    """Yield the node labels and tolerations of the flavors of a pod set."""
     for name in sorted(set((assignment.get("flavors") or {}).values())):
         if name in flavors:
             spec = flavors[name].get("spec") or {}
@@ -82,133 +122,122 @@ def _flavor_parts(assignment: Mapping[str, Any], flavors: Mapping[str, Object]) 
 
 
 def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for part in parts:
         for key in ("labels", "annotations", "nodeSelector"):
             if part.get(key):
-                made[key] = {**made.get(key, {}), **part[key]}
+                whole[key] = {**whole.get(key, {}), **part[key]}
         if part.get("tolerations"):
-            known = made.get("tolerations", [])
-            made["tolerations"] = [*known, *(item for item in part["tolerations"] if item not in known)]
-    return made
+            known = whole.get("tolerations", [])
+            whole["tolerations"] = [*known, *(item for item in part["tolerations"] if item not in known)]
+    return whole
 
 
-HOST_IN_VAIN_S = 60.0
-"""How long after its admission a job waits for the host that Kueue assigned. Where that is of no use then, or later,
-its quota goes back at once, and Kueue looks for another one."""
-QUEUE_LABEL = names.LABEL_QUEUE
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
-CLASS_AGAIN_S = 15.0
-"""How often a WorkloadPriorityClass that does not exist is looked for: no watch tells of it."""
-_GROUPS = {"PriorityClass": "scheduling.k8s.io", "WorkloadPriorityClass": "kueue.x-k8s.io"}
-_BY_KUEUE = "DeactivatedDueTo"  # how the reason of an eviction begins that Kueue itself has decided for good
-_NO_TOPOLOGY = "does not support TopologyAwareScheduling"
-_RESET = "Reset to Pending after eviction"  # how the message of a check begins that forgets what it said
+# --- What the Workload reports.
 
 
-def priority_name(raw: Object) -> str | None:
-    """Return the WorkloadPriorityClass that a job in a queue names: its rank there, and none of its pods'."""
-    labels = raw["metadata"].get("labels") or {}
-    return (labels.get(PRIORITY_LABEL) or None) if queue_name(raw) else None
+def holds(workload: Object | None, kind: str) -> bool:
+    """Return whether a condition of the Workload is true."""
+    found = condition(workload, kind)
+    return found is not None and found["status"] == "True"
 
 
-def queue_name(raw: Object) -> str | None:
-    """Return the LocalQueue that the job names."""
-    return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
+def condition(workload: Object | None, kind: str) -> Mapping[str, Any] | None:
+    """Return a condition of the Workload; None if it has no such condition."""
+    return conditions.find((workload or {}).get("status") or {}, kind)
 
 
-def priority(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
-    """Return what a job's Workload says of its priority in the queue: once there is one, what it has said before.
+def admitted(workload: Object | None) -> bool:
+    """Return whether the job may have pods."""
+    return holds(workload, "Admitted") and not holds(workload, "Evicted")
 
-    priority_class: that of the job's pods, which counts where it names no WorkloadPriorityClass.
+
+def finished(workload: Object | None) -> bool:
+    """Return whether the Workload reports the end of a job: Kueue never admits it again."""
+    return holds(workload, "Finished")
+
+
+def queue_of(workload: Object | None, named: Named) -> str | Named:
+    """Return the queue for the Workload: a job's label may change it only until quota is reserved."""
+    return str(workload["spec"]["queueName"]) if workload is not None and holds(workload, "QuotaReserved") else named
+
+
+def reserved_pod_sets(workload: Object | None) -> Sequence[Mapping[str, Any]] | None:
+    """Return the pod sets for which Kueue holds quota; None where it holds none.
+
+    Kueue refuses every write with other pod sets then, such as those of a newer controller.
     """
-    if observed.workload is not None:
-        said = observed.workload["spec"]
-        return {key: said[key] for key in ("priority", "priorityClassRef") if said.get("priorityClassRef")}
-    for kind, found in (("WorkloadPriorityClass", observed.priority_class), ("PriorityClass", priority_class)):
-        if found is not None:
-            ref = {"group": _GROUPS[kind], "kind": kind, "name": found["metadata"]["name"]}
-            return {"priority": found["value"], "priorityClassRef": ref}
-    return {}
+    pod_sets: Sequence[Mapping[str, Any]] | None = workload["spec"].get("podSets") if workload else None
+    return pod_sets if holds(workload, "QuotaReserved") else None
 
 
-Named = TypeVar("Named", str, None)
-
-
-def queue_of(found: Object | None, named: Named) -> str | Named:
-    """Return the queue that the Workload is to name: the job's label may change until quota is reserved."""
-    return str(found["spec"]["queueName"]) if found is not None and holds(found, "QuotaReserved") else named
-
-
-def reserved_pod_sets(found: Object | None) -> Sequence[Mapping[str, Any]] | None:
-    """Return the pod sets for which Kueue holds quota; None where it holds none."""
-    pod_sets: Sequence[Mapping[str, Any]] | None = found["spec"].get("podSets") if found else None
-    return pod_sets if holds(found, "QuotaReserved") else None
-
-
-def of_another_spec(found: Object | None, spec_hash: str) -> bool:
+def of_another_spec(workload: Object | None, spec_hash: str) -> bool:
     """Return whether the Workload asks for the pods of another spec."""
-    return asked_for(found, spec_hash) != spec_hash
+    return asked_for(workload, spec_hash) != spec_hash
 
 
-def asked_for(found: Object | None, spec_hash: str) -> str:
-    """Return the hash of the spec whose pods the Workload asks for; one of before that was noted is of this one."""
-    annotations: Mapping[str, str] = (found["metadata"].get("annotations") if found else None) or {}
+def asked_for(workload: Object | None, spec_hash: str) -> str:
+    """Return the hash of the spec whose pods the Workload asks for; a Workload without one counts as this spec's."""
+    annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}
     return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash)
 
 
-def admitted(found: Object | None) -> bool:
-    """Return whether the job may have pods."""
-    return holds(found, "Admitted") and not holds(found, "Evicted")
-
-
-def in_vain(found: Object | None, now: datetime) -> bool:
-    """Return whether the job was given a host so long ago that it should have its place there."""
-    told = condition(found, "Admitted")
-    if told is None or host(found) is None:
+def in_vain(workload: Object | None, now: datetime) -> bool:
+    """Return whether Kueue assigned a host so long ago that the job should have its place there."""
+    admission = condition(workload, "Admitted")
+    if admission is None or host(workload) is None:
         return False
-    return (now - conditions.instant(told["lastTransitionTime"])).total_seconds() >= HOST_IN_VAIN_S
+    return (now - conditions.instant(admission["lastTransitionTime"])).total_seconds() >= HOST_IN_VAIN_S
 
 
-def gives_back(found: Object | None) -> bool:
-    """Return whether quota that goes back has not gone yet: Kueue has evicted the Workload that was made inactive."""
-    inactive = found is not None and not found["spec"].get("active", True)
-    return inactive and holds(found, "Evicted") and holds(found, "QuotaReserved")
+def gives_back(workload: Object | None) -> bool:
+    """Return whether Kueue has evicted an inactive Workload whose quota is not free yet."""
+    inactive = workload is not None and not workload["spec"].get("active", True)
+    return inactive and holds(workload, "Evicted") and holds(workload, "QuotaReserved")
 
 
-def turned_away(found: Object | None) -> bool:
+def turned_away(workload: Object | None) -> bool:
     """Return whether Kueue itself has deactivated the Workload: a check rejected it, or it was requeued too often."""
-    if found is None or found["spec"].get("active", True):
+    if workload is None or workload["spec"].get("active", True):
         return False
-    reason = str((condition(found, "Evicted") or {}).get("reason", ""))
-    return holds(found, "DeactivationTarget") or (holds(found, "Evicted") and reason.startswith(_BY_KUEUE))
+    reason = str((condition(workload, "Evicted") or {}).get("reason", ""))
+    return holds(workload, "DeactivationTarget") or (holds(workload, "Evicted") and reason.startswith(_BY_KUEUE))
 
 
-def deactivated_by_others(found: Object | None) -> bool:
-    """Return whether the Workload is inactive, and not by the controller: a person or Kueue has deactivated it."""
-    if found is None or found["spec"].get("active", True):
+def deactivated_by_others(workload: Object | None) -> bool:
+    """Return whether a person or Kueue, and not the controller, has deactivated the Workload."""
+    if workload is None or workload["spec"].get("active", True):
         return False
-    return _mark(found) != "true"
+    return _mark(workload) != "true"
 
 
-def deactivated_mark(found: Object | None, *, by_us: bool) -> str | None:
+def deactivated_mark(workload: Object | None, *, by_us: bool) -> str | None:
     """Return the mark of a Workload: whether the controller made it inactive, and so may make it active again.
 
-    Once written it stays: Kueue applies the metadata that it has read with each status that it writes, and so owns the
-    mark too. An apply without it would remove nothing.
+    Once written it stays. Kueue applies the metadata that it has read with each status that it writes, and so owns the
+    mark too: an apply without it would remove nothing.
     """
-    if not by_us and _mark(found) is None:
+    if not by_us and _mark(workload) is None:
         return None
     return "true" if by_us else "false"
 
 
-def _mark(found: Object | None) -> str | None:
-    annotations: Mapping[str, str] = (found["metadata"].get("annotations") if found else None) or {}
+def _mark(workload: Object | None) -> str | None:
+    annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}
     return annotations.get(names.ANNOTATION_DEACTIVATED)
 
 
+def left_behind(raw: Object, workload: Object | None) -> bool:
+    """Return whether a job that no longer names a queue has a Workload that waits for quota."""
+    waits = workload is not None and not holds(workload, "QuotaReserved") and not finished(workload)
+    return waits and queue_name(raw) is None
+
+
+# --- The job's condition QuotaReserved.
+
+
 def disabled(queue: str) -> Condition:
-    """Return the job's condition QuotaReserved where the controller was told nothing of Kueue."""
+    """Return the condition of a job with a queue where the controller does not serve Kueue."""
     message = (
         f"the label {QUEUE_LABEL}={queue} asks for a queue of Kueue, and this controller does not serve Kueue: install"
         " the chart with --set controller.kueue=true, or remove the label"
@@ -217,7 +246,7 @@ def disabled(queue: str) -> Condition:
 
 
 def without_class(raw: Object, observed: Observed) -> Condition | None:
-    """Return the job's condition QuotaReserved where it names a WorkloadPriorityClass that there is none of."""
+    """Return the condition of a job whose WorkloadPriorityClass does not exist; None for any other job."""
     name = priority_name(raw)
     if name is None or observed.workload is not None or observed.priority_class is not None:
         return None
@@ -228,25 +257,15 @@ def without_class(raw: Object, observed: Observed) -> Condition | None:
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.NO_PRIORITY_CLASS, message)
 
 
-def left_behind(raw: Object, found: Object | None) -> bool:
-    """Return whether a job that names no queue any more has a Workload that waits for quota."""
-    return found is not None and queue_name(raw) is None and not holds(found, "QuotaReserved") and not finished(found)
-
-
-def finished(found: Object | None) -> bool:
-    """Return whether the Workload is one of a job that has ended: Kueue never admits it again."""
-    return holds(found, "Finished")
-
-
 def asked_anew(queue: str) -> Condition:
-    """Return the job's condition QuotaReserved while the Workload of a run or spec before this one goes."""
+    """Return the condition while the Workload of an earlier run or spec is being deleted."""
     message = f"waits in queue {queue}: the Workload of what ran before goes first"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
 
-def inactive(found: Object, queue: str) -> Condition:
-    """Return the job's condition QuotaReserved while a Workload waits that somebody has deactivated."""
-    name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
+def inactive(workload: Object, queue: str) -> Condition:
+    """Return the condition while a Workload waits that somebody has deactivated."""
+    name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
     patch = f'kubectl patch workload {name} -n {namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
     message = (
         f"waits in queue {queue}: somebody has deactivated its Workload {name}; make that active again ({patch}), or"
@@ -256,29 +275,28 @@ def inactive(found: Object, queue: str) -> Condition:
 
 
 def reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -> Condition:
-    """Return the job's condition QuotaReserved.
+    """Return the condition from what the Workload reports.
 
-    before: the one of the last pass. Kueue forgets what a check said as soon as it has acted on it.
+    before: the condition of the last pass. Kueue drops a check's message as soon as it has acted on it.
     """
-    found = observed.workload
-    if admitted(found):
+    workload, known = observed.workload, before or {}
+    if admitted(workload):
         message = "; ".join(filter(None, (f"Kueue admitted the job through {queue}", binding.taken_by_kueue(observed))))
         return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, message)
-    known = before or {}
-    if failed := _checks(found, "Retry", "Rejected"):
+    if failed := _checks(workload, "Retry", "Rejected"):
         return _waits(reasons.CHECK_FAILED, queue, failed)
-    said = str(known.get("message")) if known.get("reason") == reasons.CHECK_FAILED else ""
-    evicted = str((condition(found, "Evicted") or {}).get("message")) if holds(found, "Evicted") else ""
-    if turned_away(found):
+    earlier = str(known.get("message")) if known.get("reason") == reasons.CHECK_FAILED else ""
+    evicted = str((condition(workload, "Evicted") or {}).get("message")) if holds(workload, "Evicted") else ""
+    if turned_away(workload):
         if known.get("reason") == reasons.QUOTA_REFUSED:
             return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_REFUSED, str(known["message"]))
-        message = "; ".join(filter(None, (f"Kueue turned the job away in queue {queue}: {evicted}", said)))
+        message = "; ".join(filter(None, (f"Kueue turned the job away in queue {queue}: {evicted}", earlier)))
         return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_REFUSED, message)
-    if evicted and said:
-        return Condition(reasons.QUOTA_RESERVED, "False", reasons.CHECK_FAILED, said)
-    pending = _checks(found, "Pending") if holds(found, "QuotaReserved") and not evicted else ""
-    asked = str((condition(found, "QuotaReserved") or {}).get("message") or "")
-    return _waits(reasons.QUOTA_PENDING, queue, evicted or pending or asked or "Kueue has not answered yet")
+    if evicted and earlier:
+        return Condition(reasons.QUOTA_RESERVED, "False", reasons.CHECK_FAILED, earlier)
+    pending = _checks(workload, "Pending") if holds(workload, "QuotaReserved") and not evicted else ""
+    waits_for = str((condition(workload, "QuotaReserved") or {}).get("message") or "")
+    return _waits(reasons.QUOTA_PENDING, queue, evicted or pending or waits_for or "Kueue has not answered yet")
 
 
 def _waits(reason: str, queue: str, message: str) -> Condition:
@@ -287,19 +305,8 @@ def _waits(reason: str, queue: str, message: str) -> Condition:
     return Condition(reasons.QUOTA_RESERVED, "False", reason, f"waits in queue {queue}: {message}")
 
 
-def _checks(found: Object | None, *states: str) -> str:
-    """Return what the admission checks in these states say; empty where there is none."""
-    listed = ((found or {}).get("status") or {}).get("admissionChecks") or ()
-    told = [one for one in listed if one.get("state") in states and not one.get("message", "").startswith(_RESET)]
-    return "; ".join(f"admission check {one['name']}: {one.get('message') or one['state']}" for one in told)
-
-
-def holds(found: Object | None, kind: str) -> bool:
-    """Return whether a condition of the Workload is true."""
-    told = condition(found, kind)
-    return told is not None and told["status"] == "True"
-
-
-def condition(found: Object | None, kind: str) -> Mapping[str, Any] | None:
-    """Return a condition of the Workload; None if there is no such one."""
-    return conditions.find((found or {}).get("status") or {}, kind)
+def _checks(workload: Object | None, *states: str) -> str:
+    """Return the messages of the admission checks in these states; empty where there are none."""
+    listed = ((workload or {}).get("status") or {}).get("admissionChecks") or ()
+    checks = [one for one in listed if one.get("state") in states and not one.get("message", "").startswith(_RESET)]
+    return "; ".join(f"admission check {one['name']}: {one.get('message') or one['state']}" for one in checks)

@@ -1,15 +1,161 @@
-"""The explanation why a job does not train: one answer from its conditions, with the object and field to change. Pure.
+"""What a job's conditions mean to a person: why it does not train, with the object and field to change, and events.
 
-The controller writes it as the condition Training; `stage2 explain` prints the whole chain.
+The controller writes the explanation as the condition Training; `stage2 explain` prints the whole chain. Pure.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition
 from stage2_controller.spec import names
+
+State = Literal["ok", "waits", "wrong"]
+
+# The conditions from the spec to the first step, in the order in which they become true.
+_CHAIN = (
+    ("spec", reasons.ACCEPTED),
+    ("suspension", reasons.SUSPENDED),
+    ("quota", reasons.QUOTA_RESERVED),
+    ("placement", reasons.PLACED),
+    ("children", reasons.CHILDREN_APPLIED),
+    ("servers", reasons.ROLLOUT_READY),
+    ("learner", reasons.LEARNER_RUNNING),
+    ("weights", reasons.WEIGHTS_IN_SYNC),
+)
+
+# Reasons that pass without anybody's help, and the command that shows the progress.
+_PATIENCE = {
+    reasons.NOT_CREATED: "kubectl describe job/{learner} deployment/{rollout}",
+    reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
+    reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
+    reasons.WAITING_FOR_SERVERS: "",
+    reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
+    reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
+    reasons.LEARNER_FINISHED: "kubectl describe job/{learner}",  # which has not counted its pod yet
+    reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
+    reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
+    reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
+    reasons.NODE_LOST: "",
+    reasons.NODE_FULL: "",
+    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe job/{learner}",
+    reasons.CHECK_FAILED: "kubectl describe workload {quota}",
+    reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
+}  # fmt: skip
+
+# Reasons that somebody has to act on, and what to change.
+_FIXES = {
+    reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
+    reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
+    reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
+    reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is mended",
+    reasons.WORKLOAD_INACTIVE: "spec.active of workload/{quota}",
+    reasons.NO_PRIORITY_CLASS: "the label kueue.x-k8s.io/priority-class of rmj/{job}",
+    reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
+    reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",
+    reasons.NODE_NOT_READY: "node/{node}",
+    reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
+    reasons.NAME_TAKEN: "metadata.name of rmj/{job}, or the object that the message names, in namespace {namespace}",
+    reasons.POD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
+    reasons.QUEUED_TWICE: "integrations.externalFrameworks of Kueue's configuration",
+    reasons.UNSCHEDULABLE: "spec.placement of rmj/{job}, or the pod's volumes (spec.volumes)",
+    reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
+    reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
+    reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
+    "kubectl logs deployment/{rollout} --all-containers --previous",
+    reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
+    reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
+    reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
+    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
+    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
+    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
+    reasons.LEARNER_FAILED: "kubectl describe job/{learner}",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link of the chain."""
+
+    name: str
+    state: State
+    reason: str
+    message: str
+    fix: str  # the object and field to change, or the command that shows more; may be empty
+
+
+def chain(job: Mapping[str, Any]) -> list[Step]:
+    """Return every link that the job's status has, in order; the first that is not ok is why the job does not train."""
+    status = job.get("status") or {}
+    known = {item["type"]: item for item in status.get("conditions") or []}
+    links = [_step(name, known[kind], job) for name, kind in _CHAIN if kind in known]
+    end = known.get(reasons.FAILED) or known.get(reasons.SUCCEEDED)
+    if end:
+        state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"
+        return [*links[:1], Step("outcome", state, end["reason"], end["message"], _fix(end["reason"], job))]
+    return [*links, _last_step(status)]
+
+
+def training(conditions: Iterable[Condition], job: Mapping[str, Any]) -> Condition:
+    """Return the condition Training: true once nothing is missing, else the first thing that is."""
+    written = [asdict(condition) for condition in conditions]
+    steps = chain({**job, "status": {**(job.get("status") or {}), "conditions": written}})
+    first = next((step for step in steps if step.state != "ok"), None)
+    if first is None:
+        ended = steps[-1].name == "outcome"
+        reason, message = (steps[-1].reason, steps[-1].message) if ended else (reasons.TRAINS, "nothing is missing")
+        return Condition(reasons.TRAINING, "False" if ended else "True", reason, message)
+    fix = f"; see: {first.fix}" if first.fix else ""
+    return Condition(reasons.TRAINING, "False", first.reason, f"{first.name}: {first.message}{fix}")
+
+
+def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> Step:
+    reason = condition["reason"]
+    holds = condition["status"] == "True" and reason != reasons.SUSPENDED_BY_SPEC
+    if holds:
+        return Step(name, "ok", reason, condition["message"], "")
+    state: State = "waits" if reason in _PATIENCE else "wrong"
+    return Step(name, state, reason, condition["message"], _fix(reason, job))
+
+
+def _last_step(status: Mapping[str, Any]) -> Step:
+    done, of = status.get("step"), status.get("maxSteps")
+    if not done:
+        return Step("steps", "waits", reasons.NO_STEP_YET, "no optimizer step is done yet", "")
+    loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
+    pushed = _pushed(status.get("sync") or {})
+    speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
+    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
+
+
+def _pushed(sync: Mapping[str, Any]) -> str:
+    """Return how the last weights were pushed, as far as the learner reported it."""
+    if not sync.get("seconds"):
+        return ""
+    how = f" over {sync['transport']}" if sync.get("transport") else ""
+    fast = f" at {sync['gigabytesPerSecond']:.2g} GB/s" if sync.get("gigabytesPerSecond") else ""
+    reason = f" ({sync['mergeReason']})" if sync.get("mergeReason") else ""
+    merged = f", adapters merged at the {sync['merge']}{reason}" if sync.get("merge") else ""
+    return f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s{how}{fast}{merged}"
+
+
+def _fix(reason: str, job: Mapping[str, Any]) -> str:
+    metadata, status = job["metadata"], job.get("status") or {}
+    text = _FIXES.get(reason) or _PATIENCE.get(reason) or ""
+    children = {
+        role: names.child_name(metadata["name"], role)
+        for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_QUOTA)
+    }
+    return text.format(
+        **children,
+        job=metadata["name"],
+        short=names.short_name(metadata["name"]),
+        label=names.LABEL_JOB,
+        namespace=metadata.get("namespace", "default"),
+        node=status.get("node", ""),
+    )
+
 
 _QUIET = {
     reasons.VALID,
@@ -66,158 +212,11 @@ class Event(NamedTuple):
 
 def events(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[Event]:
     """Return an event for each condition whose status or reason is new and worth attention, each reason once."""
-    told: dict[str, Event] = {}
+    found: dict[str, Event] = {}
     for item in current.get("conditions") or []:
         old = conditions.find(previous, item["type"])
         unchanged = old is not None and (old["status"], old["reason"]) == (item["status"], item["reason"])
         if not unchanged and item["reason"] not in _QUIET:
             kind: Literal["Normal", "Warning"] = "Warning" if item["reason"] in _WARNINGS else "Normal"
-            told.setdefault(item["reason"], Event(kind, item["reason"], item["message"]))
-    return list(told.values())
-
-
-State = Literal["ok", "waits", "wrong"]
-
-# The chain from the spec to the first step, in the order in which it has to come true.
-_CHAIN = (
-    ("spec", reasons.ACCEPTED),
-    ("suspension", reasons.SUSPENDED),
-    ("quota", reasons.QUOTA_RESERVED),
-    ("placement", reasons.PLACED),
-    ("children", reasons.CHILDREN_APPLIED),
-    ("servers", reasons.ROLLOUT_READY),
-    ("learner", reasons.LEARNER_RUNNING),
-    ("weights", reasons.WEIGHTS_IN_SYNC),
-)
-
-# What passes by itself, and the command that shows it pass.
-_PATIENCE = {
-    reasons.NOT_CREATED: "kubectl describe job/{learner} deployment/{rollout}",
-    reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
-    reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
-    reasons.WAITING_FOR_SERVERS: "",
-    reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
-    reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
-    reasons.LEARNER_FINISHED: "kubectl describe job/{learner}",  # which has not counted its pod yet
-    reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
-    reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
-    reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
-    reasons.NODE_LOST: "",
-    reasons.NODE_FULL: "",
-    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe job/{learner}",
-    reasons.CHECK_FAILED: "kubectl describe workload {quota}",
-    reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
-}  # fmt: skip
-
-# What somebody has to change, and where.
-_FIXES = {
-    reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
-    reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
-    reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
-    reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is mended",
-    reasons.WORKLOAD_INACTIVE: "spec.active of workload/{quota}",
-    reasons.NO_PRIORITY_CLASS: "the label kueue.x-k8s.io/priority-class of rmj/{job}",
-    reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
-    reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",
-    reasons.NODE_NOT_READY: "node/{node}",
-    reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
-    reasons.NAME_TAKEN: "metadata.name of rmj/{job}, or the object that the message names, in namespace {namespace}",
-    reasons.POD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
-    reasons.QUEUED_TWICE: "integrations.externalFrameworks of Kueue's configuration",
-    reasons.UNSCHEDULABLE: "spec.placement of rmj/{job}, or the pod's volumes (spec.volumes)",
-    reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
-    reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
-    reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
-    "kubectl logs deployment/{rollout} --all-containers --previous",
-    reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
-    reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
-    reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
-    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
-    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
-    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
-    reasons.LEARNER_FAILED: "kubectl describe job/{learner}",
-}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One link of the chain."""
-
-    name: str
-    state: State
-    reason: str
-    message: str
-    fix: str  # the object and field to change, or the command that shows more; empty where there is nothing to do
-
-
-def chain(job: Mapping[str, Any]) -> list[Step]:
-    """Return every link that the job's status tells of, in order; the first that is not ok is why it does not train."""
-    status = job.get("status") or {}
-    told = {item["type"]: item for item in status.get("conditions") or []}
-    links = [_step(name, told[kind], job) for name, kind in _CHAIN if kind in told]
-    end = told.get(reasons.FAILED) or told.get(reasons.SUCCEEDED)
-    if end:
-        state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"
-        return [*links[:1], Step("outcome", state, end["reason"], end["message"], _fix(end["reason"], job))]
-    return [*links, _last_step(status)]
-
-
-def training(conditions: Iterable[Condition], job: Mapping[str, Any]) -> Condition:
-    """Return the condition Training: true once nothing is missing, else the first thing that is."""
-    told = [{"type": item.type, "status": item.status, "reason": item.reason, "message": item.message}
-            for item in conditions]  # fmt: skip
-    steps = chain({**job, "status": {**(job.get("status") or {}), "conditions": told}})
-    first = next((step for step in steps if step.state != "ok"), None)
-    if first is None:
-        ended = steps[-1].name == "outcome"
-        reason, message = (steps[-1].reason, steps[-1].message) if ended else (reasons.TRAINS, "nothing is missing")
-        return Condition(reasons.TRAINING, "False" if ended else "True", reason, message)
-    fix = f"; see: {first.fix}" if first.fix else ""
-    return Condition(reasons.TRAINING, "False", first.reason, f"{first.name}: {first.message}{fix}")
-
-
-def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> Step:
-    reason = condition["reason"]
-    holds = condition["status"] == "True" and reason != reasons.SUSPENDED_BY_SPEC
-    if holds:
-        return Step(name, "ok", reason, condition["message"], "")
-    state: State = "waits" if reason in _PATIENCE else "wrong"
-    return Step(name, state, reason, condition["message"], _fix(reason, job))
-
-
-def _last_step(status: Mapping[str, Any]) -> Step:
-    done, of = status.get("step"), status.get("maxSteps")
-    if not done:
-        return Step("steps", "waits", reasons.NO_STEP_YET, "no optimizer step is done yet", "")
-    loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
-    pushed = _pushed(status.get("sync") or {})
-    speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
-    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
-
-
-def _pushed(sync: Mapping[str, Any]) -> str:
-    """Return how the last weights were pushed, as far as the learner says it."""
-    if not sync.get("seconds"):
-        return ""
-    how = f" over {sync['transport']}" if sync.get("transport") else ""
-    fast = f" at {sync['gigabytesPerSecond']:.2g} GB/s" if sync.get("gigabytesPerSecond") else ""
-    reason = f" ({sync['mergeReason']})" if sync.get("mergeReason") else ""
-    merged = f", adapters merged at the {sync['merge']}{reason}" if sync.get("merge") else ""
-    return f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s{how}{fast}{merged}"
-
-
-def _fix(reason: str, job: Mapping[str, Any]) -> str:
-    metadata, status = job["metadata"], job.get("status") or {}
-    text = _FIXES.get(reason) or _PATIENCE.get(reason) or ""
-    children = {
-        role: names.child_name(metadata["name"], role)
-        for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_QUOTA)
-    }
-    return text.format(
-        **children,
-        job=metadata["name"],
-        short=names.short_name(metadata["name"]),
-        label=names.LABEL_JOB,
-        namespace=metadata.get("namespace", "default"),
-        node=status.get("node", ""),
-    )
+            found.setdefault(item["reason"], Event(kind, item["reason"], item["message"]))
+    return list(found.values())

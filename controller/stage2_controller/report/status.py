@@ -1,4 +1,4 @@
-"""The status of a job as a pure function of what is observed: phase, conditions, progress, servers, reproducibility."""
+"""The status of a job: phase, conditions, progress, servers, reproducibility. A pure function of what is observed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from stage2_controller.situation import Situation
 from stage2_controller.spec import names
 from stage2_controller.spec.objects import at
 
-# Kept from the learner's last report when it cannot be asked: what it said stays true.
+# Kept from the learner's last report while it cannot be asked.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
 def accepted(situation: Situation) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
-    told = situation.observed.report()
-    report = {**situation.previous, **(told.said() if told else {})}
+    learner = situation.observed.report()
+    report = {**situation.previous, **(learner.said() if learner else {})}
     status: dict[str, Any] = {
         "phase": _phase(situation),
         "observedGeneration": situation.job.metadata.generation,
@@ -56,7 +56,7 @@ def accepted(situation: Situation) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a reported value without keys that are null: a status has no nulls, its schema refuses them."""
+    """Return a reported value without null keys, which the status's schema refuses."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return value
@@ -71,9 +71,9 @@ def refused(
     generation: int,
     now: datetime,
 ) -> dict[str, Any]:
-    """Return the status of a job whose spec breaks a rule; one that runs goes on with the spec it started with.
+    """Return the status of a job whose spec breaks a rule; a running job keeps running with its earlier spec.
 
-    ended: how it has ended so.
+    started: whether it runs. ended: how it ended with the earlier spec.
     """
     found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
     old = previous.get("conditions") or []
@@ -98,10 +98,10 @@ def refused(
 
 
 def _message(situation: Situation, found: Sequence[Condition]) -> str:
-    """Say in one sentence what the job is doing: the outcome, else the first thing that is missing."""
+    """Return one sentence about the job: its outcome, else the first thing that is missing."""
     if situation.outcome:
         return situation.outcome.message
-    told = (
+    ordered = (
         reasons.CHILDREN_APPLIED,
         reasons.SUSPENDED,
         reasons.QUOTA_RESERVED,
@@ -109,14 +109,14 @@ def _message(situation: Situation, found: Sequence[Condition]) -> str:
         reasons.ROLLOUT_READY,
         reasons.LEARNER_RUNNING,
     )
-    missing = [item.message for item in found if item.type in told and item.status != "True"]
+    missing = [item.message for item in found if item.type in ordered and item.status != "True"]
     if missing:
         return missing[0]
-    doing = situation.observed.report()
-    if doing:
-        return doing.message or doing.phase
-    told_before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
-    return told_before or "the learner runs"
+    learner = situation.observed.report()
+    if learner:
+        return learner.message or learner.phase
+    before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
+    return before or "the learner runs"
 
 
 def _progress(report: Mapping[str, Any]) -> str | None:
@@ -125,7 +125,8 @@ def _progress(report: Mapping[str, Any]) -> str | None:
 
 
 def _finite(figure: float | None) -> float | None:
-    """Return a finite figure: JSON knows no infinity, and a NaN, which equals nothing, would be written for ever."""
+    """Return a finite figure or None: JSON has no infinity, and a NaN, which never equals itself, would be rewritten in
+    every pass."""
     return figure if figure is not None and math.isfinite(figure) else None
 
 
@@ -141,20 +142,20 @@ def _phase(situation: Situation) -> str:
 
 
 def _start_time(situation: Situation) -> str | None:
-    """Return the start; a resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
+    """Return the start. As with batch/v1 Jobs, a resumed job starts again, and its deadline counts from there."""
     if situation.job.spec.suspend and not situation.outcome:
         return None
-    return _told_or_now(situation, "startTime")
+    return _before_or_now(situation, "startTime")
 
 
 def _completion_time(situation: Situation) -> str | None:
     if situation.outcome is None:
         return None
-    return _told_or_now(situation, "completionTime")
+    return _before_or_now(situation, "completionTime")
 
 
-def _told_or_now(situation: Situation, key: str) -> str:
-    """Return a time that was told before, else that of this pass."""
+def _before_or_now(situation: Situation, key: str) -> str:
+    """Return the time in the last status, else the time of this pass."""
     before = situation.previous.get(key)
     return passed(before, situation.now) if before else timestamp(situation.now)
 
@@ -165,16 +166,15 @@ def _node(situation: Situation) -> str | None:
 
 
 def _bound(situation: Situation) -> str | None:
-    """The node of the pods that live."""
+    """Return the node of the pods that are not being deleted."""
     pods = [situation.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
     nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
     return next(filter(None, nodes), None)
 
 
 def _container_statuses(situation: Situation) -> dict[str, Object]:
-    pod = (
-        None if situation.outcome else situation.observed.pod(names.ROLE_ROLLOUT)
-    )  # a job that is done has released its servers
+    # A job that is done has released its servers.
+    pod = None if situation.outcome else situation.observed.pod(names.ROLE_ROLLOUT)
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
     return {item["name"]: item for item in statuses}
 
@@ -184,38 +184,38 @@ def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, An
         return []
     statuses = _container_statuses(situation)
     addresses = [address.base_url for address in situation.processes.addresses]
-    versions = {_place(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
-    made = [
-        _server(name, url, statuses.get(name, {}), versions.get(_place(url)))
+    versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
+    servers = [
+        _server(name, url, statuses.get(name, {}), versions.get(_host_and_port(url)))
         for name, url in zip(situation.server_names, addresses, strict=True)
     ]
     pushed_before = (situation.previous.get("sync") or {}).get("version")
     if sync.get("version") == pushed_before:
-        _forget_earlier_processes(made, situation.previous)
-    return made
+        _forget_earlier_processes(servers, situation.previous)
+    return servers
 
 
-def _place(base_url: str) -> str:
-    """Return host and port: pods that were made before jobs had certificates are reached there too, without TLS."""
+def _host_and_port(base_url: str) -> str:
+    """Return host and port without the scheme, which differs for pods from before jobs had certificates."""
     return base_url.partition("://")[2]
 
 
 def _forget_earlier_processes(servers: list[dict[str, Any]], previous: Mapping[str, Any]) -> None:
     before = {item["name"]: item for item in previous.get("servers") or []}
     for entry in servers:
-        if _started_anew(before.get(entry["name"], {}), entry):
-            entry.pop("version", None)  # what the learner knows of it was true of the process before
+        if _restarted(before.get(entry["name"], {}), entry):
+            entry.pop("version", None)  # the learner knows only the version of the earlier process
             entry["ready"] = False
 
 
-def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Return whether the server's process is younger than the last push: seen now, or in a pass before."""
+def _restarted(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Return whether the server restarted since the last push, as seen now or in an earlier pass."""
     restarts: int = before.get("restarts", 0)
     return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
 
 
 def _images(situation: Situation) -> list[dict[str, str]]:
-    """Return the images that the containers run; what is known of one that is gone stays."""
+    """Return the images that the containers run, or ran where they are gone."""
     known = {item["name"]: item for item in situation.previous.get("images") or []}
     for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
         pod = situation.observed.pod(role)
@@ -244,19 +244,19 @@ def _ready_of_all(situation: Situation) -> str | None:
 
 def _restarts(situation: Situation) -> int:
     failed: int = (situation.observed.learner or {}).get("status", {}).get("failed", 0)
-    told = situation.observed.report()
+    learner = situation.observed.report()
     before: int = situation.previous.get("restarts") or 0
-    return max(failed + (told.restarts if told else 0), before)
+    return max(failed + (learner.restarts if learner else 0), before)
 
 
 def _valid(situation: Situation) -> str:
-    told = "the spec keeps every rule"
+    message = "the spec keeps every rule"
     written = at(situation.raw, "spec", "learner", "startDeadlineSeconds")
     counts = situation.job.spec.learner.start_deadline_seconds
     if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
-        return told
+        return message
     return (
-        f"{told}; spec.learner.startDeadlineSeconds counts as {counts}, in place of its default: the admin's"
+        f"{message}; spec.learner.startDeadlineSeconds counts as {counts}, in place of its default: the admin's"
         " policy.longestStartSeconds allows no more"
     )
 
@@ -295,7 +295,7 @@ def _rollout_ready(situation: Situation) -> Condition:
 
 
 def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
-    """Return what keeps the servers from being ready; None if all of them answer."""
+    """Return why the servers are not ready; None if all of them answer."""
     return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
 
 
@@ -332,9 +332,9 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
     if sync is None or not held:
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
     count = len(servers)
-    anew = [item["name"] for item in servers if "version" not in item]
-    if anew:
-        message = f"{', '.join(anew)} started anew and waits for the learner's next push"
+    restarted = [item["name"] for item in servers if "version" not in item]
+    if restarted:
+        message = f"{', '.join(restarted)} started anew and waits for the learner's next push"
         return condition(False, reasons.SERVER_RESTARTED, message)
     if behind := _behind(held, sync["version"]):
         message = (
@@ -351,14 +351,16 @@ def _behind(held: Sequence[int], pushed: int) -> list[str]:
 def with_refusals(
     status: Mapping[str, Any], job: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
 ) -> dict[str, Any]:
-    """Return the status plus whether the API server took every child; what it refused is why the job does not train."""
+    """Return the status with the condition ChildrenApplied: what was refused is why the job does not train."""
     if refusals:
         applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
     else:
         applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
     ours = (reasons.CHILDREN_APPLIED, reasons.TRAINING)
-    told = [Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]]
-    first, *others = [item for item in told if item.type not in ours]
+    known = [
+        Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]
+    ]
+    first, *others = [item for item in known if item.type not in ours]
     found = [first, applied, *others]
     found.append(explanation.training(found, {"metadata": job["metadata"], "status": status}))
     old = (job.get("status") or {}).get("conditions") or []

@@ -1,6 +1,6 @@
-"""The servers and the learner of a job, as any executor starts them: commands, environment, ports, files.
+"""The servers and the learner of a job as any executor starts them: commands, environment, ports, configuration.
 
-`stage2 run` starts them as processes, `stage2 render` and the controller put them into pods. Pure.
+`stage2 run` starts them as processes; `stage2 render` and the controller put them into pods. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ _TLS_ENV = {
 
 @dataclass(frozen=True)
 class LearnerPorts:
-    """The ports on which the learner is reached; server i's transfer group meets on `group` + i."""
+    """The learner's ports; server i joins its transfer group at `group` + i."""
 
     progress: int = PROGRESS_PORT
     metrics: int = METRICS_PORT
@@ -59,30 +59,27 @@ class Container:
 
     @property
     def port(self) -> int:
-        """The first port: the one that answers HTTP."""
+        """The first port, which serves HTTP."""
         return next(iter(self.ports.values()))
 
     @property
     def group_ports(self) -> tuple[int, ...]:
-        """The ports at which the learner's servers dial for their weights."""
+        """The learner's ports to which servers connect for weights."""
         return tuple(port for name, port in self.ports.items() if name.startswith(_GROUP))
 
     def relocated(self, root: str) -> "Container":
-        """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
+        """Return the same container with its files, and its termination log, under the folder `root`."""
 
-        def moved(text: str) -> str:
+        def relocate(text: str) -> str:
             return text.replace(layout.ROOT, root).replace(layout.TERMINATION_LOG, f"{root}/termination-log")
 
-        return replace(
-            self,
-            command=tuple(moved(word) for word in self.command),
-            env={key: moved(value) for key, value in self.env.items()},
-        )
+        env = {key: relocate(value) for key, value in self.env.items()}
+        return replace(self, command=tuple(map(relocate, self.command)), env=env)
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of a job and the one file that they read besides the token."""
+    """All processes of a job, and the configuration file that they read."""
 
     servers: tuple[Container, ...]
     learner: Container
@@ -97,9 +94,12 @@ def containers(
     *,
     tls: bool,
 ) -> Processes:
-    """Return the processes of `job`; `host_for(i)` is the host on which server i is reached, `tls` whether over TLS.
+    """Return the processes of a job.
 
-    Raise ConfigError if a pod template would take away what the job relies on.
+    host_for: returns the host of server i. tls: whether the servers serve HTTPS.
+
+    Raises:
+        ConfigError: a pod template holds what it must not.
     """
     template_rules.check(job)
     scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
@@ -168,5 +168,4 @@ def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str
 
 
 def _processes(job: RolloutMatchingJob) -> tuple[str, ...]:
-    """One learner process for each of several GPUs."""
     return () if job.spec.learner.gpus <= 1 else (f"--processes={job.spec.learner.gpus}",)

@@ -1,7 +1,7 @@
-"""What the members of a job prove themselves with: the bearer token, and a certificate for each role that answers.
+"""A job's credentials: the bearer token, and a TLS certificate for each role that serves HTTP.
 
-An authority of the job's own signs the certificates and its key is forgotten at once: nothing else is ever signed by
-it, and what a job's members believe is no other job's.
+Each job has an authority of its own, which signs its certificates. The authority's key is discarded at once, so that it
+never signs anything else, and the members of a job trust no other job's certificates.
 """
 
 import base64
@@ -22,16 +22,16 @@ RENEWED_BEFORE_END = timedelta(days=30)
 _CLOCKS_DIFFER = timedelta(hours=1)  # between the controller's machine and the nodes
 
 Hosts = Mapping[str, Sequence[str]]
-"""By role, the names that it answers by; of a job without TLS, none."""
+"""The names of each role; empty for a job without TLS."""
 
 
 def new(hosts: Hosts, now: datetime) -> dict[str, str]:
-    """Return the content of a new Secret, by its keys."""
+    """Return the content of a new Secret by key."""
     return {layout.TOKEN_KEY: secrets.token_urlsafe(32), **(_certificates(hosts, now) if hosts else {})}
 
 
 def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
-    """Return whether pods that are made now can work with this Secret to their end."""
+    """Return whether new pods can use this Secret for their whole life."""
     authority = (secret.get("data") or {}).get(layout.CA_KEY)
     if authority is None or not tls:
         return (authority is not None) == tls
@@ -43,20 +43,20 @@ def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
 
 
 def has_certificates(secret: Mapping[str, Any]) -> bool:
-    """Return whether who was given this Secret answers over TLS."""
+    """Return whether pods with this Secret serve TLS."""
     return layout.CA_KEY in (secret.get("data") or {})
 
 
 def _certificates(hosts: Hosts, now: datetime) -> dict[str, str]:
     authority = _Authority(now)
-    made = {layout.CA_KEY: _pem(authority.certificate)}
+    content = {layout.CA_KEY: _pem(authority.certificate)}
     for role, names in hosts.items():
         key = ec.generate_private_key(ec.SECP256R1())
-        made[layout.certificate_key(role)] = _pem(authority.sign(names, key.public_key()))
-        made[layout.private_key_key(role)] = key.private_bytes(
+        content[layout.certificate_key(role)] = _pem(authority.sign(names, key.public_key()))
+        content[layout.private_key_key(role)] = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
-    return made
+    return content
 
 
 class _Authority:
@@ -74,7 +74,7 @@ class _Authority:
         )
 
     def sign(self, names: Sequence[str], key: ec.EllipticCurvePublicKey) -> x509.Certificate:
-        """Return a certificate for who answers by these names."""
+        """Return a certificate for a server with these names."""
         return (
             self._unsigned(x509.Name([]), key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

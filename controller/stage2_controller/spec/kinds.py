@@ -1,7 +1,7 @@
-"""Every kind of object that the controller touches. A new kind of child is one entry here and a builder in `children`.
+"""Every kind of object that the controller uses. A new kind of child is one entry here and a builder in `children`.
 
-Who reads the table: the builders (API version, name), the observed state (field), the diff (how it is written), the
-store, the watches and the requests (what is watched, its API path).
+Builders read API version and name, the observed state the field, the comparison how a child is written, and store,
+watches and requests what is watched and its API path.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Resource:
     kind: str
     api_version: str
     plural: str
-    spec_fields: tuple[str, ...] | None = None  # of its spec, what the store keeps; None: everything
+    spec_fields: tuple[str, ...] | None = None  # the fields of its spec that the store keeps; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +25,10 @@ class ChildKind(Resource):
 
     role: str  # ends its name: <job>-<role>
     field: str  # of Observed
-    has_pods: bool = False  # its pods play its role
-    watched: bool = True  # else it is read by name: nobody has to let the controller list all of them
+    has_pods: bool = False  # its pods have its role
+    watched: bool = True  # else it is read by name, so that the controller needs no right to list all of them
     create_once: bool = False  # never written again; else it is applied
-    switches: tuple[str, ...] = ()  # the fields of its spec for which it is written again; an absent one counts as true
+    switches: tuple[str, ...] = ()  # the only fields of its spec that are updated; an absent one counts as true
     of_kueue: bool = False  # exists only where Kueue is installed
 
 
@@ -82,6 +82,6 @@ RESOURCES = {resource.kind: resource for resource in (*CHILDREN, *OTHERS)}
 
 
 def watched(*, kueue: bool) -> tuple[Resource, ...]:
-    """Return what is watched of every job: itself, its children, their pods and what belongs to these."""
+    """Return the watched kinds: jobs, their children, the children's pods, and what belongs to those."""
     children = (child for child in CHILDREN if child.watched and (kueue or not child.of_kueue))
     return (ROLLOUT_MATCHING_JOB, *children, REPLICA_SET, POD, ENDPOINT_SLICE)

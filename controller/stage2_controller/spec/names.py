@@ -1,4 +1,4 @@
-"""Names that the plan, its executors and the status share: labels, annotations, roles, children."""
+"""Names that builders, passes and status share: job keys, labels, annotations, roles, names of children."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ from stage2_api.job import VERSION as VERSION
 
 
 class Key(NamedTuple):
-    """A job's namespace and name: what the queue holds."""
+    """A job's namespace and name, by which queue, store and caches know it."""
 
     namespace: str
     name: str
@@ -31,7 +31,7 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # of a job; Kueue itself may give it 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "stage2"
 
-# The label holds a name that may have been shortened; the annotation holds the job's real name.
+# The label holds the job's short name, the annotation its full name.
 ANNOTATION_JOB = "stage2.dev/job-name"
 ANNOTATION_JOB_UID = "stage2.dev/job-uid"  # of pods: a ReplicaSet stands between them and the job
 ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
@@ -59,9 +59,9 @@ _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 def short_name(name: str, suffix: str = "") -> str:
     """Return `name` + `suffix` as a DNS label of at most 63 characters.
 
-    A name that is one already is kept; any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
-    digits of its SHA-256, so that two jobs share no child; where one is called what another became, the later one waits
-    (`ownership.after_namesakes`).
+    A name that already is one is kept. Any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
+    digits of its SHA-256, so that two jobs share no child. If a job is called what another one's name became, the later
+    job waits (`comparison.after_namesakes`).
     """
     plain = f"{name}{suffix}"
     if len(plain) <= MAX_NAME and _DNS_LABEL.fullmatch(plain):
@@ -79,12 +79,12 @@ def child_name(job: str, role: str) -> str:
 
 
 def learner_host(job: str, namespace: str) -> str:
-    """Return the name that the learner's certificate is for; it has no Service, and is reached by its address."""
+    """Return the name in the learner's certificate; the learner has no Service, and clients use its address."""
     return f"{child_name(job, ROLE_LEARNER)}.{namespace}.svc"
 
 
 def certificate_hosts(job: str, namespace: str) -> dict[str, tuple[str, ...]]:
-    """Return the names for which each role's certificate is."""
+    """Return the names in each role's certificate."""
     service = child_name(job, ROLE_ROLLOUT)
     return {
         ROLE_ROLLOUT: (service, f"{service}.{namespace}", service_host(job, namespace)),

@@ -1,4 +1,4 @@
-"""Merging of a person's pod template over ours as `kubectl patch --type strategic` does: named things by name."""
+"""Kubernetes objects as plain JSON: look up a key, parse a quantity, merge one pod template over another."""
 
 import copy
 import re
@@ -7,13 +7,14 @@ from typing import Any
 
 
 def at(value: Any, *keys: str) -> Any:
-    """Return what stands below these keys; None where a key is missing or anything but a mapping stands."""
+    """Return the value below these keys, whatever the shape of a person's text; None where a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-Amounts = Mapping[str, float]  # by resource name, in base units
+Amounts = Mapping[str, float]
+"""Amounts by resource name, in base units: cores, bytes, pieces."""
 
 _SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30,
              "T": 1e12, "Ti": 2**40, "P": 1e15, "Pi": 2**50, "E": 1e18, "Ei": 2**60}  # fmt: skip
@@ -43,7 +44,7 @@ def show_quantity(resource: str, amount: float) -> str:
     return f"{amount:.6g}"
 
 
-# Kubernetes' own merge keys (the `patchMergeKey` of core/v1); every other list is replaced as a whole.
+# Kubernetes' own merge keys (`patchMergeKey` of core/v1). Every other list is replaced as a whole.
 MERGE_KEYS: Mapping[str, str] = {
     "containers": "name",
     "initContainers": "name",
@@ -59,7 +60,10 @@ MERGE_KEYS: Mapping[str, str] = {
 
 
 def strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `patch` over it: mappings merge, null removes a key, keyed lists merge by key."""
+    """Return `base` with `patch` over it, as `kubectl patch --type strategic` merges.
+
+    Mappings merge, null removes a key, lists with a merge key merge by it.
+    """
     merged = copy.deepcopy(dict(base))
     for key, value in patch.items():
         if value is None:
@@ -83,7 +87,7 @@ def _keyed(value: Any, merge_key: str) -> bool:
 
 
 def merge_by(merge_key: str, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return two lists of mappings as one: items with the same `merge_key` merge, the rest of `new` follows."""
+    """Return two lists of mappings as one: items with the same `merge_key` merge, other items of `new` follow."""
     merged: dict[Any, Any] = {item[merge_key]: item for item in old}
     for item in new:
         known = merged.get(item[merge_key])

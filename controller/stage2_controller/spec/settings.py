@@ -1,4 +1,4 @@
-"""The controller's own configuration, as far as it shapes what a job becomes."""
+"""The part of the controller's own configuration that shapes jobs: `Settings`, and the admin's policy in it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,25 +17,25 @@ _DEFAULT_START_S = LearnerSpec().start_deadline_seconds
 
 @dataclass(frozen=True)
 class AdminPolicy:
-    """What jobs may use of their namespace and its nodes; `*` stands for everything.
+    """What jobs may use of their namespace and its nodes; `*` means everything.
 
-    The defaults are those of a controller that somebody runs by hand. The chart gives its own, which are narrower.
+    These defaults are for a controller that somebody starts by hand. The chart's defaults are narrower.
     """
 
     host_paths: tuple[str, ...] = (_ANY,)  # folders, with everything under them
-    image_registries: tuple[str, ...] = (_ANY,)  # what the name of an image begins with
+    image_registries: tuple[str, ...] = (_ANY,)  # prefixes of image names
     service_accounts: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = (_ANY,)  # the job's own token is none of these
+    secrets: tuple[str, ...] = (_ANY,)  # apart from the job's own token
     runtime_classes: tuple[str, ...] = (_ANY,)
     resource_claim_templates: tuple[str, ...] = (_ANY,)
-    largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
-    longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds, whose default it cuts; 0: no bound
+    largest_job: Mapping[str, int] = field(default_factory=dict)  # most GPUs of a job, by namespace; `*`: all others
+    longest_start_seconds: int = 0  # bound of spec.learner.startDeadlineSeconds; it lowers that key's default; 0: none
 
     def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
-        """Raise ConfigError with everything of the job that the policy does not allow.
+        """Raise ConfigError with everything in the job that the policy does not allow.
 
-        is_new: whether it was never accepted with what its pods are made from. How long servers may wait is asked of
-        such a job alone: a deadline that is not looked at any more would be none.
+        is_new: whether the job was never accepted with what its pods are built from. Only such a job is held to the
+        longest start: if a running job became invalid, nobody would enforce its deadline.
         """
         problems = [
             *self._problems(job.spec),
@@ -45,7 +45,7 @@ class AdminPolicy:
             raise ConfigError(problems)
 
     def check_size(self, namespace: str, asked: Amounts) -> None:
-        """Raise ConfigError where a job's pods ask for more devices of a kind, templates included, than it may have."""
+        """Raise ConfigError if a job's pods, templates included, ask for more devices of a kind than it may have."""
         most = self.largest_job.get(namespace, self.largest_job.get(_ANY))
         if most is None:
             return
@@ -80,20 +80,20 @@ class AdminPolicy:
                 yield from self._environment(where, container)
 
     def shortened(self, job: RolloutMatchingJob) -> RolloutMatchingJob:
-        """Return the job with what it has by default of a deadline cut to what the policy allows; else the job itself.
+        """Return the job with its start deadline lowered to what the policy allows, where the deadline is the default.
 
-        The API server writes defaults into jobs: who left the key out and who wrote its default look the same.
+        The API server writes defaults into jobs, so a missing key and a written default look the same.
         """
-        if not self._cuts(job.spec.learner.start_deadline_seconds):
+        if not self._lowers(job.spec.learner.start_deadline_seconds):
             return job
         learner = job.spec.learner.model_copy(update={"start_deadline_seconds": self.longest_start_seconds})
         return job.model_copy(update={"spec": job.spec.model_copy(update={"learner": learner})})
 
-    def _cuts(self, seconds: int) -> bool:
+    def _lowers(self, seconds: int) -> bool:
         return seconds == _DEFAULT_START_S and 0 < self.longest_start_seconds < seconds
 
     def _start(self, seconds: int) -> Iterator[Problem]:
-        if 0 < self.longest_start_seconds < seconds and not self._cuts(seconds):
+        if 0 < self.longest_start_seconds < seconds and not self._lowers(seconds):
             longest = self.longest_start_seconds
             rule = f"this cluster lets servers hold GPUs for at most {longest} s before the learner runs"
             way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"
@@ -132,7 +132,7 @@ _FOLDER = ("folder of a node", "policy.hostPaths")
 
 
 def read_policy(text: str) -> AdminPolicy:
-    """Return the policy that the chart wrote as JSON, with the names of its values. Raise ValueError."""
+    """Return the policy that the chart wrote as JSON under the names of its values; else raise ValueError."""
     written = json.loads(text)
     names = {_camel(one.name): one.name for one in fields(AdminPolicy)}
     if unknown := sorted(written.keys() - names.keys()):
@@ -164,8 +164,8 @@ def _lies_in(folder: str, allowed: tuple[str, ...]) -> bool:
     return ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed)
 
 
-# Of a job that names no image, where no chart says another.
 DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
+"""The image of jobs that name none, unless the chart sets another."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Settings:
 
     image: str = DEFAULT_IMAGE
     namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
-    progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
+    progress_s: float = 10.0  # seconds between requests for a running learner's progress
     policy: AdminPolicy = field(default_factory=AdminPolicy)  # what jobs may use
     nodes_may_come: bool = True  # jobs that fit nowhere have pending pods, for an autoscaler to see
     kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions

@@ -1,4 +1,8 @@
-"""The rules of a person's pod template: it holds what training needs, and takes nothing away that the job relies on."""
+"""Rules of a person's pod template: it may hold what training needs, and change nothing that the job relies on.
+
+First the shapes of mappings and lists are checked, because the rules, and later the merge, read them. A wrong shape
+elsewhere is harmless until the API server refuses it. Pod Security "restricted" is part of the rules.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
@@ -10,144 +14,26 @@ from stage2_api.pod import layout
 from stage2_controller.spec import names
 from stage2_controller.spec.objects import MERGE_KEYS
 
-# Everything that is merged over something of ours, or read for placement. A wrong shape of the rest is told by the
-# API server, and does no harm before.
-_LISTS_OF_POD = (
-    "containers",
-    "initContainers",
-    "volumes",
-    "imagePullSecrets",
-    "hostAliases",
-    "topologySpreadConstraints",
-    "tolerations",
-)
-_NAMED_ELSEWHERE = "containers"  # stage2_controller.spec.template_rules says what their names mean
-_MAPPINGS_OF_POD = ("nodeSelector", "overhead", "securityContext")
-_LISTS_OF_CONTAINER = ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")
-_MAPPINGS_OF_CONTAINER = ("resources", "securityContext")
-
-
-def problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Return every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
-    metadata, spec = template.get("metadata"), template.get("spec")
-    yield from _mappings(path, template, ("metadata", "spec"))
-    yield from _mappings(f"{path}.metadata", metadata, ("labels", "annotations"))
-    yield from _mappings(f"{path}.spec", spec, _MAPPINGS_OF_POD)
-    yield from _lists(f"{path}.spec", spec, _LISTS_OF_POD)
-    for index, volume in enumerate(_listed(spec, "volumes")):
-        yield from _volume_shape(f"{path}.spec.volumes[{index}]", volume)
-    for key in ("containers", "initContainers"):
-        for index, container in enumerate(_listed(spec, key)):
-            yield from _container_shape(f"{path}.spec.{key}[{index}]", container)
-
-
-def _listed(parent: Any, key: str) -> list[Any]:
-    written = parent.get(key) if isinstance(parent, Mapping) else None
-    return written if isinstance(written, list) else []
-
-
-def _volume_shape(path: str, volume: Any) -> Iterator[Problem]:
-    yield from _mappings(path, volume, ("projected",))
-    projected = volume.get("projected") if isinstance(volume, Mapping) else None
-    yield from _lists(f"{path}.projected", projected, ("sources",))
-    for index, source in enumerate(_listed(projected, "sources")):
-        yield from _mappings(f"{path}.projected.sources[{index}]", source, ("serviceAccountToken",))
-
-
-def _container_shape(path: str, container: Any) -> Iterator[Problem]:
-    yield from _mappings(path, container, _MAPPINGS_OF_CONTAINER)
-    yield from _lists(path, container, _LISTS_OF_CONTAINER)
-    if isinstance(container, Mapping):
-        yield from _mappings(f"{path}.resources", container.get("resources"), ("limits", "requests"))
-
-
-def _mappings(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
-    for key in keys if isinstance(parent, Mapping) else ():
-        value = parent.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            yield Problem(f"{path}.{key}", value, "must be a mapping", "write its fields as `key: value` under it")
-
-
-def _lists(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
-    for key in keys if isinstance(parent, Mapping) else ():
-        value, merge_key = parent.get(key), None if key == _NAMED_ELSEWHERE else MERGE_KEYS.get(key)
-        way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
-        if value is not None and not isinstance(value, list):
-            yield Problem(f"{path}.{key}", value, "must be a list", way_out)
-        elif value is not None:
-            for index, item in enumerate(value):
-                yield from _item(f"{path}.{key}[{index}]", item, merge_key, number=key == "ports", way_out=way_out)
-
-
-def _item(path: str, item: Any, merge_key: str | None, *, number: bool, way_out: str) -> Iterator[Problem]:
-    if not isinstance(item, Mapping):
-        yield Problem(path, item, "must be a mapping", way_out)
-    elif merge_key and not _is_key(item.get(merge_key), number=number):
-        found = "a number" if number else "text"
-        yield Problem(f"{path}.{merge_key}", item.get(merge_key), f"must be {found}", way_out)
-
-
-def _is_key(value: Any, *, number: bool) -> bool:
-    return isinstance(value, int) if number else isinstance(value, str) and value != ""
-
-
 OF_METADATA = frozenset({"labels", "annotations"})
 OF_POD = frozenset(
     {
-        "containers",
-        "dnsConfig",
-        "dnsPolicy",
-        "hostAliases",
-        "imagePullSecrets",
-        "initContainers",
-        "nodeSelector",
-        "priorityClassName",
-        "resources",
-        "runtimeClassName",
-        "schedulerName",
-        "securityContext",
-        "serviceAccountName",
-        "terminationGracePeriodSeconds",
-        "tolerations",
-        "topologySpreadConstraints",
-        "volumes",
+        "containers", "dnsConfig", "dnsPolicy", "hostAliases", "imagePullSecrets", "initContainers", "nodeSelector",
+        "priorityClassName", "resources", "runtimeClassName", "schedulerName", "securityContext", "serviceAccountName",
+        "terminationGracePeriodSeconds", "tolerations", "topologySpreadConstraints", "volumes",
     }
-)
+)  # fmt: skip
 OF_CONTAINER = frozenset(
     {
-        "args",
-        "command",
-        "env",
-        "envFrom",
-        "image",
-        "imagePullPolicy",
-        "lifecycle",
-        "livenessProbe",
-        "name",
-        "ports",
-        "readinessProbe",
-        "resources",
-        "restartPolicy",
-        "securityContext",
-        "startupProbe",
-        "volumeMounts",
-        "workingDir",
+        "args", "command", "env", "envFrom", "image", "imagePullPolicy", "lifecycle", "livenessProbe", "name", "ports",
+        "readinessProbe", "resources", "restartPolicy", "securityContext", "startupProbe", "volumeMounts", "workingDir",
     }
-)
+)  # fmt: skip
 VOLUMES = frozenset(
     {
-        "configMap",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "hostPath",
-        "name",
-        "nfs",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
+        "configMap", "downwardAPI", "emptyDir", "ephemeral", "hostPath", "name", "nfs", "persistentVolumeClaim",
+        "projected", "secret",
     }
-)
+)  # fmt: skip
 _SECURITY = frozenset(
     {"appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seLinuxOptions", "seccompProfile"}
 )
@@ -159,55 +45,26 @@ OF_CONTAINER_SECURITY = _SECURITY | {
     "procMount",
     "readOnlyRootFilesystem",
 }
+_UNSAFE_ANNOTATIONS = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
 
-_PROFILES = ("RuntimeDefault", "Localhost")
-_SELINUX = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+# Where mappings and lists must stand, because they are merged over stage2's own or read for placement.
+_MAPPINGS_OF_POD = ("nodeSelector", "overhead", "securityContext")
+_LISTS_OF_POD = (
+    *("containers", "initContainers", "volumes", "imagePullSecrets", "hostAliases"),
+    *("topologySpreadConstraints", "tolerations"),
+)
+_MAPPINGS_OF_CONTAINER = ("resources", "securityContext")
+_LISTS_OF_CONTAINER = ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")
 
-
-def _profile(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") in _PROFILES
-
-
-def _selinux(value: Any) -> bool:
-    """Restricted: a type of containers, and neither user nor role."""
-    allowed = isinstance(value, Mapping) and value.get("type", "") in _SELINUX
-    return allowed and not value.get("user") and not value.get("role")
-
-
-def _capabilities(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    added = value.get("add", [])
-    allowed = isinstance(added, list) and all(one == "NET_BIND_SERVICE" for one in added)
-    return allowed and value.get("drop", ["ALL"]) == ["ALL"]
-
-
-SECURITY_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "allowPrivilegeEscalation": (lambda value: value is False, "must be false"),
-    "privileged": (lambda value: value is False, "no container of a job is privileged"),
-    "procMount": (lambda value: value == "Default", "must be Default"),
-    "runAsNonRoot": (lambda value: value is True, "must be true"),
-    "runAsUser": (lambda value: isinstance(value, int) and value > 0, "must be a user other than root, above 0"),
-    "seccompProfile": (_profile, f"its type must be {' or '.join(_PROFILES)}"),
-    "appArmorProfile": (_profile, f"its type must be {' or '.join(_PROFILES)}"),
-    "seLinuxOptions": (_selinux, "must have a type of containers, and neither user nor role"),
-    "capabilities": (_capabilities, "every capability is dropped, and only NET_BIND_SERVICE may be added"),
-}
-"""Rules of Pod Security restricted, by key of a securityContext."""
-
-UNSAFE_ANNOTATIONS = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
-"""Old names of fields above."""
-
-
-_OF_CONTAINER = {
+# Why a field is refused, by its name, and what to do instead.
+_OF_OUR_CONTAINERS = {
     "command": "stage2 starts its own commands",
     "args": "stage2 starts its own commands",
     "ports": "servers and learner reach each other on stage2's ports",
 }
-_ROOTS = (layout.ROOT, layout.TMP_FOLDER, layout.SHARED_MEMORY_FOLDER)
 _NO_CREDENTIALS = "pods hold no credentials but the tokens that their template asks for"
 _ASK_FOR_A_TOKEN = "mount a projected serviceAccountToken with an audience, and name its serviceAccountName"
-_OF_POD = {
+_REFUSED_OF_POD = {
     "restartPolicy": "Deployment and Job each need their own",
     "affinity": "the learner follows the servers",
     "automountServiceAccountToken": _NO_CREDENTIALS,
@@ -230,27 +87,28 @@ _WAY_OUT = {
     "resourceClaims": "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate",
     "automountServiceAccountToken": _ASK_FOR_A_TOKEN,
 }
+_ROOTS = (layout.ROOT, layout.TMP_FOLDER, layout.SHARED_MEMORY_FOLDER)
 
 
 def check(job: RolloutMatchingJob) -> None:
-    """Raise ConfigError with every field of the two templates that belongs to stage2."""
-    ours = _own_containers(job)
+    """Raise ConfigError with everything that the two templates must not hold."""
+    own = _own_containers(job)
     problems = [
         problem
         for role, template in _templates(job).items()
-        for problem in _problems(f"spec.{role}.template", template, ours[role], job.spec.gpu_resource)
+        for problem in _problems(f"spec.{role}.template", template, own[role], job.spec.gpu_resource)
     ]
     if problems:
         raise ConfigError(problems)
 
 
 def adds_containers(job: RolloutMatchingJob) -> bool:
-    """Whether a template that keeps the rules has containers of its own, such as one that fetches data."""
-    ours = _own_containers(job)
+    """Return whether a valid template adds containers, such as one that downloads data."""
+    own = _own_containers(job)
     for role, template in _templates(job).items():
         spec = template.get("spec") or {}
         found = {one["name"] for key in ("containers", "initContainers") for one in spec.get(key) or []}
-        if found - ours[role] - {names.WAIT_CONTAINER}:
+        if found - own[role] - {names.WAIT_CONTAINER}:
             return True
     return False
 
@@ -266,97 +124,32 @@ def _own_containers(job: RolloutMatchingJob) -> dict[str, set[str]]:
     }
 
 
-def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) -> Iterator[Problem]:
+def _problems(path: str, template: Mapping[str, Any], own: set[str], gpu: str) -> Iterator[Problem]:
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
-    yield from _directives(path, template)
-    misshapen = list(problems(path, template))
+    yield from _removals(path, template)
+    misshapen = list(_misshapen(path, template))
     yield from misshapen
-    if misshapen:  # what follows reads mappings and lists
+    if misshapen:
         return
-    spec = template.get("spec") or {}
+    spec, path_of_spec = template.get("spec") or {}, f"{path}.spec"
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
-    yield from _foreign(f"{path}.spec", spec, OF_POD, _OF_POD)
-    yield from _security(f"{path}.spec", spec, OF_POD_SECURITY)
-    yield from _claims(f"{path}.spec", spec)
-    yield from _volumes(f"{path}.spec", spec)
-    for key in ("containers", "initContainers"):
+    yield from _unknown(path_of_spec, spec, OF_POD, _REFUSED_OF_POD)
+    yield from _security(path_of_spec, spec, OF_POD_SECURITY)
+    yield from _claims(path_of_spec, spec)
+    yield from _volumes(path_of_spec, spec)
+    for key, ours in (("containers", own), ("initContainers", {names.WAIT_CONTAINER})):
         for index, container in enumerate(spec.get(key) or []):
-            yield from _any_container(f"{path}.spec.{key}[{index}]", container)
-    yield from _waiting(f"{path}.spec", spec, gpu)
+            yield from _container(f"{path_of_spec}.{key}[{index}]", container, ours, gpu)
     for index, container in enumerate(spec.get("containers") or []):
-        where, name = f"{path}.spec.containers[{index}]", container.get("name")
+        name = container.get("name")
         if not name or not isinstance(name, str):
-            way_out = f"name it {' or '.join(sorted(ours))} to change that container, otherwise to add one"
-            yield Problem(where, container, "a container needs a name", way_out)
-        elif name in ours:
-            yield from _reserved(where, container, _OF_CONTAINER)
-            yield from _container(where, container, gpu)
+            way_out = f"name it {' or '.join(sorted(own))} to change that container, otherwise to add one"
+            yield Problem(f"{path_of_spec}.containers[{index}]", container, "a container needs a name", way_out)
 
 
-def _foreign(
-    path: str, written: Mapping[str, Any], allowed: Set[str], reserved: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Problem]:
-    """Refuse every field that is not allowed; `reserved` says of some why."""
-    for key in sorted(map(str, written.keys() - allowed)):
-        rule = reserved.get(key, _NOT_NEEDED)
-        yield Problem(f"{path}.{key}", written.get(key), rule, _WAY_OUT.get(key, "remove it"))
-
-
-def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse what no container of a job may have, the person's own too."""
-    yield from _foreign(path, container, OF_CONTAINER)
-    yield from _claims(path, container)
-    yield from _security(path, container, OF_CONTAINER_SECURITY)
-    for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
-        if _names_a_host(container.get(key)):
-            rule = "a probe of another host would be made by the node"
-            yield Problem(f"{path}.{key}", container[key], rule, "take host out")
-    for index, port in enumerate(container.get("ports") or []):
-        if port.keys() & {"hostPort", "hostIP"}:
-            rule = "a port of the node is not the job's"
-            yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
-
-
-def _claims(path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse claims: a container of the person's own would share the GPUs of a server or of the learner."""
-    resources = holder.get("resources")
-    if isinstance(resources, Mapping) and "claims" in resources:
-        rule = "the claims of a pod are its servers' and its learner's"
-        yield Problem(f"{path}.resources.claims", resources["claims"], rule, _WAY_OUT["resourceClaims"])
-
-
-def _names_a_host(hook: Any) -> bool:
-    """Return whether a probe, or a hook of the lifecycle, is about another host."""
-    if not isinstance(hook, Mapping):
-        return False
-    return any(key == "host" or (key != "exec" and _names_a_host(value)) for key, value in hook.items())
-
-
-def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterator[Problem]:
-    context = holder.get("securityContext") or {}
-    yield from _foreign(f"{path}.securityContext", context, allowed)
-    for key, (holds, rule) in SECURITY_VALUES.items():
-        if key in allowed and key in context and not holds(context[key]):
-            yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
-
-
-def _waiting(path: str, spec: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
-    """Yield what a template may not change of the container that waits for the servers."""
-    for index, container in enumerate(spec.get("initContainers") or []):
-        if isinstance(container, Mapping) and container.get("name") == names.WAIT_CONTAINER:
-            where = f"{path}.initContainers[{index}]"
-            yield from _reserved(where, container, _OF_CONTAINER)
-            yield from _container(where, container, gpu)
-
-
-def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]) -> Iterator[Problem]:
-    for key in sorted(reserved.keys() & written.keys()):
-        yield Problem(f"{path}.{key}", written[key], reserved[key], _WAY_OUT.get(key, "remove it"))
-
-
-def _directives(path: str, written: Any) -> Iterator[Problem]:
-    """Refuse what takes away: null, or a directive of `kubectl patch` that is not understood here."""
+def _removals(path: str, written: Any) -> Iterator[Problem]:
+    """Refuse null, which would remove something of stage2's, and directives of `kubectl patch`."""
     if isinstance(written, Mapping):
         for key, value in written.items():
             if str(key).startswith("$"):
@@ -364,16 +157,79 @@ def _directives(path: str, written: Any) -> Iterator[Problem]:
             elif value is None:
                 yield Problem(f"{path}.{key}", value, "a template adds and changes, it removes nothing", "remove it")
             else:
-                yield from _directives(f"{path}.{key}", value)
+                yield from _removals(f"{path}.{key}", value)
     elif isinstance(written, list):
         for index, item in enumerate(written):
-            yield from _directives(f"{path}[{index}]", item)
+            yield from _removals(f"{path}[{index}]", item)
+
+
+def _misshapen(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
+    spec = template.get("spec")
+    yield from _mappings(path, template, ("metadata", "spec"))
+    yield from _mappings(f"{path}.metadata", template.get("metadata"), ("labels", "annotations"))
+    yield from _mappings(f"{path}.spec", spec, _MAPPINGS_OF_POD)
+    yield from _lists(f"{path}.spec", spec, _LISTS_OF_POD)
+    for index, volume in enumerate(_list_at(spec, "volumes")):
+        where = f"{path}.spec.volumes[{index}]"
+        yield from _mappings(where, volume, ("projected",))
+        projected = volume.get("projected") if isinstance(volume, Mapping) else None
+        yield from _lists(f"{where}.projected", projected, ("sources",))
+        for number, source in enumerate(_list_at(projected, "sources")):
+            yield from _mappings(f"{where}.projected.sources[{number}]", source, ("serviceAccountToken",))
+    for key in ("containers", "initContainers"):
+        for index, container in enumerate(_list_at(spec, key)):
+            where = f"{path}.spec.{key}[{index}]"
+            yield from _mappings(where, container, _MAPPINGS_OF_CONTAINER)
+            yield from _lists(where, container, _LISTS_OF_CONTAINER)
+            resources = container.get("resources") if isinstance(container, Mapping) else None
+            yield from _mappings(f"{where}.resources", resources, ("limits", "requests"))
+
+
+def _list_at(parent: Any, key: str) -> list[Any]:
+    written = parent.get(key) if isinstance(parent, Mapping) else None
+    return written if isinstance(written, list) else []
+
+
+def _mappings(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in keys if isinstance(parent, Mapping) else ():
+        value = parent.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            yield Problem(f"{path}.{key}", value, "must be a mapping", "write its fields as `key: value` under it")
+
+
+def _lists(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in keys if isinstance(parent, Mapping) else ():
+        value = parent.get(key)
+        merge_key = None if key == "containers" else MERGE_KEYS.get(key)  # `_problems` checks names of containers
+        way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
+        if value is not None and not isinstance(value, list):
+            yield Problem(f"{path}.{key}", value, "must be a list", way_out)
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            where = f"{path}.{key}[{index}]"
+            if not isinstance(item, Mapping):
+                yield Problem(where, item, "must be a mapping", way_out)
+            elif merge_key and not _is_merge_key(item.get(merge_key), number=key == "ports"):
+                rule = f"must be {'a number' if key == 'ports' else 'text'}"
+                yield Problem(f"{where}.{merge_key}", item.get(merge_key), rule, way_out)
+
+
+def _is_merge_key(value: Any, *, number: bool) -> bool:
+    return isinstance(value, int) if number else isinstance(value, str) and value != ""
+
+
+def _unknown(
+    path: str, written: Mapping[str, Any], allowed: Set[str], reasons: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """Refuse every field that is not allowed, with the reason where there is one."""
+    for key in sorted(map(str, written.keys() - allowed)):
+        yield Problem(f"{path}.{key}", written.get(key), reasons.get(key, _NOT_NEEDED), _WAY_OUT.get(key, "remove it"))
 
 
 def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    yield from _foreign(path, metadata, OF_METADATA)
+    yield from _unknown(path, metadata, OF_METADATA)
     for key in metadata.get("annotations") or {}:
-        if str(key).startswith(UNSAFE_ANNOTATIONS):
+        if str(key).startswith(_UNSAFE_ANNOTATIONS):
             rule = "an old name of a field of securityContext"
             yield Problem(f"{path}.annotations[{key}]", metadata["annotations"][key], rule, "use securityContext")
     for part in ("labels", "annotations"):
@@ -383,17 +239,65 @@ def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(f"{path}.{part}[{key}]", value, rule, "choose another key")
 
 
+def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterator[Problem]:
+    context = holder.get("securityContext") or {}
+    yield from _unknown(f"{path}.securityContext", context, allowed)
+    for key, (is_valid, rule) in _SECURITY_RULES.items():
+        if key in allowed and key in context and not is_valid(context[key]):
+            yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
+
+
+def _is_profile(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in _PROFILES
+
+
+def _is_selinux(value: Any) -> bool:
+    allowed = isinstance(value, Mapping) and value.get("type", "") in _SELINUX_TYPES
+    return allowed and not value.get("user") and not value.get("role")
+
+
+def _are_capabilities(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    added = value.get("add", [])
+    allowed = isinstance(added, list) and all(one == "NET_BIND_SERVICE" for one in added)
+    return allowed and value.get("drop", ["ALL"]) == ["ALL"]
+
+
+_PROFILES = ("RuntimeDefault", "Localhost")
+_SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+_SECURITY_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "allowPrivilegeEscalation": (lambda value: value is False, "must be false"),
+    "privileged": (lambda value: value is False, "no container of a job is privileged"),
+    "procMount": (lambda value: value == "Default", "must be Default"),
+    "runAsNonRoot": (lambda value: value is True, "must be true"),
+    "runAsUser": (lambda value: isinstance(value, int) and value > 0, "must be a user other than root, above 0"),
+    "seccompProfile": (_is_profile, f"its type must be {' or '.join(_PROFILES)}"),
+    "appArmorProfile": (_is_profile, f"its type must be {' or '.join(_PROFILES)}"),
+    "seLinuxOptions": (_is_selinux, "must have a type of containers, and neither user nor role"),
+    "capabilities": (_are_capabilities, "every capability is dropped, and only NET_BIND_SERVICE may be added"),
+}
+
+
+def _claims(path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse claims: an added container would share the GPUs of a server or of the learner."""
+    resources = holder.get("resources")
+    if isinstance(resources, Mapping) and "claims" in resources:
+        rule = "the claims of a pod are its servers' and its learner's"
+        yield Problem(f"{path}.resources.claims", resources["claims"], rule, _WAY_OUT["resourceClaims"])
+
+
 def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     for index, volume in enumerate(spec.get("volumes") or []):
         if volume["name"] in layout.VOLUMES:
             rule = f"the names {', '.join(layout.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
-        yield from _foreign(f"{path}.volumes[{index}]", volume, VOLUMES)
+        yield from _unknown(f"{path}.volumes[{index}]", volume, VOLUMES)
         yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
 
 
 def _credentials(path: str, projected: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse certificates, and tokens that nobody asked for by name: of which account, and for whom."""
+    """Refuse certificates, and tokens for which the template names no account or no audience."""
     for index, source in enumerate((projected or {}).get("sources") or ()):
         where = f"{path}.sources[{index}]"
         if "podCertificate" in source:
@@ -408,11 +312,43 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+def _container(path: str, container: Mapping[str, Any], own: Set[str], gpu: str) -> Iterator[Problem]:
+    """Refuse what no container may have, and what one of stage2's own, named in `own`, may not have either."""
+    yield from _unknown(path, container, OF_CONTAINER)
+    yield from _claims(path, container)
+    yield from _security(path, container, OF_CONTAINER_SECURITY)
+    for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+        if _names_a_host(container.get(key)):
+            rule = "a probe of another host would be made by the node"
+            yield Problem(f"{path}.{key}", container[key], rule, "take host out")
+    for index, port in enumerate(container.get("ports") or []):
+        if port.keys() & {"hostPort", "hostIP"}:
+            rule = "a port of the node is not the job's"
+            yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
+    name = container.get("name")
+    if isinstance(name, str) and name in own:
+        yield from _own_container(path, container, gpu)
+
+
+def _names_a_host(hook: Any) -> bool:
+    """Return whether a probe, or a hook of the lifecycle, is about another host."""
+    if not isinstance(hook, Mapping):
+        return False
+    return any(key == "host" or (key != "exec" and _names_a_host(value)) for key, value in hook.items())
+
+
+def _own_container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    for key in sorted(_OF_OUR_CONTAINERS.keys() & container.keys()):
+        yield Problem(f"{path}.{key}", container[key], _OF_OUR_CONTAINERS[key], _WAY_OUT.get(key, "remove it"))
     yield from _mounts(path, container.get("volumeMounts") or [])
-    yield from _variables(path, container.get("env") or [])
-    if gpu:
-        yield from _gpus(f"{path}.resources", container.get("resources") or {}, gpu)
+    for index, variable in enumerate(container.get("env") or []):
+        if variable["name"].startswith("STAGE2_"):
+            rule = "variables that begin with STAGE2_ are set by stage2"
+            yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
+    for part, amounts in (container.get("resources") or {}).items() if gpu else ():
+        if part in ("limits", "requests") and gpu in (amounts or {}):
+            way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
+            yield Problem(f"{path}.resources.{part}[{gpu}]", amounts[gpu], "GPUs are counted by the job", way_out)
 
 
 def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
@@ -424,17 +360,3 @@ def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]
             yield Problem(
                 f"{path}.volumeMounts[{index}].mountPath", written, rule, "choose another path, such as /data"
             )
-
-
-def _variables(path: str, variables: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
-    for index, variable in enumerate(variables):
-        if variable["name"].startswith("STAGE2_"):
-            rule = "variables that begin with STAGE2_ are set by stage2"
-            yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
-
-
-def _gpus(path: str, resources: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
-    for part, amounts in resources.items():
-        if part in ("limits", "requests") and gpu in (amounts or {}):
-            way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
-            yield Problem(f"{path}.{part}[{gpu}]", amounts[gpu], "GPUs are counted by the job", way_out)

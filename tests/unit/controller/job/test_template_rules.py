@@ -181,7 +181,7 @@ def test_a_path_that_only_looks_like_one_of_ours_is_taken(path: str) -> None:
 
 
 def test_every_field_that_is_refused_by_name_is_outside_of_what_is_allowed() -> None:
-    assert not template_rules._OF_POD.keys() & template_rules.OF_POD
+    assert not template_rules._REFUSED_OF_POD.keys() & template_rules.OF_POD
 
 
 @pytest.mark.parametrize(("template", "path"), MISSHAPEN, ids=[str(case[0]) for case in MISSHAPEN])
