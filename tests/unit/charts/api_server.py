@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
+
+from tests import http_server
 
 Object = dict[str, Any]
 # By group and version: kinds with their plurals. What the chart makes must be known too: helm looks for it.
@@ -49,7 +49,7 @@ def definition(release: str, namespace: str) -> Object:
 def serving(*objects: Object) -> Iterator[str]:
     """Hand out the address at which the objects are served."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(http_server.QuietHandler):
         def do_GET(self) -> None:
             body = _answer(self.path.partition("?")[0].strip("/"), objects)
             sent = json.dumps(
@@ -61,18 +61,8 @@ def serving(*objects: Object) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(sent)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing of requests."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with http_server.serving(Handler) as server:
+        yield server.url
 
 
 def _answer(path: str, objects: tuple[Object, ...]) -> Object | None:

@@ -1,14 +1,13 @@
 """`stage2 export`: what it says, and how it ends."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
+from tests.http_server import QuietHandler, serving
 from tests.unit.cli.test_light_start import stage2
 from tests.unit.report.inspected import TINY_MODEL
 
@@ -54,7 +53,7 @@ def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, w
     assert not (tmp_path / "out").exists()
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(QuietHandler):
     """A hub with one user, one repository, and no room for another."""
 
     def do_GET(self):
@@ -77,17 +76,11 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *words):
-        pass
-
 
 @pytest.fixture
 def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(Hub) as server:
+        yield server.url
 
 
 @pytest.fixture

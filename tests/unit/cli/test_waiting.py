@@ -1,10 +1,7 @@
 """`stage2 wait`: it ends when all servers answer, and no sooner."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,9 +9,10 @@ import yaml
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_cli.learn import wait_for_servers
 from stage2_trainer.wire import client
+from tests.http_server import QuietHandler, serving
 
 
-class Loading(BaseHTTPRequestHandler):
+class Loading(QuietHandler):
     """A server that answers /health on the third time."""
 
     asked = 0
@@ -24,19 +22,11 @@ class Loading(BaseHTTPRequestHandler):
         self.send_response(200 if self.asked > 2 else 503)
         self.end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    served = ThreadingHTTPServer(("127.0.0.1", 0), Loading)
-    thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{served.server_port}"
-    served.shutdown()
-    served.server_close()
-    thread.join()
+    with serving(Loading) as server:
+        yield server.url
 
 
 def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

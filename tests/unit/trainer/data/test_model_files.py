@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from tests.http_server import QuietHandler, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 NAME = "someone/tiny-qwen3-vl"
@@ -35,7 +35,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(QuietHandler):
     """A hub with one repository, as much of its interface as a download takes."""
 
     asked: Counter[str]
@@ -78,18 +78,12 @@ class Hub(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def hub():
     asked: Counter[str] = Counter()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OneHub", (Hub,), {"asked": asked}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
+    with serving(type("OneHub", (Hub,), {"asked": asked})) as server:
+        yield server.url, asked
 
 
 @pytest.fixture

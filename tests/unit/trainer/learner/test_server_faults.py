@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -20,12 +18,13 @@ from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
+from tests.http_server import QuietHandler, serving
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
 from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(QuietHandler):
     """Answers as `server.say` says: a status and a body."""
 
     protocol_version = "HTTP/1.1"
@@ -43,9 +42,6 @@ class Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(encoded)
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture(autouse=True)
 def servers_forgotten():
@@ -56,16 +52,9 @@ def servers_forgotten():
 
 @contextmanager
 def served(say):
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    http.say = say
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with serving(Answers) as http:
+        http.say = say
+        yield http.url
 
 
 class Refuses:

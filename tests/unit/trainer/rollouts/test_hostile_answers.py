@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -16,6 +14,7 @@ from stage2_trainer.wire import client
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
+from tests.http_server import QuietHandler, serving
 
 LIMIT = 1 << 16
 VERSION = json.dumps({"weight_version": "0"}).encode()
@@ -33,7 +32,7 @@ class Said:
     sent: int = 0
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Answers everything alike."""
 
     def do_GET(self):
@@ -54,21 +53,13 @@ class Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(http, "MAX_ANSWER_BYTES", LIMIT)
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.said = Said()
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    yield listening
-    listening.shutdown()
-    listening.server_close()
-    thread.join()
+    with serving(Handler) as listening:
+        listening.said = Said()
+        yield listening
 
 
 def ask_for_rollouts(url, timeout_s):
@@ -93,7 +84,7 @@ def refused(request, server):
     def ask(said: Said, *, timeout_s: float = 20.0) -> str:
         server.said = said
         with pytest.raises(ServerError) as error:
-            request.param(f"http://127.0.0.1:{server.server_port}", timeout_s)
+            request.param(server.url, timeout_s)
         return str(error.value)
 
     return ask

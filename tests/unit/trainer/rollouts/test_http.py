@@ -2,12 +2,12 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
+from tests.http_server import QuietHandler, serving
 
 ANSWER = {
     "object": "chat.completion",
@@ -16,7 +16,7 @@ ANSWER = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Version 0 and one answer; connections are kept open, as uvicorn keeps them."""
 
     protocol_version = "HTTP/1.1"
@@ -43,25 +43,16 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def server():
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.opened, http.closed = threading.Semaphore(0), threading.Semaphore(0)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield http
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with serving(Handler) as http:
+        http.opened, http.closed = threading.Semaphore(0), threading.Semaphore(0)
+        yield http
 
 
 def backend_of(server):
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    return ServerBackend([url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10)
+    return ServerBackend([server.url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10)
 
 
 def test_a_closed_backend_leaves_no_connection_open(server):

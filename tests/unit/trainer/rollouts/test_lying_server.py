@@ -6,9 +6,7 @@ Never anything else: no traceback of a parser, no hang, no answer that is taken 
 import copy
 import json
 import socket
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, grou
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
+from tests.http_server import QuietHandler, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})
@@ -98,7 +97,7 @@ RAW: dict[str, bytes] = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Tells its version truly, and in the place of a rollout what the test wants."""
 
     def do_GET(self) -> None:
@@ -120,26 +119,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class Quiet(ThreadingHTTPServer):
-    """A server whose clients may go at any time."""
-
-    def handle_error(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def server():
-    listening = Quiet(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    yield listening
-    listening.shutdown()
-    listening.server_close()
-    thread.join()
+    with serving(Handler) as listening:
+        yield listening
 
 
 @pytest.fixture
@@ -148,8 +132,7 @@ def told(server) -> Callable[..., Any]:
 
     def ask(said: bytes, *, raw: bool = False) -> Any:
         server.said = raw, said
-        url = f"http://127.0.0.1:{server.server_port}"
-        with ServerBackend([url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10) as backend:
+        with ServerBackend([server.url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10) as backend:
             request = RolloutRequest(messages=[{"role": "user", "content": "."}])
             plan = SeedPlan(training_seed=0, global_step=0, micro_step=0)
             return backend.generate([request], seed_plan=plan)[0]

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-
 import pytest
 
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
+from tests.http_server import QuietHandler, serving
 
 
 @pytest.mark.parametrize(("answered", "status"), [(400, 400), (409, 409), (500, 500), (503, None)])
 def test_a_server_that_cannot_now_is_lost_and_has_not_refused(answered: int, status: int | None) -> None:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_error(answered)
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            with pytest.raises(ServerError, match=f"answered {answered}") as error:
-                ServerClient(f"http://127.0.0.1:{server.server_port}", "token", timeout_s=10).get("/health", "connect")
-        finally:
-            server.shutdown()
+    with serving(Handler) as server, pytest.raises(ServerError, match=f"answered {answered}") as error:
+        ServerClient(server.url, "token", timeout_s=10).get("/health", "connect")
     assert error.value.status == status
