@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets
 from stage2_trainer.sync.transports.choice import transfer_for
 from stage2_trainer.sync.transports.nccl import open_nccl

@@ -34,8 +34,8 @@ from bench.sync import (
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.push import FullSync
+from stage2_trainer.sync.fleet.report import SyncReport
 
 COUNTS = (1, 8, 64)
 RUNS = 5
@@ -74,7 +74,7 @@ def rows(what: str, model: nn.Module, folder: str) -> Iterator[str]:
             taken = fastest(model, addresses, token)
         seconds = taken.report.seconds
         alone = alone or seconds
-        phases = " | ".join(f"{1e3 * taken.report.phases[phase]:.1f}" for phase in PHASES)
+        phases = " | ".join(f"{1e3 * taken.report.phase_seconds[phase]:.1f}" for phase in PHASES)
         amounts = f"{taken.report.bytes / 1e6:.1f} | {1e3 * seconds:.1f} | {seconds / alone:.2f}"
         yield f"| {what} | {count} | {amounts} | {1e3 * taken.cpu_s:.0f} | {phases} |\n"
 

@@ -14,9 +14,8 @@ import torch
 from bench.tables import Row, Table, seconds
 from torch import Tensor
 
-from stage2_trainer.sync.tensors import merge_math, rounding
-from stage2_trainer.sync.tensors.merge_math import Adapter
-from stage2_trainer.sync.tensors.rounding import NEAREST, Rounding, served_weight
+from stage2_trainer.sync.tensors import merge_math
+from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, Rounding, served_weight
 
 SHAPES = ((512, 512), (1024, 3072), (4096, 4096), (12288, 4096))
 RANKS = (8, 16, 64)
@@ -85,7 +84,7 @@ def stochastic(base: Tensor, adapter: Adapter) -> Tensor:
 
 def in_tiles(base: Tensor, adapter: Adapter) -> Tensor:
     """The same where each tile is merged by the compiled loop, and torch adds the noise."""
-    with patch.object(rounding, "merge_and_round", lambda *_, **__: None):
+    with patch.object(merge_math, "_merge_in_one_pass", lambda *_, **__: None):
         return stochastic(base, adapter)
 
 

@@ -31,9 +31,7 @@ from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import load_records
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
-from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
-from stage2_trainer.sync.fleet.probe import Probe, sample_probe
-from stage2_trainer.sync.fleet.verify import learner_logprobs
+from stage2_trainer.sync.fleet.proof import Gap, Probe, learner_logprobs, sample_probe, text_tokens
 from stage2_trainer.wire.requests import Sampling
 
 ROOT = Path(__file__).parents[1]

@@ -32,9 +32,9 @@ from torch import nn
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
-from stage2_trainer.sync.fleet.fleet import Shipment
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.fleet.delivery import Shipment
+from stage2_trainer.sync.fleet.push import FullSync, send
+from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.transports.buckets import bucket_bytes, plan_buckets
 from stage2_trainer.wire.background import in_background
@@ -231,8 +231,8 @@ def tensor_by_tensor(full: FullSync, policy: Policy) -> None:
     source = merged_weights(policy)
     with full.fleet.update() as update:
         for entry in source.entries:
-            full.fleet.push(Shipment(source.only(frozenset({entry.name}))), update.fit, update)
-        update.each(lambda session: SyncSession.finish(session, 1, vision_moved=False))
+            send(full.fleet, Shipment(source.only(frozenset({entry.name}))), update.fit, update)
+        update.each(lambda session: ServerSession.finish(session, 1, vision_moved=False))
 
 
 def by_disk(full: FullSync, policy: nn.Module) -> None:
@@ -244,7 +244,7 @@ def by_disk(full: FullSync, policy: nn.Module) -> None:
             call.result()
 
 
-def _post(session: SyncSession, route: str, body: Any) -> None:
+def _post(session: ServerSession, route: str, body: Any) -> None:
     session.client.post(route, "bench", body=body)
 
 

@@ -20,7 +20,6 @@ from bench.slow_servers import SCALE
 from torch import nn
 
 from stage2_api.coordinates import BINS
-from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoding, Prompt
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.early_gradients import EarlyGradients
@@ -38,8 +37,8 @@ from stage2_trainer.matching import CoordVocab, unsupervised_meta
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
-from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.push import WeightSync
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
@@ -85,10 +84,6 @@ class Gpus:
 class TimedSync:
     """A push of weights that takes its time; the servers learn the version alone."""
 
-    merge: SyncMerge = "server"
-    merge_reason: str | None = None
-    transport = ""
-
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
         self._client = httpx.Client(trust_env=False)
@@ -98,7 +93,7 @@ class TimedSync:
         pause(SYNC_S)
         for url in self._urls:
             self._client.put(f"{url}/version", content=str(version)).raise_for_status()
-        return SyncReport(version, SYNC_S, 0, 0, self._urls)
+        return SyncReport.create(version, SYNC_S, self._urls)
 
 
 class TimedEStep(EStep):
@@ -148,7 +143,7 @@ def tokens_of(rollout: Rollout) -> int:
 
 def rollouts_of(backend: ServerBackend, seed: int) -> SyncedRollouts:
     """Return the learner's source of rollouts over these servers."""
-    weights = WeightSynchronizer("full", full=TimedSync(backend.base_urls))
+    weights = WeightSync("full", full=TimedSync(backend.base_urls))
     return SyncedRollouts(backend, weights, seed=seed, wait=lambda: None, reporter=Reporter())
 
 

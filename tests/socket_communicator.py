@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.sync.fleet import fleet
+from stage2_trainer.sync.fleet import server
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, OneGroup
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
@@ -97,10 +97,10 @@ def _one_group(_device: torch.device, servers: int, *, requested: str, timeout_s
 @contextlib.contextmanager
 def sending_over(transport: str) -> Iterator[None]:
     """Let the fleets that are made in the block send over this transport; `nccl` without a GPU, which it would need."""
-    chosen = fleet.transfer_for, fleet.one_group_for
+    chosen = server.transfer_for, server.one_group_for
     if transport == "nccl":
-        fleet.transfer_for, fleet.one_group_for = _transfer, _one_group
+        server.transfer_for, server.one_group_for = _transfer, _one_group
     try:
         yield
     finally:
-        fleet.transfer_for, fleet.one_group_for = chosen
+        server.transfer_for, server.one_group_for = chosen

@@ -5,7 +5,7 @@ import torch
 from bench.gpu import to_device
 from bench.merge import layer
 
-from stage2_trainer.sync.tensors.rounding import NEAREST, served_weight
+from stage2_trainer.sync.tensors.merge_math import NEAREST, served_weight
 
 DEVICE = torch.device("cuda:0")
 

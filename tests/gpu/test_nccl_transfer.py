@@ -8,7 +8,7 @@ import torch
 from bench import gpu_push
 from bench.gpu_push import metas_of, sum_of
 
-from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.transports.buckets import plan_buckets
 from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
 from stage2_trainer.sync.transports.protocol import Packed

@@ -218,7 +218,7 @@ def make_sync(token):
     """A function that returns a full sync to these servers; it is closed with the test."""
     import torch
 
-    from stage2_trainer.sync.fleet.full_sync import FullSync
+    from stage2_trainer.sync.fleet.push import FullSync
     from tests.socket_communicator import sending_over
 
     with contextlib.ExitStack() as stack:

@@ -13,8 +13,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.sync.fleet.probe import Probe, sample_probe
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE
+from stage2_trainer.sync.fleet.proof import (
+    BF16_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    Probe,
+    judge,
+    learner_logprobs,
+    sample_probe,
+    server_logprobs,
+    text_tokens,
+)
 
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 VISION = r".*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.linear_fc(1|2))|.*merger.*\.linear_fc(1|2))"
@@ -111,3 +119,11 @@ def grey_probe(model_path: Path, folder: Path) -> Probe:
     image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
     chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
     return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)
+
+
+def verify(model, probe, clients, *, tolerance, adapter=None, ask=server_logprobs):
+    """Compare every server with the learner, once; a doubt is an error too. Returns the reports."""
+    text = text_tokens(probe.inputs["mm_token_type_ids"])
+    own = learner_logprobs(model, probe.inputs).cpu()[text]
+    found = {f"server {client.base_url}": ask(client, probe, adapter=adapter)[text] for client in clients}
+    return judge(found, own, None, tolerance=tolerance)

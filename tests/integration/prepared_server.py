@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stage2_cli.main import main
 from stage2_trainer.serve import launch, server_command
-from stage2_trainer.sync.fleet.server_recipe import Recipe
+from stage2_trainer.sync.tensors.recipe import Recipe
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from tests.socket_communicator import SocketCommunicator

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.sync_content import SyncContent
+from stage2_trainer.sync.fleet.delivery import Packer, Shipment
 from stage2_trainer.sync.tensors.merge import merged_weights
-from stage2_trainer.sync.tensors.packing import Packer
 
 LAYER = "layers.1.mlp.down_proj"
 OTHER = "layers.0.mlp.down_proj"
@@ -28,14 +27,14 @@ def wrong(monkeypatch, before, policy):
 
 def lost(monkeypatch, before, policy):
     """A layer is not sent at all."""
-    honest = SyncContent.shipment
+    honest = Shipment.merged_from
 
-    def shipment(self):
-        made = honest(self)
-        kept = tuple(entry for entry in made.source.entries if LAYER not in entry.name)
-        return dataclasses.replace(made, source=dataclasses.replace(made.source, entries=kept))
+    def shipment(source, made):
+        whole = honest(source, made)
+        kept = tuple(entry for entry in whole.source.entries if LAYER not in entry.name)
+        return dataclasses.replace(whole, source=dataclasses.replace(whole.source, entries=kept))
 
-    monkeypatch.setattr(SyncContent, "shipment", shipment)
+    monkeypatch.setattr(Shipment, "merged_from", shipment)
 
 
 def unmerged(monkeypatch, before, policy):

@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.fleet.delivery import Delivery
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.sync_content import SyncContent
-from stage2_trainer.sync.fleet.sync_session import SyncSession
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
-from stage2_trainer.sync.fleet.verify import Prover
-from stage2_trainer.sync.tensors.merge_place import MergePlace
-from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.fleet.delivery import Delivery, Packer, Shipment
+from stage2_trainer.sync.fleet.merge_location import MergeLocation
+from stage2_trainer.sync.fleet.proof import Probe, Prover
+from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
@@ -32,13 +28,13 @@ BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")
 STEPS: dict[str, tuple[Any, str]] = {
     "connect": (Rendezvous, "_links"),
-    "begin": (SyncSession, "begin"),
-    "compare folders": (MergePlace, "compare_folder"),
+    "begin": (ServerSession, "begin"),
+    "compare folders": (MergeLocation, "compare_folder"),
     "pack": (Packer, "pack"),
-    "merge": (SyncContent, "note_made"),  # by the learner, while servers merge
+    "merge": (Shipment, "digest_made"),  # by the learner, while servers merge
     "confirm": (Delivery, "confirm"),
-    "finish": (SyncSession, "finish"),
-    "proof": (Prover, "_asked"),
+    "finish": (ServerSession, "finish"),
+    "proof": (Prover, "_ask_all"),
 }
 STRUCK_BUCKET = 3
 STANDSTILL_S, KILL_S = 5.0, 30.0
@@ -70,10 +66,10 @@ def deadline_s(blow: signal.Signals) -> float:
     return patience(STANDSTILL_S if blow == signal.SIGSTOP else KILL_S)
 
 
-def proved(sync: FullSync, probe: Probe) -> WeightSynchronizer:
+def proved(sync: FullSync, probe: Probe) -> WeightSync:
     """Return a synchronizer that proves each sync to every server."""
     clients = [session.client for session in sync.fleet.sessions]
-    return WeightSynchronizer("full", full=sync, prover=Prover(probe, clients, every=1))
+    return WeightSync("full", full=sync, prover=Prover(probe, clients, every=1))
 
 
 def when_it_comes_to(phase: str, do: Callable[[], object]) -> Callable[[], None]:

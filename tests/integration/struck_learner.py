@@ -21,7 +21,7 @@ import torch
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.push import FullSync
 from tests.integration import policies
 from tests.integration.strikes import PUSHES, proved, when_it_comes_to
 from tests.socket_communicator import sending_over

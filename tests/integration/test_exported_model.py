@@ -12,8 +12,7 @@ from stage2_trainer.export.model_export import export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.serve.server_command import environment
-from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, learner_logprobs, server_logprobs
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Gap, learner_logprobs, server_logprobs, text_tokens
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.names import POLICY_MODEL
 from tests import forked

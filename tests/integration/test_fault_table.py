@@ -22,8 +22,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.push import FullSync, WeightSync
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
@@ -55,7 +54,7 @@ def learner(token):
             stack.callback(backend.close)
             return SyncedRollouts(
                 backend,
-                WeightSynchronizer("full", full=full),
+                WeightSync("full", full=full),
                 seed=17,
                 wait=lambda: wait_until_healthy(urls, token, timeout_s=patience_s),
                 reporter=Reporter(),

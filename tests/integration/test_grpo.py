@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from stage2_trainer.serve.server_command import STUB_MODULE
-from stage2_trainer.sync.fleet.sync_phases import PHASES
-from stage2_trainer.sync.tensors.merge_place import NO_ADAPTER
+from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER
+from stage2_trainer.sync.fleet.report import PHASES
 from tests import forked
 from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.verify import server_logprobs, verify
+from stage2_trainer.sync.fleet.proof import server_logprobs
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
@@ -53,7 +53,7 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
     later = merging.sync(policy, version=2)
     merged, answer = server_logprobs(client, probe), greedy_answer(client, probe)
     if kind != "embedding":  # PEFT leaves a tied output layer as it was, a server has one matrix for both
-        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+        policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
         if dtype == "float32":
             assert answer == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     merging.close()
@@ -94,5 +94,5 @@ def test_a_restarted_learner_finds_everything_again(sync_by, client, base, probe
     for version in (2, 3):
         learner = sync_by(merge="server")
         assert learner.sync(policy, version=version).everything
-        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+        policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
         learner.close()

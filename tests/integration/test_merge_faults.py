@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.sync.fleet import server_recipe, sync_content
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.verify import verify
-from stage2_trainer.sync.tensors.merge_place import NO_ADAPTER
+from stage2_trainer.sync.fleet import delivery
+from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER
+from stage2_trainer.sync.fleet.report import ProofError
+from stage2_trainer.sync.tensors import recipe
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 
@@ -36,7 +36,7 @@ def policy(base):
 
 def tampered(monkeypatch, change):
     """Let the recipe of a merge at the server be another one when it is sent."""
-    honest = server_recipe.Recipe.to_wire
+    honest = recipe.Recipe.to_wire
 
     def to_wire(self):
         header = json.loads(json.dumps(honest(self)))
@@ -44,7 +44,7 @@ def tampered(monkeypatch, change):
             change(header["merge"]["tensors"])
         return header
 
-    monkeypatch.setattr(server_recipe.Recipe, "to_wire", to_wire)
+    monkeypatch.setattr(recipe.Recipe, "to_wire", to_wire)
 
 
 def wrong_scaling(tensors):
@@ -73,18 +73,18 @@ def test_a_wrong_layer_is_named_and_the_learner_merges_then(
     assert "layers.0" not in caplog.text
     assert "the learner merges for the rest of the run" in caplog.text
     assert report.merge == "learner"
-    verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+    policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
 def test_permuted_layers_are_named(sync_by, policy, monkeypatch):
-    honest = sync_content.parts_of
+    honest = delivery.parts_of
     swapped = {"layers.0.mlp.up_proj": "layers.1.mlp.up_proj", "layers.1.mlp.up_proj": "layers.0.mlp.up_proj"}
 
     def parts_of(name, adapter):
         other = next((name.replace(a, b) for a, b in swapped.items() if a in name), name)
         return honest(other, adapter)
 
-    monkeypatch.setattr(sync_content, "parts_of", parts_of)
+    monkeypatch.setattr(delivery, "parts_of", parts_of)
     sync = sync_by(merge="server")
     with pytest.raises(ProofError, match=r"layers.0.mlp.gate_up_proj, .*layers.1.mlp.gate_up_proj"):
         sync.sync(policy, version=1)
@@ -97,7 +97,7 @@ def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(sync_by, po
 
 
 def test_an_adapter_that_does_not_arrive_is_an_error(sync_by, policy, monkeypatch):
-    monkeypatch.setattr(sync_content, "_parts", lambda entry: [])
+    monkeypatch.setattr(delivery, "_parts", lambda entry: [])
     with pytest.raises(ServerError, match=r"proj\.weight#up"):
         sync_by().sync(policy, version=1)
 
@@ -109,23 +109,23 @@ def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtyp
     with torch.no_grad():
         layer.weight.view(-1)[7] += 0.125
     with pytest.raises(ConfigError, match=r"vllm.sync.merge.*server.*layers.1.mlp.down_proj.weight.*auto"):
-        sync_by(merge="server").choose_place(policy)
+        sync_by(merge="server").choose_location(policy)
     sync = sync_by()
     with caplog.at_level(logging.INFO):
-        sync.choose_place(policy)
+        sync.choose_location(policy)
     assert sync.merge == "learner"
     assert "layers.1.mlp.down_proj.weight" in caplog.text
-    assert "layers.1.mlp.down_proj.weight" in sync.merge_reason
+    assert "layers.1.mlp.down_proj.weight" in sync.location.reason
     report = sync.sync(policy, version=1)
-    assert (report.merge, report.merge_reason) == ("learner", sync.merge_reason)
+    assert (report.merge, report.merge_reason) == ("learner", sync.location.reason)
 
 
 def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
     sync = sync_by()
-    sync.choose_place(base)
-    assert (sync.merge, sync.merge_reason) == ("learner", NO_ADAPTER)
+    sync.choose_location(base)
+    assert (sync.location.effective, sync.location.reason) == ("learner", NO_ADAPTER)
     with pytest.raises(ConfigError, match="no adapter trains"):
-        sync_by(merge="server").choose_place(base)
+        sync_by(merge="server").choose_location(base)
 
 
 def test_a_folder_that_was_replaced_under_a_restarted_server_is_noticed(

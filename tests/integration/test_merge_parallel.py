@@ -14,7 +14,6 @@ import yaml
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.fleet.verify import verify
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy
@@ -75,4 +74,4 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
     client = ServerClient(served.base_url, token, timeout_s=60)
     with contextlib.closing(client):
         assert client.world_size() == WORKERS
-        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+        policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])

@@ -9,7 +9,7 @@ from transformers import AutoProcessor
 from stage2_api.coordinates import COORD_TOKEN
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
@@ -40,5 +40,5 @@ def test_a_prepared_mixture_of_experts_answers_as_it_does_here(tmp_path, start_s
     served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
     probe = policies.grey_probe(tmp_path / "prepared", tmp_path)
     with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
-        (proof,) = verify(policies.load(tmp_path / "prepared"), probe, [client], tolerance=FLOAT32_TOLERANCE)
+        (proof,) = policies.verify(policies.load(tmp_path / "prepared"), probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert proof.gap.tokens > 0

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
+from stage2_trainer.sync.fleet.merge_location import FOLDERS_AGREE
 from tests.integration import runs
 from tests.integration.runs import JOB, stage2
 

@@ -9,10 +9,10 @@ import copy
 import pytest
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.verify import verify
-from stage2_trainer.sync.tensors import merge_place
-from stage2_trainer.sync.tensors.fused import fused_layer
+from stage2_trainer.sync.fleet import delivery
+from stage2_trainer.sync.fleet.merge_location import MergeLocation
+from stage2_trainer.sync.fleet.report import ProofError
+from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.integration import policies
 from tests.integration.sent_faults import FAULTS, LAYER
@@ -41,13 +41,13 @@ def sync(served, make_sync):
 def asked(monkeypatch):
     """What servers were asked to have loaded, layer by layer, sync after sync."""
     found = []
-    honest = merge_place.expectation
+    honest = delivery.digest_request
 
-    def expectation(layers):
+    def digest_request(layers):
         found.append(dict(layers))
         return honest(layers)
 
-    monkeypatch.setattr(merge_place, "expectation", expectation)
+    monkeypatch.setattr(delivery, "digest_request", digest_request)
     return found
 
 
@@ -85,7 +85,7 @@ def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, cl
     assert "visual" not in str(caught.value)
     assert client.weight_version() == "1"
     sync.sync(policy, version=3)
-    verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+    policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
 def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(served, make_sync, base, monkeypatch):
@@ -93,15 +93,15 @@ def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(serv
     policy = policies.adapter_of(base, "dora")
     sync = make_sync(served)
     sync.sync(policy, version=1)
-    monkeypatch.setattr(merge_place.MergePlace, "compare_folder", refuse_folder)
+    monkeypatch.setattr(MergeLocation, "compare_folder", refuse_folder)
     sync.fleet.sessions[0].lose()
     before = copy.deepcopy(policy)
     policies.train_on(policy, 0.02)
     FAULTS["wrong"](monkeypatch, before, policy)
     with pytest.raises(ProofError, match=LAYER):
         sync.sync(policy, version=2)
-    assert sync.merge == "learner"
+    assert sync.location.effective == "learner"
 
 
-def refuse_folder(self, session, source):
-    raise self._objection(merge_place.Objection(session.client.base_url, merge_place.FOLDER_PHASE, "other weights"))
+def refuse_folder(self, client, source):
+    raise self._mismatch(client, "other weights")

@@ -16,12 +16,16 @@ from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.judgement import text_tokens
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.server_recipe import Recipe
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.sync.fleet.proof import (
+    BF16_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    Probe,
+    server_logprobs,
+    text_tokens,
+)
+from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.tensors.recipe import Recipe
 from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
@@ -225,7 +229,7 @@ def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, bas
     before = server_logprobs(client, probe)
     policy = policies.trained(base, kind)
     report = sync.sync(policy, version=2)
-    (proof,) = verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    (proof,) = policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert proof.gap.tokens == int(text_tokens(probe.inputs["mm_token_type_ids"]).sum()) > 0
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
     (rollout,) = backend.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 2, 0), version=2)
@@ -244,7 +248,7 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
         policies.train_on(policy)
         later = sync.sync(policy, version=version)
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert first.everything
     assert not later.everything
     assert later.bytes < first.bytes * 0.6
@@ -270,7 +274,7 @@ def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, b
     sync.close()
     again = make_sync(served, how=AT_LEARNER)
     assert again.sync(policy, version=3).everything
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_server_of_another_version_is_sent_everything(sync, client, base, probe):
@@ -278,7 +282,7 @@ def test_a_server_of_another_version_is_sent_everything(sync, client, base, prob
     sync.sync(policy, version=1)
     client.post("/update_weight_version", "test", body={"new_version": "77"})
     assert sync.sync(policy, version=2).everything
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync, client, base, probe):
@@ -294,7 +298,7 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
     before = server_logprobs(client, probe)
     moved = policies.with_other_vision(base)
     sync.sync(moved, version=2)
-    verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
 
 
@@ -305,14 +309,14 @@ def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
         pytest.skip("the stub caches nothing")
     sync.sync(base, version=1)
     server_logprobs(client, probe)
-    monkeypatch.setattr("stage2_trainer.sync.fleet.sync_session.RESET_AFTER_VISION", ())
+    monkeypatch.setattr("stage2_trainer.sync.fleet.server.RESET_AFTER_VISION", ())
     moved = policies.with_other_vision(base)
     sync.sync(moved, version=2)
     with pytest.raises(ProofError):
-        verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
+        policies.verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
     monkeypatch.undo()
     sync.sync(base, version=3)
-    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, encoder, client, monkeypatch):
@@ -331,7 +335,7 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
 
     sync.sync(base, version=1)
     assert gap(base) < FLOAT32_TOLERANCE
-    monkeypatch.setattr("stage2_trainer.sync.fleet.sync_session._resets", lambda **_: [])
+    monkeypatch.setattr("stage2_trainer.sync.fleet.server._resets", lambda **_: [])
     sync.sync(policy, version=2)
     assert gap(policy) > MOVED, "without the reset it does"
     monkeypatch.undo()
@@ -342,7 +346,7 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
 def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
     sync.sync(base, version=1)
     with pytest.raises(ProofError, match="log-probabilities"):
-        verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
+        policies.verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_rollouts_of_another_version_are_refused(sync, backend, base, chats):
@@ -354,7 +358,7 @@ def test_rollouts_of_another_version_are_refused(sync, backend, base, chats):
 def test_an_update_that_a_dead_learner_left_open_does_not_lock_the_next_one_out(sync, client, base, probe):
     client.post("/start_weight_update", "test")
     sync.sync(base, version=1)
-    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_nothing(sync, client, base, probe):
@@ -364,7 +368,7 @@ def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_noth
     with pytest.raises(ServerError, match=r"of-a-dead-learner.*late one"):
         client.post("/update_weights", "push", body={"update_info": late})
     sync.sync(base, version=2)
-    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base, probe, monkeypatch):
@@ -378,7 +382,7 @@ def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base,
     monkeypatch.undo()
     assert client.weight_version() == "1"
     sync.sync(policy, version=3)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, base, client, probe, monkeypatch):
@@ -386,14 +390,14 @@ def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, ba
     sync.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     sync.sync(policy, version=2)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     with monkeypatch.context() as tampered:
         sent_faults.wrong(tampered, base, policy)
         with pytest.raises(ProofError, match=rf"{sent_faults.LAYER}\b.*digests"):
             sync.sync(policy, version=3)
     assert client.weight_version() == "2"
     sync.sync(policy, version=4)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_merge_that_breaks_off_in_a_layer_is_made_good_by_the_next_push(
@@ -414,7 +418,7 @@ def test_a_merge_that_breaks_off_in_a_layer_is_made_good_by_the_next_push(
         sync.sync(policy, version=2)
     monkeypatch.undo()
     assert sync.sync(policy, version=3).merge == "server"
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", policies.KINDS)
@@ -425,7 +429,7 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     first = policies.load(model_path, torch.bfloat16)
     policy = policies.trained(first, kind)
     sync.sync(policy, version=1)
-    verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
     with pytest.raises(ProofError, match="log-probabilities"):
-        verify(first, probe, [client], tolerance=BF16_TOLERANCE)
+        policies.verify(first, probe, [client], tolerance=BF16_TOLERANCE)
     client.close()

@@ -8,11 +8,10 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.adapter_sync import AdapterSync
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, Prover, verify
+from stage2_trainer.sync.fleet.adapter import AdapterSync
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Prover
+from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
@@ -56,10 +55,10 @@ def listed(client):
 def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adapters, client, backend, base, probe):
     policy = policies.trained(base, "lora", amount=0.1)
     report = adapters.sync(policy, version=4)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
     with pytest.raises(ProofError):
-        verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
-    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+        policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert answer(backend, probe, report.adapter, 4) == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     assert answer(backend, probe, None, 4) == policies.greedy(base, probe.inputs, NEW_TOKENS)
 
@@ -72,7 +71,7 @@ def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapt
     assert first.adapter != second.adapter
     assert not second.everything
     assert second.bytes == sum(p.numel() * 4 for n, p in policy.named_parameters() if "lora_" in n)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=second.adapter)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=second.adapter)
     assert listed(client) == ["policy", second.adapter]
 
 
@@ -91,7 +90,7 @@ def test_rank_and_alpha_patterns_count(adapters, client, base, probe):
     policy = get_peft_model(copy.deepcopy(base), config).eval()
     policies.train_on(policy)
     report = adapters.sync(policy, version=1)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client, base, probe):
@@ -99,7 +98,7 @@ def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client,
     policy = policies.trained(base, "lora")
     report = adapters.sync(policy, version=2)
     assert report.everything
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client, base, probe):
@@ -107,27 +106,27 @@ def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client
     adapters.sync(policy, version=1)
     policies.train_on(policy)
     full.sync(policy, version=2)
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     policies.train_on(policy)
     assert not full.sync(policy, version=3).everything
-    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert listed(client) == ["policy"]
 
 
 def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adapters, client, base, probe, caplog):
     policy = policies.trained(base, "lora")
-    sync = WeightSynchronizer(
+    sync = WeightSync(
         "auto", full=full, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
     )
     sync.ensure_synced(policy, 0)
-    assert listed(client) == ["policy", sync.adapter_name]
+    assert listed(client) == ["policy", sync.report.adapter]
     too_large = get_peft_model(
         copy.deepcopy(base), LoraConfig(r=200, lora_alpha=8, target_modules=policies.ADAPTED)
     ).eval()
     policies.train_on(too_large)
     for step in (1, 2):
         sync.ensure_synced(too_large, step)
-    assert (sync.effective, sync.adapter_name) == ("full", None)
+    assert (sync.effective, sync.report.adapter) == ("full", None)
     assert [record.levelname for record in caplog.records if "rest of the run" in record.message] == ["WARNING"]
     assert listed(client) == ["policy"]
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import free_port, patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of

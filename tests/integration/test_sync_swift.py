@@ -15,9 +15,8 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.build import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.probe import sample_probe
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, swift_logprobs, verify
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, sample_probe, swift_logprobs
+from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.swift.swift_sync import SwiftSync
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
@@ -75,9 +74,9 @@ def test_after_a_push_every_server_is_the_learner(served, token, clients, base, 
     for kind in ("full", "dora"):
         policy = policies.trained(base, kind)
         sync.sync(policy, version=1)
-        verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+        policies.verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
     with pytest.raises(ProofError):
-        verify(base, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+        policies.verify(base, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
     sync.close()
 
 
@@ -86,7 +85,7 @@ def test_a_learner_that_comes_after_another_is_taken(served, token, clients, bas
         sync = make_sync(served, token)
         policy = policies.trained(base, kind)
         sync.sync(policy, version=1)
-        verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+        policies.verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
         sync.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
 from stage2_trainer.sync.transports import link_listener
 from stage2_trainer.sync.transports.connection import Connection
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
@@ -65,7 +65,7 @@ def ask_everything(served, token, sync, policy, probe):
     wait_until_healthy([served.base_url], token, timeout_s=patience(30))
     sync.sync(policy, version=1)
     with contextlib.closing(ServerClient(served.base_url, token, timeout_s=patience(60))) as client:
-        verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+        policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     sampling = Sampling(max_new_tokens=4)
     with ServerBackend([served.base_url], token=token, sampling=sampling, timeout_s=patience(60)) as backend:
         (answer,) = backend.generate([RolloutRequest(probe.messages)], seed_plan=SeedPlan(1, 0, 0), version=1)

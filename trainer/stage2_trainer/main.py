@@ -36,7 +36,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
-from stage2_trainer.sync.fleet.errors import DigestError, ProofError
+from stage2_trainer.sync.fleet.report import DigestError, ProofError
 from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered

@@ -19,7 +19,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.sync.fleet.fleet import SLOTS
+from stage2_trainer.sync.fleet.delivery import SLOTS
 from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES
 
 GIB = 2**30

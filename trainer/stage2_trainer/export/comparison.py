@@ -22,9 +22,14 @@ from stage2_trainer.data.records import RecordRules, load_record, units_by
 from stage2_trainer.export.merged_stream import with_adapter
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
-from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
-from stage2_trainer.sync.fleet.probe import sample_probe
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, learner_logprobs
+from stage2_trainer.sync.fleet.proof import (
+    BF16_TOLERANCE,
+    FLOAT32_TOLERANCE,
+    Gap,
+    learner_logprobs,
+    sample_probe,
+    text_tokens,
+)
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
 
 FIXED = (

@@ -21,9 +21,8 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
-from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, merged_weights
+from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.tensors.peft_compat import SAVED_COPY
 from stage2_trainer.sync.transports.buckets import TensorMeta
 
 TABLE, HEAD = "model.language_model.embed_tokens", "lm_head"

@@ -26,10 +26,10 @@ from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
 from stage2_trainer.export.model_card import model_card
 from stage2_trainer.export.shards import SHARD_BYTES, write_shards
 from stage2_trainer.export.trained_checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
-from stage2_trainer.sync.fleet.adapter_sync import obstacle
-from stage2_trainer.sync.fleet.server_recipe import dtype_name
+from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.digest import differing
 from stage2_trainer.sync.tensors.model_folder import folder_digests
+from stage2_trainer.sync.tensors.recipe import dtype_name
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -106,7 +106,7 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
             raise ExportError(f"what was written differs from {checkpoint.folder / ADAPTER_WEIGHTS}")
         _write_json(aside / ADAPTER_CONFIG, {**checkpoint.adapter, BASE_NAME: checkpoint.base_name})
         _write_beside(checkpoint, aside)
-    return Exported(output, len(tensors), size, obstacle=obstacle(trained))
+    return Exported(output, len(tensors), size, obstacle=adapter_obstacle(trained))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
-from stage2_trainer.sync.fleet.probe import sample_probe
+from stage2_trainer.sync.fleet.proof import sample_probe
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 
 _SAME_NAME = (

@@ -19,8 +19,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
-from stage2_trainer.sync.fleet.errors import DigestError, ProofError
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import DigestError, ProofError, SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Outcome, Refused, Rollout

@@ -30,7 +30,7 @@ from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
-from stage2_trainer.sync.fleet.sync_report import sync_figures, sync_words
+from stage2_trainer.sync.fleet.report import sync_figures, sync_words
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime

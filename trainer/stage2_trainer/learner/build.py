@@ -55,7 +55,7 @@ from stage2_trainer.rollouts.build import (
 )
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
-from stage2_trainer.sync.fleet.probe import Probe, sample_probe
+from stage2_trainer.sync.fleet.proof import Probe, sample_probe
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 from stage2_trainer.wire.requests import FurtherAnswers
 

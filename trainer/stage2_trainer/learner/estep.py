@@ -22,7 +22,7 @@ from stage2_trainer.process.policy import rope_model
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import FurtherAnswers, Rollout
 

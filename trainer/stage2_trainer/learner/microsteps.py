@@ -14,7 +14,7 @@ from stage2_trainer.learner.rollout_buffer import ReuseBuffer
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
 from stage2_trainer.learner.step_segments import StepSegments
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 
 

@@ -19,7 +19,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.step_segments import StepSegments
 from stage2_trainer.learner.supervised_step import SupervisedEStep
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 
 _PHASES = 2**16

@@ -10,7 +10,7 @@ import torch
 from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
-from stage2_trainer.sync.fleet.sync_report import SyncReport, sync_figures, sync_words
+from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import Stopwatch
 

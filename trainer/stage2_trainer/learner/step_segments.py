@@ -24,7 +24,7 @@ from stage2_trainer.learner.overlong import OverlongError
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import FurtherAnswers, Outcome, Refused, Rollout
 

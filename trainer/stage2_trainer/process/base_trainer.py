@@ -40,7 +40,7 @@ from stage2_trainer.process.checkpoints import (
     write_course,
 )
 from stage2_trainer.process.ranks import gathered
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
+from stage2_trainer.sync.fleet.report import ProvedStep
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.attention import HALF_FORMATS, attention_here, tell_vision_tower
 from stage2_trainer.process.transformers_compat import disable_cache, layout_fault
 from stage2_trainer.serve.cuda_driver import Installation, unused_gpu
-from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.proof import Probe
 
 logger = logging.getLogger(__name__)
 

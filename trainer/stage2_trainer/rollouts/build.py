@@ -30,11 +30,10 @@ from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
-from stage2_trainer.sync.fleet.adapter_sync import AdapterSync, obstacle
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer, resolve_mode
-from stage2_trainer.sync.fleet.verify import Prover, server_logprobs, swift_logprobs
+from stage2_trainer.sync.fleet.adapter import AdapterSync, adapter_obstacle, resolve_mode
+from stage2_trainer.sync.fleet.proof import Prover, server_logprobs, swift_logprobs
+from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.sync.swift.swift_sync import SwiftSync
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
@@ -266,7 +265,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
     clients = _clients(config, token, stack)
     full = _full_sync(config, policy, token, stack)
-    synchronizer = _synchronizer(config, policy, clients, full, context.proved)
+    adapter = _adapter_sync(config, policy, full)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
@@ -277,8 +276,9 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         check_swift_identity(clients, probe.messages, ids)
     else:
         check_identity(clients, policy.encoder.processor, probe.messages, ids)
-    if isinstance(full, FullSync) and synchronizer.effective == "full":
-        full.choose_place(policy.model)
+    if isinstance(full, FullSync) and adapter is None:
+        full.choose_location(policy.model)
+    synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
     return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
@@ -339,30 +339,37 @@ def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) 
     return full
 
 
-def _synchronizer(
+def _adapter_sync(config: RunConfig, policy: Policy, full: FullSync | SwiftSync) -> AdapterSync | None:
+    """Return how adapters reach the servers, or None where full weights do; ConfigError if the mode cannot work."""
+    vllm = config.rollout_matching.vllm
+    obstacle = adapter_obstacle(policy.model) if isinstance(full, FullSync) else SWIFT_OBSTACLE
+    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle)
+    return AdapterSync(full.fleet) if isinstance(full, FullSync) and mode == "adapter" else None
+
+
+def _weight_sync(
     config: RunConfig,
     policy: Policy,
     clients: Sequence[ServerClient],
     full: FullSync | SwiftSync,
+    adapter: AdapterSync | None,
     proved: ProvedStep,
-) -> WeightSynchronizer:
-    """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
-    vllm = config.rollout_matching.vllm
-    swift = isinstance(full, SwiftSync)
-    reason = SWIFT_OBSTACLE if swift else obstacle(policy.model)
-    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=reason)
+) -> WeightSync:
+    """Return how weights reach the servers, which are up."""
+    sync = config.rollout_matching.vllm.sync
     prover = Prover(
         policy.probe,
         clients,
-        every=vllm.sync.verify_every,
-        tolerance=vllm.sync.verify_tolerance,
-        ask=swift_logprobs if swift else server_logprobs,
+        every=sync.verify_every,
+        tolerance=sync.verify_tolerance,
+        ask=swift_logprobs if isinstance(full, SwiftSync) else server_logprobs,
         proved=proved,
     )
-    return WeightSynchronizer(
-        vllm.sync.mode,
+    return WeightSync(
+        sync.mode,
         full=full,
-        adapter=AdapterSync(full.fleet) if isinstance(full, FullSync) and mode == "adapter" else None,
-        fallback=vllm.sync.fallback_to_full,
+        adapter=adapter,
+        fallback=sync.fallback_to_full,
         prover=prover,
+        planned=(adapter or full).planned(),
     )

@@ -21,14 +21,10 @@ from stage2_api.vllm import SyncRounding
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
 from stage2_trainer.rollouts.rollout_source import asked_in_parts
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.held_versions import HeldVersions
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
-from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.sync.fleet.verify import ProofSchedule
-from stage2_trainer.sync.tensors.merge import WeightSource, merged_weights, touches_vision
-from stage2_trainer.sync.tensors.rounding import KeptUpdate, rounding_of
+from stage2_trainer.sync.fleet.proof import Probe, ProofSchedule
+from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, SyncReport
+from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.sync.vllm.vllm_compat import (
     before_each_step,
     drop_image_caches,
@@ -224,18 +220,18 @@ class ColocateEngine:
         start = time.monotonic()
         self._wake()
         kept = KeptUpdate()
-        source = merged_weights(model, rounding=rounding_of(self._rounding, version), kept=kept)
+        source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
         stale = source.only(self._held.stale_names(source))
         self._load(stale)
-        self._held = HeldVersions.of(source)
+        self._held = HeldVersions.from_source(source)
         self._forget(vision=touches_vision(stale.names()))
         self._prover.after_sync(model, self.prompt_logprobs, step=version)
-        return SyncReport(
-            version=version,
-            seconds=time.monotonic() - start,
+        return SyncReport.create(
+            version,
+            time.monotonic() - start,
+            [SERVER],
             bytes=sum(meta.nbytes for meta in stale.metadata()),
             tensors=len(stale.entries),
-            servers=(SERVER,),
             everything=len(stale.entries) == len(source.entries),
             rounding_kept=kept.share(),
         )

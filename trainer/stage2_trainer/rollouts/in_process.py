@@ -18,7 +18,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, readable
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.wire.requests import Backend, Outcome, Refused, RolloutRequest, SeedPlan
 
@@ -112,7 +112,7 @@ class ColocateRollouts:
         self._reporter = reporter
         self._started = False
         self._synced: int | None = None
-        self.sync_state = ReportedSync(requested_mode=sync_mode, effective_mode="full")
+        self.sync_state: ReportedSync = SyncReport(requested_mode=sync_mode)
 
     def begin(self, request: GenerationRequest) -> PendingRollouts:
         """Make one rollout for each chat; all are there when it returns. Raises EngineError as `generate`."""
@@ -161,7 +161,8 @@ class ColocateRollouts:
         with self._whole(model):
             report = self._engine.sync(model, version=global_step)
         self._synced = global_step
-        self.sync_state = report.reported(self.sync_state, effective_mode="full")
+        report = report.completed(requested=self.sync_state.requested_mode, effective="full")
+        self.sync_state = report
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 

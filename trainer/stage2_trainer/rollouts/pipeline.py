@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from stage2_api.pod.report import ReportedSync
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, RolloutRequest, SeedPlan

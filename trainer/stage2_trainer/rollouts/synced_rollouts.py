@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from stage2_api.pod.report import REASON_CHARACTERS, ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, contiguous_chunks
-from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.push import WeightSync
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
@@ -34,7 +33,7 @@ class SyncedRollouts:
     def __init__(
         self,
         backend: ServedBackend,
-        synchronizer: WeightSynchronizer,
+        synchronizer: WeightSync,
         *,
         seed: int,
         wait: Callable[[], None],
@@ -45,13 +44,11 @@ class SyncedRollouts:
         self._seed = seed
         self._wait = wait
         self._reporter = reporter
-        self.sync_state = ReportedSync(
-            requested_mode=synchronizer.requested,
-            effective_mode=synchronizer.effective,
-            merge=synchronizer.merge,
-            merge_reason=(synchronizer.merge_reason or "")[:REASON_CHARACTERS] or None,
-            transport=synchronizer.transport or None,
-        )
+
+    @property
+    def sync_state(self) -> SyncReport:
+        """The last weight sync; before the first, what is known of it."""
+        return self._synchronizer.report
 
     def begin(self, request: GenerationRequest) -> PendingRollouts:
         """Let one rollout for each chat be made, all by the weights of the request's step.
@@ -88,7 +85,7 @@ class SyncedRollouts:
 
     def answers(self, request: GenerationRequest, *, version: int, sync: SyncReport | None = None) -> RolloutBatch:
         """Return what the servers answer, without a sync and without another try. Raises ServerError."""
-        plan, adapter, chats = request.seeds(self._seed), self._synchronizer.adapter_name, request.chats
+        plan, adapter, chats = request.seeds(self._seed), self.sync_state.adapter, request.chats
         # built one by one: images are in memory only while they travel
         asked = LazySequence(
             len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter, further=request.further)
@@ -103,27 +100,15 @@ class SyncedRollouts:
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
             report = self._synchronizer.ensure_synced(model, global_step)
-        if report is not None:
-            self.sync_state = report.reported(self.sync_state, effective_mode=self._synchronizer.effective)
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 
-    def _origin(self, plan: SeedPlan, sync: ReportedSync, count: int, seconds: float) -> dict[str, Any]:
+    def _origin(self, plan: SeedPlan, sync: SyncReport, count: int, seconds: float) -> dict[str, Any]:
         """Return what the record says of every rollout of a request."""
         urls = self._backend.base_urls
         return {
             "servers": list(urls),
-            "sync": {
-                "requested": sync.requested_mode,
-                "effective": sync.effective_mode,
-                "merge": sync.merge,
-                "merge_reason": sync.merge_reason,
-                "transport": sync.transport,
-                "gigabytes_per_second": sync.gigabytes_per_second,
-                "phases": None if sync.phases is None else sync.phases.model_dump(),
-                "version": sync.version,
-                "seconds": sync.seconds,
-            },
+            "sync": sync.record(),
             "chunks": [
                 {"server": server, "start": start, "end": end, "seed": plan.seed(start)}
                 for server, (start, end) in enumerate(contiguous_chunks(count, len(urls)))

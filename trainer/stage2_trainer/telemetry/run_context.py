@@ -15,7 +15,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
+from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 

@@ -15,7 +15,7 @@ from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
 from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
-from stage2_trainer.sync.fleet.judgement import Gap
+from stage2_trainer.sync.fleet.proof import Gap
 from stage2_trainer.sync.tensors.digest import digests_of
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.export.trained import KINDS, load, saved, trained

@@ -21,7 +21,7 @@ from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.requests import Rollout

@@ -14,8 +14,7 @@ from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.grpo.trainer import _named
-from stage2_trainer.sync.fleet.sync_phases import PHASES
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.log_keys import SYNC
 from stage2_trainer.telemetry.step_time import PARTS
 from stage2_trainer.telemetry.timeline import TIMELINE, TraceFile
@@ -163,8 +162,8 @@ def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
 def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(folder, stack, model, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     phases = dict.fromkeys(PHASES, 0.25)
-    source.sync = SyncReport(
-        0, 2.0, 100, 3, ("a",), wire_bytes=1_500_000_000, transport="nccl", ways=("NET/IB",), phases=phases,
+    source.sync = SyncReport.create(
+        0, 2.0, ["a"], bytes=100, tensors=3, wire_bytes=1_500_000_000, transport="nccl (NET/IB)", phase_seconds=phases,
         merge="server", merge_reason="why", rounding_kept=0.5,
     )  # fmt: skip
     harness.build(folder, harness.config(folder), model, encoder, source, stack).train()

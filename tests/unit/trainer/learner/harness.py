@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
-from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
@@ -33,8 +32,8 @@ from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import readable
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
-from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.push import WeightSync
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
@@ -120,28 +119,26 @@ class ScriptedBackend:
         return self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
 
 
+CARRIED: dict[str, Any] = {"merge": "learner", "merge_reason": "it was told to", "transport": "tcp"}
+
+
 @dataclass
 class RecordingSync:
     """A sync that only remembers which versions were pushed."""
 
     versions: list[int] = field(default_factory=list)
-    merge: SyncMerge | None = "learner"
-    merge_reason: str | None = "it was told to"
-    transport: str = "tcp"
+    planned: SyncReport = field(default_factory=lambda: SyncReport(**CARRIED))
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         self.versions.append(version)
-        return SyncReport(
+        return SyncReport.create(
             version,
             0.25,
-            10,
-            1,
-            ("scripted",),
+            ["scripted"],
+            bytes=10,
             wire_bytes=25_000_000,
-            transport=self.transport,
-            phases={"pack": 0.05, "send": 0.1, "load": 0.05},
-            merge=self.merge,
-            merge_reason=self.merge_reason,
+            phase_seconds={"pack": 0.05, "send": 0.1, "load": 0.05},
+            **CARRIED,
         )
 
 
@@ -157,7 +154,8 @@ class Harness:
 
 
 def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> SyncedRollouts:
-    return SyncedRollouts(backend, WeightSynchronizer("full", full=sync), seed=17, wait=wait, reporter=reporter)
+    weights = WeightSync("full", full=sync, planned=sync.planned)
+    return SyncedRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
 
 
 def two_boxes(paths: Sequence[str]) -> list[Record]:

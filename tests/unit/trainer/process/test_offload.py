@@ -12,7 +12,7 @@ from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader, host_copy, moved_away, optimizer_tensors
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
@@ -150,7 +150,7 @@ class Watched:
 
     def sync(self, model, *, version):
         self._note("sync")
-        return SyncReport(version, 0.1, 1, 1, ("engine",))
+        return SyncReport.create(version, 0.1, ["engine"])
 
     def generate(self, requests, *, seed_plan, version=None):
         self._note("generate")

@@ -9,9 +9,8 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.build import engine_environment, engine_options
 from stage2_trainer.rollouts.colocate import EngineProver, TensorParallel, groups, own_slice
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.verify import learner_logprobs
+from stage2_trainer.sync.fleet.proof import Probe, learner_logprobs
+from stage2_trainer.sync.fleet.report import ProofError
 from tests.unit.trainer.learner.configs import run_config
 
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}

@@ -11,10 +11,8 @@ from transformers import Qwen3VLForConditionalGeneration
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.colocate import EngineProver
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, learner_logprobs
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
+from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
 from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.processes import run_members
 

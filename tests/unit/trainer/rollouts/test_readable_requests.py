@@ -14,7 +14,7 @@ from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
 from stage2_trainer.wire.requests import Refused, Rollout, RolloutRequest, Sampling, SeedPlan, answers
@@ -80,7 +80,7 @@ class Engine:
         pass
 
     def sync(self, model, *, version):
-        return SyncReport(version, 0.0, 0, 0, ("engine",))
+        return SyncReport.create(version, 0.0, ["engine"])
 
     def generate(self, requests, *, seed_plan, version=None):
         self.asked = list(requests)

@@ -8,7 +8,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from stage2_trainer.sync.fleet.adapter_sync import adapter_config, adapter_weights, obstacle
+from stage2_trainer.sync.fleet.adapter import adapter_config, adapter_obstacle, adapter_weights
 from stage2_trainer.sync.tensors.merge import base_weights, merged_weights
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
@@ -31,7 +31,7 @@ def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path)
 
 
 def test_an_adapter_on_the_language_model_can_be_served(tiny):
-    assert obstacle(adapted(tiny)) is None
+    assert adapter_obstacle(adapted(tiny)) is None
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_an_adapter_on_the_language_model_can_be_served(tiny):
     ],
 )
 def test_what_vllm_cannot_serve_is_named(tiny, options, said):
-    found = obstacle(adapted(tiny, **options))
+    found = adapter_obstacle(adapted(tiny, **options))
     assert found is not None
     assert re.search(said, found)
 
 
 def test_a_model_without_adapters_has_none_to_serve(tiny):
-    assert "train_type is full" in obstacle(tiny)
+    assert "train_type is full" in adapter_obstacle(tiny)
 
 
 def test_the_base_is_sent_without_what_the_adapter_adds(tiny):

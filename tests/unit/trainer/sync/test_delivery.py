@@ -6,11 +6,11 @@ import weakref
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet import delivery, fleet
-from stage2_trainer.sync.fleet.fleet import FleetUpdate, Shipment
-from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.fleet import delivery
+from stage2_trainer.sync.fleet.delivery import SHORT_BYTES, Packer, Shipment
+from stage2_trainer.sync.fleet.push import send
+from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
-from stage2_trainer.sync.tensors.packing import SHORT_BYTES, Packer
 from stage2_trainer.wire.errors import LinkError, ServerError
 
 CPU = torch.device("cpu")
@@ -62,17 +62,17 @@ class Client:
             raise ServerError(self.base_url, phase, self.refuses, status=500)
 
 
-class Servers(fleet.Fleet):
+class Servers(Fleet):
     """A fleet whose servers are here."""
 
     def __init__(self, count):
-        self.sessions = [SyncSession(Client(number), Transfer()) for number in range(count)]
-        self._packer = Packer(CPU, CPU)
-        self._timeout_s, self._bucket_bytes = 20.0, BUCKET_BYTES
+        self.sessions = [ServerSession(Client(number), Transfer()) for number in range(count)]
+        self.packer = Packer(CPU, CPU)
+        self.timeout_s, self.bucket_bytes = 20.0, BUCKET_BYTES
 
     def push_all(self, source):
-        update = FleetUpdate(self.sessions)
-        self.push(Shipment(source), update.fit, update)
+        update = Update(self.sessions)
+        send(self, Shipment(source), update.fit, update)
         return update
 
 
@@ -137,19 +137,12 @@ def test_short_tensors_are_put_together_once_and_long_ones_are_not():
     assert parts[2].data_ptr() == entries[3].parameter.data_ptr()
 
 
-def test_what_the_learner_computes_meanwhile_does_not_wait_for_what_is_being_sent():
-    servers, begun = Servers(2), threading.Event()
+def test_the_learner_digests_what_servers_make_while_tensors_are_still_being_sent(monkeypatch):
+    servers = Servers(2)
     slow = servers.sessions[1].transfer
     slow.may_go.clear()
-    source = WeightSource((WeightEntry("t", torch.zeros(2), None, trains=True),))
-
-    def meanwhile():
-        begun.set()
-        slow.may_go.set()
-
-    update = FleetUpdate(servers.sessions)
-    servers.push(Shipment(source), update.fit, update, meanwhile)
-    assert begun.is_set()
+    monkeypatch.setattr(Shipment, "digest_made", lambda self: slow.may_go.set())
+    update = servers.push_all(WeightSource((WeightEntry("t", torch.zeros(2), None, trains=True),)))
     assert update.fit == servers.sessions
 
 
@@ -159,10 +152,10 @@ def test_no_more_is_merged_ahead_than_there_are_slots():
     slow.may_go.clear()
     pushing = threading.Thread(target=servers.push_all, args=(merging.source(),))
     pushing.start()
-    while len(servers.sessions[0].transfer.sent) < fleet.SLOTS:
+    while len(servers.sessions[0].transfer.sent) < delivery.SLOTS:
         pushing.join(0.01)
     pushing.join(0.1)
-    assert merging.merged == fleet.SLOTS
+    assert merging.merged == delivery.SLOTS
     slow.may_go.set()
     pushing.join(20)
     assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * 2
@@ -203,12 +196,12 @@ def test_nothing_is_merged_for_nobody():
     for session in servers.sessions:
         session.transfer.breaks_at = 0
     servers.push_all(merging.source())
-    assert merging.merged <= fleet.SLOTS + 1
+    assert merging.merged <= delivery.SLOTS + 1
 
 
 def test_a_server_that_does_not_confirm_is_given_up_in_time():
     servers = Servers(1)
-    servers._timeout_s = 0.2
+    servers.timeout_s = 0.2
     servers.sessions[0].client.answer.clear()
     with pytest.raises(ServerError, match=r"all tensors sent, but not confirmed within 0\.2 s"):
         servers.push_all(Merging().source()).raise_failures()

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from stage2_trainer.sync.tensors import digest, digest_kernel
+from stage2_trainer.sync.tensors import digest
 from stage2_trainer.sync.tensors.digest import Digests, differing, digests_of
 
 
@@ -36,7 +36,7 @@ def test_a_transposed_view_is_read_in_its_own_order():
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
     tensor = some((777, 1111))
-    monkeypatch.setattr(digest, "_kernel_for", lambda words: None)
+    monkeypatch.setattr(digest, "_by_kernel", lambda words, _: digest._by_torch(words))
     expected, before = of(tensor), torch.get_num_threads()
     torch.set_num_threads(threads)
     monkeypatch.setitem(digest.PIECES_AT_ONCE, "cpu", at_once)
@@ -52,7 +52,7 @@ def test_the_compiled_loop_has_torchs_digests(words, threads, monkeypatch):
     monkeypatch.setattr(digest, "PIECES_A_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    found = digest._by_kernel(bits, digest_kernel)
+    found = digest._by_kernel(bits, digest._kernel())
     torch.set_num_threads(before)
     assert found == digest._by_torch(bits)
 
@@ -68,8 +68,6 @@ def test_large_tensors_call_for_the_compiled_loop_and_then_all_take_it(monkeypat
 def test_without_numba_torch_digests(monkeypatch):
     expected = of(some((4, digest.KERNEL_WORDS)))
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, digest_kernel.__name__)
-    monkeypatch.delattr(sys.modules["stage2_trainer.sync.tensors"], "digest_kernel")
     digest._kernel.cache_clear()
     assert of(some((4, digest.KERNEL_WORDS))) == expected
     assert digest._kernel() is None

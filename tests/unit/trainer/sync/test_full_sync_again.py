@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.sync.fleet.errors import DigestError
-from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.push import FullSync
+from stage2_trainer.sync.fleet.report import DigestError
 from stage2_trainer.wire.errors import ServerError
 
 LOST = ServerError("http://b:8000", "push", "went away")
@@ -30,14 +30,14 @@ def scripted(sync: FullSync, monkeypatch: pytest.MonkeyPatch, *outcomes: Any) ->
 
     def attempt(model: Any, version: int) -> Any:
         outcome = left.pop(0)
-        if outcome == "objection":
-            sync.place.objections.append("server http://a:8000: digests differ")
+        if outcome == "mismatch":
+            sync.location.mismatches.append("server http://a:8000: digests differ")
             raise LOST
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(sync, "_sync", attempt)
+    monkeypatch.setattr(sync, "_push", attempt)
 
 
 def test_after_the_group_of_all_has_ended_the_sync_is_made_again(sync: FullSync, monkeypatch: Any) -> None:
@@ -50,14 +50,14 @@ def test_after_the_group_of_all_has_ended_the_sync_is_made_again(sync: FullSync,
 
 def test_other_weights_end_the_run_though_the_group_of_all_has_ended_too(sync: FullSync, monkeypatch: Any) -> None:
     monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(ended=True))
-    sync.place.at_server = False  # no adapter trains
-    scripted(sync, monkeypatch, "objection")
+    sync.location.at_server = False  # no adapter trains
+    scripted(sync, monkeypatch, "mismatch")
     with pytest.raises(DigestError, match="http://a:8000"):
         sync.sync(torch.nn.Linear(1, 1), version=1)
 
 
 def test_an_objection_of_one_sync_is_not_held_against_the_next(sync: FullSync, monkeypatch: Any) -> None:
-    sync.place.objections.append("server http://a:8000: digests differ")
+    sync.location.mismatches.append("server http://a:8000: digests differ")
     scripted(sync, monkeypatch, LOST)
     with pytest.raises(ServerError, match="http://b:8000"):
         sync.sync(torch.nn.Linear(1, 1), version=2)
@@ -67,4 +67,4 @@ def test_a_group_that_was_never_formed_is_forgotten_with_the_first_sync(sync: Fu
     monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(ended=True))
     scripted(sync, monkeypatch, "report")
     sync.sync(torch.nn.Linear(1, 1), version=1)
-    assert not sync.fleet.parted()
+    assert not sync.fleet.shared_group_ended()

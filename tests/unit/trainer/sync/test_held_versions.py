@@ -4,9 +4,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_trainer.sync.fleet.held_versions import HeldVersions, fused_layer
-from stage2_trainer.sync.fleet.sync_session import SyncSession
-from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.fleet.server import ServerSession
+from stage2_trainer.sync.tensors.merge import HeldVersions, fused_layer, merged_weights
 
 LAYER = "model.language_model.layers.0."
 
@@ -16,7 +15,7 @@ def adapted(model, *targets):
 
 
 def held(model):
-    return HeldVersions.of(merged_weights(model))
+    return HeldVersions.from_source(merged_weights(model))
 
 
 def short(names):
@@ -92,7 +91,7 @@ def test_another_model_is_sent_whole(tiny):
 
 def test_nothing_is_trusted_after_a_loss(tiny):
     model = adapted(tiny, "q_proj")
-    session = SyncSession(client=None, transfer=Leaves())
+    session = ServerSession(client=None, transfer=Leaves())
     session.held = held(model)
     session.lose()
     source = merged_weights(model)

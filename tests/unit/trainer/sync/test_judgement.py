@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.errors import DoubtfulProof, ProofError
-from stage2_trainer.sync.fleet.judgement import CONTRADICTION, TAIL_TO_MEAN, Gap, judge, text_tokens
+from stage2_trainer.sync.fleet.proof import CONTRADICTION, TAIL_TO_MEAN, Gap, judge, text_tokens
+from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError
 
 TOLERANCE = 0.06
 TOKENS = 200

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import merge_kernel, merge_math
-from stage2_trainer.sync.tensors.merge_math import Adapter, merged_weight
-from stage2_trainer.sync.tensors.rounding import KeptUpdate, Rounding, served_weight
+from stage2_trainer.sync.tensors.merge_math import Adapter, KeptUpdate, Rounding, merged_weight, served_weight
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 2), (2, 255), (7, 256), (64, 257), (67, 301), (33, 1024), (3, 4099)]
@@ -199,7 +198,7 @@ def test_each_number_is_rounded_up_or_down_as_torch_rounds_it_at_its_place(seed)
 
 def test_one_pass_is_made_whatever_the_rounding(monkeypatch):
     """The loop over tiles, which takes a pass more for noise, is for what the kernel cannot."""
-    monkeypatch.setattr("stage2_trainer.sync.tensors.rounding.merged_tiles", lambda *_: 1 / 0)
+    monkeypatch.setattr("stage2_trainer.sync.tensors.merge_math.merged_tiles", lambda *_: 1 / 0)
     base, adapter = layer((512, merge_math.KERNEL_WEIGHTS // 512), 4, torch.bfloat16, dora=True)
     for rounding in (Rounding(), Rounding(3)):
         assert served_weight("w", base, adapter, rounding, KeptUpdate()).isfinite().all()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.one_ahead import one_ahead
+from stage2_trainer.sync.vllm.server_merge import one_ahead
 
 CPU = torch.device("cpu")
 PATIENCE_S = 30.0

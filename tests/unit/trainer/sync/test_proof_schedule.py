@@ -6,10 +6,8 @@ import logging
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.probe import Probe
-from stage2_trainer.sync.fleet.proved_step import ProvedStep
-from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, ProofSchedule, learner_logprobs
+from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, ProofSchedule, learner_logprobs
+from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
 
 IN_DOUBT = 2 * FLOAT32_TOLERANCE
 TURNS = 5

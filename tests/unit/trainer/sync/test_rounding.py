@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from stage2_trainer.sync.tensors.merge_math import Adapter, merged_weight
-from stage2_trainer.sync.tensors.rounding import NEAREST, KeptUpdate, Rounding
+from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, KeptUpdate, Rounding, merged_weight
 
 LEARNING_RATE = 2e-5
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import ServerError
 
@@ -53,14 +53,14 @@ class Client:
 )
 def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_moved, resets):
     client = Client()
-    SyncSession(client, transfer=None).finish(3, vision_moved=vision_moved)
+    ServerSession(client, transfer=None).finish(3, vision_moved=vision_moved)
     assert client.posts == ["/finish_weight_update", *resets, "/resume"]
 
 
 def test_a_cache_that_an_aborted_request_still_holds_is_reset_until_it_is_free():
     client = Client(resets=(False, False, True))
     client.timeout_s = 30
-    SyncSession(client, transfer=None).finish(3, vision_moved=False)
+    ServerSession(client, transfer=None).finish(3, vision_moved=False)
     assert client.posts == ["/finish_weight_update", *["/reset_prefix_cache"] * 3, "/resume"]
 
 
@@ -68,25 +68,25 @@ def test_a_cache_that_an_aborted_request_still_holds_is_reset_until_it_is_free()
 def test_a_server_that_keeps_its_cache_does_not_hold_the_weights(answer):
     client = Client(resets=(answer,))
     with pytest.raises(ServerError, match="older weights"):
-        SyncSession(client, transfer=None).finish(3, vision_moved=False)
+        ServerSession(client, transfer=None).finish(3, vision_moved=False)
     assert "/resume" not in client.posts
 
 
 def test_adapters_that_an_earlier_learner_left_are_dropped_with_the_last_one():
     client = Client()
-    SyncSession(client, transfer=None).use_adapter("policy-3-bb")
+    ServerSession(client, transfer=None).use_adapter("policy-3-bb")
     assert client.unloaded == ["policy-1-aa"]
 
 
 def test_a_server_of_merged_weights_keeps_no_adapter():
     client = Client()
-    SyncSession(client, transfer=None).drop_adapters()
+    ServerSession(client, transfer=None).drop_adapters()
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
 
 
 def test_adapters_are_asked_for_only_where_some_may_be():
     client = Client()
-    session = SyncSession(client, transfer=Leaves())
+    session = ServerSession(client, transfer=Leaves())
     for _ in range(2):
         session.drop_adapters()
     client.unloaded = []
@@ -115,7 +115,7 @@ class Leaves:
 
 def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed():
     client, transfer = Client(), Leaves()
-    session = SyncSession(client, transfer)
+    session = ServerSession(client, transfer)
     session.begin()
     session.finish(3, vision_moved=False)
     client.posts, held = [], session.held
@@ -130,7 +130,7 @@ def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed(
 def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_base(version, holds_base):
     client = Client()
     client.version = version
-    session = SyncSession(client, transfer=None)
+    session = ServerSession(client, transfer=None)
     session.begin()
     assert session.holds_base is holds_base
 
@@ -138,12 +138,12 @@ def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_ba
 def test_a_server_that_says_another_version_at_the_end_does_not_hold_the_weights():
     client = Client()
     with pytest.raises(ServerError, match="phase confirm: reports weight version '3' instead of 4"):
-        SyncSession(client, transfer=None).finish(4, vision_moved=False)
+        ServerSession(client, transfer=None).finish(4, vision_moved=False)
 
 
 def test_digests_are_asked_for_before_the_update_is_closed():
     client = Client()
-    session = SyncSession(client, transfer=Grouped())
+    session = ServerSession(client, transfer=Grouped())
     session.finish(3, vision_moved=False, expected='{"names": []}')
     assert client.posts[:2] == ["/update_weights", "/finish_weight_update"]
 
@@ -172,7 +172,7 @@ class Refusing(Client):
 @pytest.mark.parametrize("finishes", [0, 1])
 def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself_meanwhile(finishes):
     client = Refusing(start=1, finish=finishes)
-    session = SyncSession(client, transfer=None)
+    session = ServerSession(client, transfer=None)
     session.holds_base = True
     session.begin()
     assert client.posts[-1] == "/start_weight_update"
@@ -181,4 +181,4 @@ def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself
 
 def test_a_server_that_refuses_to_begin_at_all_is_an_error():
     with pytest.raises(ServerError, match="refused"):
-        SyncSession(Refusing(start=2), transfer=None).begin()
+        ServerSession(Refusing(start=2), transfer=None).begin()

@@ -6,8 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_trainer.sync.fleet.held_versions import HeldVersions
-from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.tensors.merge import HeldVersions, merged_weights
 
 SYNCS = 1000
 
@@ -39,7 +38,7 @@ def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use
         changed = source.only(held.stale_names(source))
         for name, tensor in changed:
             server[name] = tensor.clone()
-        held = HeldVersions.of(source)
+        held = HeldVersions.from_source(source)
         sent += len(changed.entries)
     assert sent == len(first) + (SYNCS - 1) * 6  # everything once, then q, k and v of two layers
     assert all(torch.equal(server[name], tensor) for name, tensor in merged_weights(policy))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from stage2_trainer.process.policy import adapt, output_table
-from stage2_trainer.sync.fleet.sync_content import SyncContent
+from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.tensors.merge import merged_weights
-from stage2_trainer.sync.tensors.rounding import Rounding
+from stage2_trainer.sync.tensors.merge_math import Rounding
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 
 ROWS = [5, 60, 31, 32]
@@ -89,8 +90,7 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     policy = moved(adapt(copy.deepcopy(base), ["vit", "aligner"], LORA, token_rows=ROWS))
     source = merged_weights(policy, rounding=rounding)
     made = frozenset(entry.name for entry in source.entries if entry.change is not None)
-    content = SyncContent(source, made)
-    shipment = content.shipment()
+    shipment = Shipment.merged_from(source, made)
     server, loaded = ServerMerge(str(tmp_path), torch.device("cpu")), {}
     server.update(
         shipment.header["merge"],
@@ -99,7 +99,8 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     )
     assert loaded.keys() == dict(source).keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in source)
-    content.note_made()
-    server.update({"expected": content.expected()}, lambda arrived: None, lambda tensors: None)
+    shipment.digest_made()
+    expected = json.loads(shipment.digest_request())["merge"]
+    server.update(expected, lambda arrived: None, lambda tensors: None)
     sent = sum(tensor.nbytes for name, tensor in shipment.source if "#rows" in name)
     assert sent == len(tables(base)) * len(ROWS) * base.config.text_config.hidden_size * 4

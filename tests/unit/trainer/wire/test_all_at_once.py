@@ -10,8 +10,8 @@ from torch import nn
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts import build
-from stage2_trainer.sync.fleet.full_sync import FullSync
-from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
+from stage2_trainer.sync.fleet.merge_location import FOLDERS_AGREE
+from stage2_trainer.sync.fleet.push import FullSync
 from stage2_trainer.wire import client
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
@@ -65,6 +65,6 @@ def test_model_folders(meet, monkeypatch):
     model = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]))
     addresses = [ServerAddress(url, 1) for url in URLS]
     sync = FullSync(addresses, token="t", timeout_s=1, device=torch.device("cpu"))
-    monkeypatch.setattr(sync.place, "compare_folder", meet)
-    sync.choose_place(model)
-    assert (sync.merge, sync.merge_reason) == ("server", FOLDERS_AGREE)
+    monkeypatch.setattr(sync.location, "compare_folder", meet)
+    sync.choose_location(model)
+    assert (sync.planned().merge, sync.planned().merge_reason) == ("server", FOLDERS_AGREE)

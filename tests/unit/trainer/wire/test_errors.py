@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from stage2_trainer.sync.tensors.merge_place import Objection
+from stage2_trainer.sync.fleet.merge_location import MergeMismatch
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
 
 URL = "http://127.0.0.1:8000"
@@ -15,7 +15,7 @@ URL = "http://127.0.0.1:8000"
     [
         ServerError(URL, "push", "two\nlines", status=500),
         ServerError(URL, "health", "no answer"),
-        Objection(URL, "compare digests", "other layers", status=409),
+        MergeMismatch(URL, "compare digests", "other layers", status=409),
         join_errors([ServerError(URL, "push", "a", status=500), ServerError(URL, "push", "b")]),
         OtherGroupError("of-a-dead-learner", "of-this-one"),
         LinkError("the connection broke"),

@@ -1,55 +1,150 @@
-"""The deliveries of a push: each server has a thread that sends it every bucket, and all share a few slots.
+"""The delivery of tensors: packed into buckets, each of which a thread for every server sends, out of a few slots.
 
-A slot is filled again once every server has been sent what it holds. So memory is that of the slots, however many
-servers there are, and a server that takes nothing holds the others up for no longer than its own deadline: then it is
-given up, and what it held is free.
+A slot is filled again once every server has been sent its bucket. So memory is that of the slots, however many servers
+there are, and a server that takes nothing delays the others by no more than its own deadline: then it is given up, and
+its slots are free.
+
+From main memory to main memory the tensors themselves are sent, short ones joined once for all servers: each piece
+costs every link a system call. A learner on a GPU copies into page-locked memory, or packs on the GPU for NCCL.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from stage2_trainer.sync.fleet.sync_session import SyncSession
-from stage2_trainer.sync.tensors.packing import Slot
-from stage2_trainer.sync.transports.buckets import TensorMeta
-from stage2_trainer.sync.transports.protocol import Packed
+import torch
+
+from stage2_trainer.sync.fleet.report import Phases
+from stage2_trainer.sync.tensors.digest import Digests
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
+from stage2_trainer.sync.tensors.recipe import MadeTensor, Recipe, digest_request, digested, parts_of
+from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, pack, take, to_wire
+from stage2_trainer.sync.transports.protocol import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 
-ANSWER_GRACE_S = 5.0  # for a server to say itself why its link broke
+ANSWER_GRACE_S = 5.0  # for a server to report itself why its link broke
+SHORT_BYTES = 2**19
+SLOTS = 2  # one bucket is on its way while the next is merged
+
+Bucket = Sequence[TensorMeta]
+Tensors = Iterator[tuple[str, torch.Tensor]]
+Slot = torch.Tensor | None
+"""The memory of a bucket on its way; None = that of its tensors."""
 
 
-class SlotPool:
-    """The slots of a push: so many buckets are held at a time."""
+@dataclass(frozen=True)
+class Shipment:
+    """The tensors that are sent to servers that need the same.
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        for slot in slots:
-            self._free.put(slot)
-
-    def take(self) -> Slot:
-        """Return a slot that nobody is sent; waits for one."""
-        return self._free.get()
-
-    def give_back(self, slot: Slot) -> None:
-        """Take a slot that nobody is sent any more."""
-        self._free.put(slot)
-
-
-class Parcel:
-    """A packed bucket on its way to several servers.
-
-    slot: the one of `pool` that it lies in. readers: how many servers it is sent to.
+    source: what is sent. header: what the announcement has beside names, dtypes and shapes. made: what the servers make
+    of it and of their own model folder; the learner makes it too, for its digest. names, digests: what the servers must
+    hold after it, and the digests of that; None = they are not compared.
     """
 
-    def __init__(self, bucket: Sequence[TensorMeta], packed: Packed, pool: SlotPool, slot: Slot, readers: int) -> None:
+    source: WeightSource
+    header: Mapping[str, Any] = field(default_factory=dict)
+    made: WeightSource | None = None
+    names: frozenset[str] = frozenset()
+    digests: Digests | None = None
+
+    @classmethod
+    def merged_from(cls, source: WeightSource, made: frozenset[str]) -> Shipment:
+        """Return what makes servers hold `source`: `made` of it by their own merge, the rest by the learner's."""
+        recipe, whole = source.only(made), source.only(source.names() - made)
+        parts = [part for entry in recipe.entries for part in _parts(entry)]
+        tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in recipe.entries]
+        header = Recipe(tensors, source.rounding.version).to_wire()
+        sent = WeightSource((*parts, *whole.entries), source.rounding, source.kept)
+        return cls(sent, header, recipe, source.names(), Digests())
+
+    @cached_property
+    def metas(self) -> list[TensorMeta]:
+        """The descriptions of the tensors, in order."""
+        return self.source.metadata()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that each server is sent."""
+        return bucket_bytes(self.metas)
+
+    @property
+    def announcement(self) -> str:
+        """JSON text that describes the tensors to a server before they are sent."""
+        return json.dumps({**to_wire(self.metas), **self.header})
+
+    def tensors(self) -> Tensors:
+        """Yield the tensors, in order, each computed when its turn comes; `digests` take those that are sent whole."""
+        return iter(self.source) if self.digests is None else digested(self.source, self.digests)
+
+    @torch.no_grad()
+    def digest_made(self) -> None:
+        """Digest what the servers make: each tensor is merged here too, and dropped."""
+        if self.made is not None and self.digests is not None:
+            for name, tensor in self.made:
+                self.digests.add(name, tensor)
+
+    def digest_request(self) -> str | None:
+        """Return the request by which a server compares what it has loaded; a tensor that was not sent is missed."""
+        return None if self.digests is None else digest_request(self.digests.of_layers(self.names))
+
+
+class Packer:
+    """A packer of tensors on `device` for transfers that read buckets from `staging`."""
+
+    def __init__(self, device: torch.device, staging: torch.device) -> None:
+        self._device = device
+        self._staging = staging
+        self._leaves_gpu = device.type == "cuda" and staging.type == "cpu"
+        self._stream: Any = torch.cuda.Stream(device) if self._leaves_gpu else None
+
+    def slots(self, plan: Sequence[Bucket], count: int) -> list[Slot]:
+        """Create `count` slots that each hold any bucket of the plan (fewer where the plan has fewer buckets)."""
+        needed = min(count, len(plan))
+        if self._device.type == "cpu":
+            return [None] * needed
+        size = max(map(bucket_bytes, plan), default=0)
+        return [
+            torch.empty(size, dtype=torch.uint8, device=self._staging, pin_memory=self._leaves_gpu)
+            for _ in range(needed)
+        ]
+
+    def pack(self, bucket: Bucket, tensors: Tensors, slot: Slot) -> Packed:
+        """Take the bucket's tensors from the stream into a slot. Raises ValueError where the stream yields others."""
+        if slot is None:
+            return Packed(tuple(_joined(tensor for _, tensor in take(bucket, tensors))))
+        if self._leaves_gpu:
+            return Packed((pack(bucket, tensors, slot, self._copy_out),), self._stream.record_event())
+        packed = pack(bucket, tensors, slot)
+        return Packed((packed,), torch.cuda.current_stream(self._device).record_event())
+
+    def _copy_out(self, place: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copy over a stream of its own, while the next tensor is merged."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            place.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._stream)
+
+
+class PackedBucket:
+    """A packed bucket on its way to several servers.
+
+    slot: where it lies; goes back to `free` after the last of `readers` servers has been sent it.
+    """
+
+    def __init__(self, bucket: Bucket, packed: Packed, slot: Slot, free: queue.SimpleQueue[Slot], readers: int) -> None:
         self.packed: Packed | None = packed
-        self.what = f"tensors {bucket[0].name} to {bucket[-1].name}"
-        self._pool = pool
+        self.name = f"tensors {bucket[0].name} to {bucket[-1].name}"
         self._slot = slot
+        self._free = free
         self._readers = readers
         self._lock = threading.Lock()
 
@@ -60,58 +155,99 @@ class Parcel:
             if self._readers:
                 return
         self.packed = None
-        self._pool.give_back(self._slot)
+        self._free.put(self._slot)
 
 
 class Delivery:
-    """One server's part in a push: it is announced at once, then sent parcel by parcel.
+    """One server's part in a push: a thread that sends it bucket after bucket.
 
-    announcement: JSON text. timeout_s: seconds that the server may take for all of it.
+    call: the server's own call, which ends when it has loaded everything.
     """
 
-    def __init__(self, session: SyncSession, announcement: str, timeout_s: float) -> None:
-        self.session = session
+    def __init__(self, server: str, transfer: WeightTransfer, call: Future[Any]) -> None:
         self.failure: LinkError | None = None
-        self.sent_at = 0.0
-        self._call = session.receive(announcement, timeout_s)
-        self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._server = server
+        self._transfer = transfer
+        self._call = call
+        self._sent_at = 0.0
+        self._buckets: queue.SimpleQueue[PackedBucket | None] = queue.SimpleQueue()
         self._sending = in_background(self._send_all)
 
-    def put(self, parcel: Parcel) -> None:
-        """Send a parcel after those before it."""
-        self._parcels.put(parcel)
+    def send(self, bucket: PackedBucket) -> None:
+        """Send a bucket after those before it; returns at once."""
+        self._buckets.put(bucket)
 
     def close(self) -> None:
-        """Note that there are no more parcels."""
-        self._parcels.put(None)
+        """Note that there are no more buckets."""
+        self._buckets.put(None)
 
     def wait(self) -> None:
         """Wait until everything is sent, or given up."""
         self._sending.result()
 
     def confirm(self, timeout_s: float) -> None:
-        """Wait until the server says that it has taken everything, `timeout_s` after it was sent the last of it.
+        """Wait until the server reports that it has taken everything, up to `timeout_s` after it was sent the last.
 
         Raises:
-            ServerError: it has not. What the server says itself comes first: it tells more than a broken link.
+            ServerError: it has not. The server's own report comes first: it explains more than a broken link.
         """
         self.wait()
-        patience = ANSWER_GRACE_S if self.failure else max(0.0, self.sent_at + timeout_s - time.monotonic())
+        patience = ANSWER_GRACE_S if self.failure else max(0.0, self._sent_at + timeout_s - time.monotonic())
         try:
             self._call.result(timeout=patience)
         except TimeoutError as error:
             late = f"all tensors sent, but not confirmed within {timeout_s:g} s"
-            raise ServerError(self.session.client.base_url, "push", str(self.failure or late)) from error
+            raise ServerError(self._server, "push", str(self.failure or late)) from error
         if self.failure is not None:
-            raise ServerError(self.session.client.base_url, "push", str(self.failure)) from self.failure
+            raise ServerError(self._server, "push", str(self.failure)) from self.failure
 
     def _send_all(self) -> None:
-        while parcel := self._parcels.get():
+        while bucket := self._buckets.get():
             try:
-                if self.failure is None and parcel.packed is not None:
-                    self.session.transfer.send(parcel.packed)
+                if self.failure is None and bucket.packed is not None:
+                    self._transfer.send(bucket.packed)
             except Exception as error:  # noqa: BLE001  # raised by `confirm`; slots must go back in any case
-                self.failure = LinkError(f"{parcel.what}: {error}")
+                self.failure = LinkError(f"{bucket.name}: {error}")
             finally:
-                parcel.release()
-        self.sent_at = time.monotonic()
+                bucket.release()
+        self._sent_at = time.monotonic()
+
+
+def packed_buckets(
+    plan: Sequence[Bucket], tensors: Tensors, packer: Packer, deliveries: Sequence[Delivery], phases: Phases
+) -> Iterator[PackedBucket]:
+    """Yield bucket after bucket for all deliveries, each packed once a slot is free, while some server takes it."""
+    free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+    for slot in packer.slots(plan, SLOTS):
+        free.put(slot)
+    for bucket in plan:
+        with phases.measure("send"):
+            slot = free.get()
+        if all(delivery.failure for delivery in deliveries):
+            return
+        with phases.measure("pack"):
+            packed = packer.pack(bucket, tensors, slot)
+        yield PackedBucket(bucket, packed, slot, free, readers=len(deliveries))
+
+
+def _parts(entry: WeightEntry) -> list[WeightEntry]:
+    parts = {} if entry.change is None else parts_of(entry.name, entry.change)
+    return [WeightEntry(name, tensor, None, trains=True) for name, tensor in parts.items()]
+
+
+def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the same bytes, neighbours that are short copied together."""
+    short: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        is_short = tensor.nbytes < SHORT_BYTES
+        if is_short:
+            short.append(tensor)
+            size += tensor.nbytes
+        if short and (not is_short or size >= SHORT_BYTES):
+            yield torch.cat(short) if len(short) > 1 else short[0]
+            short, size = [], 0
+        if not is_short:
+            yield tensor
+    if short:
+        yield torch.cat(short) if len(short) > 1 else short[0]

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from stage2_api.vllm import ServerAddress, SyncMerge, SyncRounding
-from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_api.vllm import ServerAddress, SyncRounding
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.swift.swift_groups import SwiftGroup, join_swift_group
 from stage2_trainer.sync.tensors.merge import merged_weights
-from stage2_trainer.sync.tensors.rounding import KeptUpdate, rounding_of
+from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.sync.transports.buckets import (
     DEFAULT_BUCKET_BYTES,
     TensorMeta,
@@ -40,10 +40,6 @@ CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
 class SwiftSync:
     """A sync that pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
 
-    merge: SyncMerge = "learner"
-    merge_reason = TAKES_MERGED
-    transport = ""
-
     def __init__(
         self,
         servers: Sequence[ServerAddress],
@@ -62,6 +58,10 @@ class SwiftSync:
         self._bucket_bytes = bucket_bytes
         self._rounding = rounding
 
+    def planned(self) -> SyncReport:
+        """Return what is known before the first push."""
+        return SyncReport(merge="learner", merge_reason=TAKES_MERGED)
+
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights.
 
@@ -70,7 +70,7 @@ class SwiftSync:
         """
         start = time.monotonic()
         kept = KeptUpdate()
-        source = merged_weights(model, rounding=rounding_of(self._rounding, version), kept=kept)
+        source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
         metas = source.metadata()
         self._each("join")
         tensors = iter(source)
@@ -79,14 +79,14 @@ class SwiftSync:
         for bucket in plan:
             self._each("take", bucket, pack(bucket, tensors, memory))
         self._each("finish")
-        return SyncReport(
-            version=version,
-            seconds=time.monotonic() - start,
+        return SyncReport.create(
+            version,
+            time.monotonic() - start,
+            [server.client.base_url for server in self._servers],
             bytes=bucket_bytes(metas),
             tensors=len(metas),
-            servers=tuple(server.client.base_url for server in self._servers),
-            merge=self.merge,
-            merge_reason=self.merge_reason,
+            merge="learner",
+            merge_reason=TAKES_MERGED,
             rounding_kept=kept.share(),
         )
 

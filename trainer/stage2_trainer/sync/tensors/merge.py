@@ -1,36 +1,46 @@
 """The learner's weights as a server must have them: named as in the HF checkpoint, adapters merged on the way out.
 
-The live model is never merged: each tensor's merged value is computed when its turn comes, in float32, cast once, and
-forgotten (`merge_math`, `rounding`). So the base stays what it was, bit for bit, after any number of syncs.
+The live model is never merged: each merged tensor is computed when its turn comes, in float32, cast once, and dropped
+(`merge_math`). So the base stays what it was, bit for bit, after any number of syncs. PEFT merges in place only, and
+merging and unmerging bf16 weights changes a sixth of them in one cycle (huggingface/trl#6688); the end of this file,
+which reads the layers of PEFT 0.21 from the inside, goes when PEFT can merge out of place.
 
     source = merged_weights(model)        # nothing is computed yet
-    source.metadata()                     # names, dtypes and shapes, as the tensors below will have them
+    source.metadata()                     # names, dtypes and shapes of the tensors below
     state = dict(source)                  # name -> merged tensor, (out, in) for a linear layer, on the model's device
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.lora.layer import Embedding, Linear, LoraLayer
+from peft.tuners.lora.variants import DoraLinearVariant
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import Tensor, nn
 
-from stage2_trainer.sync.tensors.merge_math import Change
-from stage2_trainer.sync.tensors.peft_compat import (
-    BASE_LAYER,
-    ORIGINAL_COPY,
-    SAVED_COPY,
-    TOKEN_ADAPTER,
-    adapted_layers,
-    change_of,
-    is_adapter,
+from stage2_trainer.sync.tensors.digest import fused_layer
+from stage2_trainer.sync.tensors.merge_math import (
+    NEAREST,
+    Adapter,
+    Change,
+    KeptUpdate,
+    Rounding,
+    TrainedRows,
+    served_weight,
 )
-from stage2_trainer.sync.tensors.rounding import NEAREST, KeptUpdate, Rounding, served_weight
 from stage2_trainer.sync.transports.buckets import TensorMeta
 
 VISION_PREFIX = "model.visual."
+SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...
+ORIGINAL_COPY = ".original_module."  # ... and the frozen one that it replaces
+BASE_LAYER = ".base_layer."
+TOKEN_ADAPTER = ".token_adapter"  # between a table and the rows of it that train
 
 
 @dataclass(frozen=True)
@@ -46,13 +56,18 @@ class WeightEntry:
     change: Change | None
     trains: bool
 
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameter stays as it was loaded: it does not train, or an adapter trains in its place."""
+        return self.change is not None or not self.trains
+
 
 @dataclass(frozen=True)
 class WeightSource:
-    """A re-iterable stream of `(name, tensor)` whose `metadata()` says beforehand what it will yield.
+    """A re-iterable stream of `(name, tensor)`; `metadata()` describes beforehand what it yields.
 
-    Iterating computes merged tensors one by one; nothing but the tensor in hand is held. kept: learns of each merged
-    tensor what rounding leaves of its update.
+    Iterating computes merged tensors one by one, and holds only the current one. kept: measures how much of each merged
+    tensor's update survives rounding.
     """
 
     entries: tuple[WeightEntry, ...] = field(repr=False)
@@ -82,9 +97,26 @@ class WeightSource:
             return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
 
 
-def touches_vision(names: Iterable[str]) -> bool:
-    """Whether new values of these tensors can change what the vision tower makes of an image."""
-    return any(name.startswith(VISION_PREFIX) for name in names)
+def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None) -> WeightSource:
+    """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
+
+    model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
+
+    Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
+    rounding: how merged weights are cast to the base's dtype. kept: measures how much of their update is left.
+
+    Raises:
+        TypeError: the model holds an adapter whose merge is not known here.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    modules = dict(base.named_modules())
+    adapted = frozenset(name for name, one in modules.items() if isinstance(one, (LoraLayer, TrainableTokensLayer)))
+    entries = [
+        _entry(name, parameter, modules)
+        for name, parameter in base.named_parameters()
+        if ORIGINAL_COPY not in name and not _is_of_adapter(name, adapted)
+    ]
+    return WeightSource(entries=tuple(entries), rounding=rounding, kept=kept)
 
 
 def base_weights(model: nn.Module) -> WeightSource:
@@ -93,26 +125,64 @@ def base_weights(model: nn.Module) -> WeightSource:
     return replace(merged, entries=tuple(replace(entry, change=None) for entry in merged.entries))
 
 
-def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None) -> WeightSource:
-    """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
+def touches_vision(names: Iterable[str]) -> bool:
+    """Whether new values of these tensors can change how the vision tower encodes an image."""
+    return any(name.startswith(VISION_PREFIX) for name in names)
 
-    model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
 
-    Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
-    rounding, kept: how merged weights are cast to the base's dtype, and what learns how much of their update is left.
+@dataclass(frozen=True)
+class Stamp:
+    """A parameter's state: torch counts every change in place, and a replaced storage has another address."""
 
-    Raises:
-        TypeError: the model holds an adapter whose merge is not known here.
-    """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    modules = dict(base.named_modules())
-    adapted = adapted_layers(modules)
-    entries = [
-        _entry(name, parameter, modules)
-        for name, parameter in base.named_parameters()
-        if ORIGINAL_COPY not in name and not is_adapter(name, adapted)
-    ]
-    return WeightSource(entries=tuple(entries), rounding=rounding, kept=kept)
+    parameter: weakref.ref[Tensor]
+    address: int
+    changes: int
+
+    @classmethod
+    def from_parameter(cls, parameter: Tensor) -> Stamp:
+        """Return the parameter's state now."""
+        return cls(weakref.ref(parameter), parameter.data_ptr(), parameter._version)
+
+    def still_describes(self, parameter: Tensor) -> bool:
+        """Whether this is the parameter, and unchanged."""
+        return (
+            self.parameter() is parameter
+            and self.address == parameter.data_ptr()
+            and self.changes == parameter._version
+        )
+
+
+class HeldVersions:
+    """The tensors that a server was sent, as they were then; none where nothing that it holds can be trusted."""
+
+    def __init__(self, stamps: Mapping[str, Stamp] | None = None) -> None:
+        self._stamps = stamps or {}
+
+    @classmethod
+    def from_source(cls, source: WeightSource) -> HeldVersions:
+        """Return what a server holds that was sent all of `source`."""
+        return cls({entry.name: Stamp.from_parameter(entry.parameter) for entry in source.entries})
+
+    def stale_names(self, source: WeightSource) -> frozenset[str]:
+        """Return what must be sent so that a server holds `source`: whole fused layers, at least what trains."""
+        moved = {fused_layer(entry.name) for entry in source.entries if self._may_differ(entry)}
+        return frozenset(entry.name for entry in source.entries if fused_layer(entry.name) in moved)
+
+    def _may_differ(self, entry: WeightEntry) -> bool:
+        stamp = self._stamps.get(entry.name)
+        return entry.trains or stamp is None or not stamp.still_describes(entry.parameter)
+
+
+def _is_of_adapter(name: str, adapted: frozenset[str]) -> bool:
+    """Whether a parameter is one of an adapter's own (`...q_proj.lora_A.default.weight`), below one of these layers."""
+    if not adapted or BASE_LAYER in name:
+        return False
+    owner = name.rpartition(".")[0]
+    while owner:
+        if owner in adapted:
+            return True
+        owner = owner.rpartition(".")[0]
+    return False
 
 
 def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> WeightEntry:
@@ -123,6 +193,35 @@ def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> Weigh
     owner, separator, leaf = name.rpartition(BASE_LAYER)
     if not separator:
         return plain
-    change = change_of(owner, modules[owner])
+    change = _change(owner, modules[owner])
     named = replace(plain, name=f"{owner.removesuffix(TOKEN_ADAPTER)}.{leaf}")
     return named if leaf != "weight" else replace(named, change=change, trains=True)
+
+
+def _change(name: str, layer: nn.Module) -> Change:
+    """Return the change of an adapted layer's weight. Raises TypeError where its merge is not known here."""
+    change = _change_of_adapter(layer) if isinstance(layer, (TrainableTokensLayer, Linear, Embedding)) else None
+    if change is None:
+        raise TypeError(
+            f"{name}: no merge is known for this adapter ({type(layer).__name__}); use one LoRA or DoRA adapter on"
+            " linear layers, LoRA on embeddings, without lora_bias, or train the module in full (modules_to_save)"
+        )
+    return change
+
+
+def _change_of_adapter(layer: Any) -> Change | None:
+    if len(layer.active_adapters) != 1:
+        return None
+    (active,) = layer.active_adapters
+    if isinstance(layer, TrainableTokensLayer):
+        rows = layer.trainable_tokens_delta[active]  # called a difference, but these are the rows themselves
+        return TrainedRows(layer.token_indices[active], rows)
+    variant, scaling = layer.lora_variant.get(active), float(layer.scaling[active])
+    embeds, linear = isinstance(layer, Embedding), isinstance(layer, Linear)
+    if embeds and variant is None:
+        # it adds s (B A)^T = s A^T B^T, its weight having shape (vocabulary, hidden)
+        return Adapter(layer.lora_embedding_A[active].T, layer.lora_embedding_B[active].T, scaling)
+    if not linear or layer.lora_bias[active] or not isinstance(variant, (DoraLinearVariant, type(None))):
+        return None
+    magnitude = None if variant is None else layer.lora_magnitude_vector[active].weight
+    return Adapter(layer.lora_B[active].weight, layer.lora_A[active].weight, scaling, magnitude)

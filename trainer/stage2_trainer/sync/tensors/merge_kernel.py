@@ -15,8 +15,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from stage2_trainer.sync.tensors.grid import EXPONENT_MASK, PLACE_OF_UNITS, SIGNIFICAND_BITS, SMALLEST_POWER
-from stage2_trainer.sync.tensors.splitmix import GOLDEN, MULTIPLIER
+from stage2_trainer.sync.tensors.exact import (
+    EXPONENT_MASK,
+    GOLDEN,
+    MULTIPLIER,
+    PLACE_OF_UNITS,
+    SIGNIFICAND_BITS,
+    SMALLEST_POWER,
+)
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]

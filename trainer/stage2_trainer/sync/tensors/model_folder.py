@@ -1,4 +1,4 @@
-"""The tensors of a model folder, read one by one from its memory-mapped safetensors files."""
+"""The tensors of a model folder, read one by one from memory-mapped safetensors files, and their digests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class ModelFolder:
-    """A model folder. model: its path, or the name on a hub of one that is in the cache."""
+    """A model folder. model: its path, or the name on a hub of a model that is in the cache."""
 
     def __init__(self, model: str) -> None:
         self._path = model_path(model)
@@ -39,7 +39,7 @@ class ModelFolder:
 
 
 def folder_digests(model: str, tensors: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the digests of tensors of a folder, each cast to the dtype named beside it; without those it lacks.
+    """Return the digests of tensors of a folder, each cast to the dtype beside its name; missing tensors are left out.
 
     Raises OSError where the folder has no safetensors files.
     """

@@ -8,16 +8,41 @@ that was started with random weights becomes whole by its first update.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from stage2_trainer.sync.fleet.one_ahead import one_ahead
-from stage2_trainer.sync.fleet.server_recipe import DIFFERS, MARK, MadeTensor, Recipe, change_from, noted
 from stage2_trainer.sync.tensors.digest import Digests, differing
+from stage2_trainer.sync.tensors.merge_math import Rounding, served_weight
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.tensors.rounding import Rounding, served_weight
+from stage2_trainer.sync.tensors.recipe import DIFFERS, MARK, MadeTensor, Recipe, change_from, digested
+
+Item = TypeVar("Item")
+END: Any = object()
+
+
+def one_ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
+    """Yield the items, of which a thread of its own makes the next: at most one more is held than is in use.
+
+    device: on a GPU, what that thread does is queued on the caller's stream, so that an item's making comes before its
+    use. What making an item raises is raised where it is asked for. A caller who stops waits for the item being made.
+    """
+    with _maker(device) as maker:
+        coming = maker.submit(next, items, END)
+        while (item := coming.result()) is not END:
+            coming = maker.submit(next, items, END)
+            yield item
+            del item  # or two would be held while the next one is waited for
+
+
+def _maker(device: torch.device) -> ThreadPoolExecutor:
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1, "one-ahead")
+    stream = torch.cuda.current_stream(device)
+    return ThreadPoolExecutor(1, "one-ahead", torch.cuda.set_stream, (stream,))
+
 
 Named = list[tuple[str, Tensor]]
 NAMED_LAYERS = 8  # in an error
@@ -59,11 +84,11 @@ class ServerMerge:
             # none is copied, though a fused layer waits for what is made last: what is cut from a bucket may be kept
             parts.update({name: tensor.to(self._device) for name, tensor in tensors if MARK in name})
             if whole := [(name, tensor) for name, tensor in tensors if MARK not in name]:
-                load(noted(whole, digests))
+                load(digested(whole, digests))
 
         receive(arrived)
         if recipe.tensors:
-            load(noted(one_ahead(self._made(recipe, parts), self._device), digests))
+            load(digested(one_ahead(self._made(recipe, parts), self._device), digests))
         self._loaded = digests.of_layers()
 
     @torch.no_grad()

@@ -1,7 +1,8 @@
-"""Adapter sync: the LoRA tensors alone, over the wire of the full sync, for servers that add them to their own base."""
+"""Adapter mode: the LoRA tensors alone, over the wire of the full push, for servers that add them to their own base."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from typing import Any
@@ -9,18 +10,43 @@ from typing import Any
 from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 
-from stage2_api.vllm import SyncMerge
-from stage2_trainer.sync.fleet.fleet import Fleet, Shipment
-from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.sync.fleet.delivery import Shipment
+from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, send
+from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, base_weights
 from stage2_trainer.wire.names import MAX_LORA_RANK, POLICY_MODEL
 
+logger = logging.getLogger(__name__)
+
+MODE_PATH = "custom.extra.rollout_matching.vllm.sync.mode"
+NO_LORA = "vllm.enable_lora is false"
 ADAPTED_BY_VLLM = "base_model.model.model.language_model."
 LORA_MATRICES = (".lora_A.", ".lora_B.")
 
 
-def obstacle(model: nn.Module) -> str | None:
+def resolve_mode(requested: SyncMode, *, enable_lora: bool, obstacle: str | None) -> EffectiveMode:
+    """Return the mode that a run starts with, and log why `auto` does not become `adapter`.
+
+    obstacle: why vLLM cannot serve what trains as an adapter; None if it can.
+
+    Raises:
+        ConfigError: adapter sync is requested and cannot work.
+    """
+    reason = obstacle if enable_lora else NO_LORA
+    if requested == "full":
+        return "full"
+    if reason is None:
+        return "adapter"
+    if requested == "auto":
+        logger.info("%s: auto resolves to full: %s", MODE_PATH, reason)
+        return "full"
+    way_out = "set it to full, which sends adapters merged and needs no LoRA support on the server"
+    raise ConfigError((Problem(MODE_PATH, requested, f"adapter-only sync cannot work: {reason}", way_out),))
+
+
+def adapter_obstacle(model: nn.Module) -> str | None:
     """Return why vLLM cannot serve what trains of this model as an adapter; None if it can."""
     if not isinstance(model, PeftModel):
         return "there are no adapters: tuner.train_type is full"
@@ -63,21 +89,17 @@ def adapter_config(model: PeftModel) -> dict[str, Any]:
 
 
 class AdapterSync:
-    """A sync that gives every server the adapter, each time under a new name that requests must ask for.
+    """Pushes the adapter to every server, each time under a new name that requests must ask for.
 
     A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
     """
 
-    merge: SyncMerge | None = None
-    merge_reason: str | None = None
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    @property
-    def transport(self) -> str:
-        """What carries the weights."""
-        return self._fleet.transport
+    def planned(self) -> SyncReport:
+        """Return what is known before the first push."""
+        return SyncReport(transport=self._fleet.carrier)
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's adapter, under `version`; its name is in the report.
@@ -88,33 +110,33 @@ class AdapterSync:
             ServerError: one or more servers do not serve the adapter.
         """
         start, sent_before = time.monotonic(), self._fleet.sent
-        assert isinstance(model, PeftModel)  # `obstacle` has been asked
+        assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
-        shipment = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
+        adapter = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
         base = Shipment(base_weights(model))
         with self._fleet.update() as update:
             rebased = [session for session in update.fit if not session.holds_base]
             if rebased:
-                self._fleet.push(base, rebased, update)
-            self._fleet.push(shipment, update.fit, update)
+                send(self._fleet, base, rebased, update)
+            send(self._fleet, adapter, update.fit, update)
             with update.phases.measure("finish"):
-                update.each(_finish, version)
-                update.each(SyncSession.use_adapter, name)
-        return SyncReport(
-            version=version,
-            seconds=time.monotonic() - start,
-            bytes=shipment.nbytes + (base.nbytes if rebased else 0),
-            tensors=len(shipment.source.entries) + (len(base.source.entries) if rebased else 0),
-            servers=self._fleet.base_urls,
+                update.each(_finish, version, name)
+        sent = [adapter, base] if rebased else [adapter]
+        return SyncReport.create(
+            version,
+            time.monotonic() - start,
+            [session.client.base_url for session in self._fleet.sessions],
+            bytes=sum(shipment.nbytes for shipment in sent),
+            tensors=sum(len(shipment.metas) for shipment in sent),
             everything=bool(rebased),
             adapter=name,
             wire_bytes=self._fleet.sent - sent_before,
-            transport=self._fleet.transport,
-            ways=self._fleet.ways,
-            phases=update.phases.seconds(),
+            phase_seconds=update.phases.seconds,
+            transport=self._fleet.carrier,
         )
 
 
-def _finish(session: SyncSession, version: int) -> None:
+def _finish(session: ServerSession, version: int, name: str) -> None:
     session.finish(version, vision_moved=not session.holds_base)
     session.holds_base = True
+    session.use_adapter(name)

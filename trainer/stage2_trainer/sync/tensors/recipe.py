@@ -1,4 +1,4 @@
-"""The recipe by which a server makes weights of its own model folder and of what the learner has sent.
+"""The recipe by which a server makes weights from its own model folder and from what the learner has sent.
 
 It travels as the header `merge` of an announcement (POST /update_weights), in one of two forms: what to make (nothing
 where the learner has merged, or nothing is merged), or the digests that everything just loaded must have.
@@ -6,6 +6,7 @@ where the learner has merged, or nothing is merged), or the digests that everyth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge_math import Adapter, Change, TrainedRows
+from stage2_trainer.sync.transports.buckets import to_wire
 
 HEADER = "merge"
 MARK = "#"  # no name of a parameter has it
 DIFFERS = "weights that were loaded here differ from the learner's"
-"""What a server says whose digests are not those that were expected."""
+"""The answer of a server whose digests are not those that were expected."""
 UP, DOWN, MAGNITUDE, ROWS = "up", "down", "magnitude", "rows"
 
 
@@ -28,8 +30,8 @@ class MadeTensor:
     """One tensor that a server makes.
 
     dtype: that of the learner's base weight. The folder's is cast to it before a merge, and the merged one after it.
-    scaling: of the adapter that is merged into it, as the learner has it; None = there is none. rows: which of its rows
-    are replaced; None = none are. With neither it is the folder's tensor as it is.
+    scaling: of the adapter that is merged into it; None = there is none. rows: which of its rows are replaced; None =
+    none. With neither it is the folder's tensor as it is.
     """
 
     name: str
@@ -37,10 +39,17 @@ class MadeTensor:
     scaling: float | None = None
     rows: Sequence[int] | None = None
 
+    @classmethod
+    def from_change(cls, name: str, dtype: torch.dtype, change: Change | None) -> MadeTensor:
+        """Return how a server makes a tensor that the learner changes so."""
+        if isinstance(change, TrainedRows):
+            return cls(name, dtype_name(dtype), rows=change.ids)
+        return cls(name, dtype_name(dtype), None if change is None else change.scaling)
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a server makes, in the order in which it loads it. rounding: the version of `rounding.Rounding`."""
+    """What a server makes, in the order in which it loads it. rounding: the version of `merge_math.Rounding`."""
 
     tensors: Sequence[MadeTensor]
     rounding: int | None = None
@@ -55,16 +64,9 @@ class Recipe:
         return cls([MadeTensor(**tensor) for tensor in header["tensors"]], header["rounding"])
 
 
-def expectation(layers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the header that asks a server whether it has loaded layers of these digests."""
-    return {HEADER: {"expected": dict(layers)}}
-
-
-def made_tensor(name: str, dtype: str, change: Change | None) -> MadeTensor:
-    """Return how a tensor is made that the learner changes so."""
-    if isinstance(change, TrainedRows):
-        return MadeTensor(name, dtype, rows=change.ids)
-    return MadeTensor(name, dtype, None if change is None else change.scaling)
+def digest_request(layers: Mapping[str, str]) -> str:
+    """Return the announcement, as JSON text, that asks a server whether it has loaded layers of these digests."""
+    return json.dumps({**to_wire([]), HEADER: {"expected": dict(layers)}})
 
 
 def parts_of(name: str, change: Change) -> dict[str, Tensor]:
@@ -79,7 +81,7 @@ def parts_of(name: str, change: Change) -> dict[str, Tensor]:
 
 
 def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
-    """Return the change whose parts have arrived; None where none is made. Raises KeyError for one that has not."""
+    """Return the change whose parts have arrived; None where there is none. Raises KeyError if a part is missing."""
     sent = f"{made.name}{MARK}"
     if made.rows is not None:
         return TrainedRows(made.rows, parts[sent + ROWS])
@@ -88,8 +90,8 @@ def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
     return Adapter(parts[sent + UP], parts[sent + DOWN], made.scaling, parts.get(sent + MAGNITUDE))
 
 
-def noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
-    """Pass tensors on; digests take those that are loaded as they are, which parts of a change are not."""
+def digested(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, and digest those that are loaded as they are (parts of a change are not)."""
     for name, tensor in tensors:
         if MARK not in name:
             digests.add(name, tensor)

@@ -1,0 +1,354 @@
+"""A push of weights: from "the optimizer has stepped" to "every server answers with the new weights".
+
+`WeightSync.ensure_synced` decides whether a push is due, and pushes: adapters alone (`adapter`) or the merged weights
+(`FullSync`). Either way:
+
+    with fleet.update() as update:                        # connect to every server, and stop its generation
+        for shipment, servers in what each server needs:
+            send(fleet, shipment, servers, update)        # every bucket to every server
+        update.each(finish)                               # compare digests, close the update, resume
+    prove                                                 # log-probabilities of a probe, on servers and learner
+
+The first full push to a server carries everything. Later ones carry the layers that can have changed since, unless the
+server was restarted, reports another version, or failed in an update: then it gets everything again. Where servers
+merge, they are sent adapters and what else trains, and take the rest from their own model folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_trainer.sync.fleet.delivery import Shipment, packed_buckets
+from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation, MergeMismatch
+from stage2_trainer.sync.fleet.proof import Prover
+from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
+from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
+from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES, plan_buckets
+from stage2_trainer.wire.background import all_at_once
+from stage2_trainer.wire.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+SyncMode = Literal["full", "adapter", "auto"]
+EffectiveMode = Literal["full", "adapter"]
+ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
+MOSTLY_LOST = 0.5  # of an update: below it the serving policy is nearer to the base than to the one that trains
+BY_DEFAULT = VllmSync()
+
+
+class PushMethod(Protocol):
+    """A way to bring servers up to date."""
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give every server the model's weights, under `version`. Raises ServerError."""
+        ...
+
+
+class WeightSync:
+    """Pushes weights on demand, before fresh rollouts, and never twice for one optimizer step.
+
+    requested: the mode of the configuration. adapter: how adapters are pushed; None = the run pushes full weights.
+    fallback: whether an adapter that servers refuse turns the rest of the run to full pushes, or is an error.
+    prover: proves that pushes worked; None = no proofs. planned: what is known before the first push.
+    report: the last push.
+    """
+
+    def __init__(
+        self,
+        requested: SyncMode,
+        *,
+        full: PushMethod,
+        adapter: PushMethod | None = None,
+        fallback: bool = True,
+        prover: Prover | None = None,
+        planned: SyncReport | None = None,
+    ) -> None:
+        self._requested = requested
+        self._full = full
+        self._adapter = adapter
+        self._fallback = fallback
+        self._prover = prover
+        self._synced_step: int | None = None
+        self._warned_of_rounding = False
+        self.report = self._completed(planned or SyncReport())
+
+    @property
+    def effective(self) -> EffectiveMode:
+        """The mode in use."""
+        return "full" if self._adapter is None else "adapter"
+
+    def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
+        """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
+
+        Requests must then ask for `report.adapter`.
+
+        Raises:
+            ServerError: some server does not hold them; the next call tries again.
+            ProofError: a server answers with other weights, although it took the push.
+        """
+        if self._synced_step == global_step:
+            return None
+        self._synced_step = None
+        pushed = self._push(model, global_step)
+        prove_s = None
+        if self._prover is not None:
+            start = time.monotonic()
+            self._prover.prove(model, step=global_step, adapter=pushed.adapter)
+            prove_s = time.monotonic() - start
+        self.report = self._completed(pushed, prove_s)
+        self._synced_step = global_step
+        self._log(self.report)
+        return self.report
+
+    def invalidate(self) -> None:
+        """Forget the last push: a server came back empty, so the next call pushes again, and proves it."""
+        self._synced_step = None
+        if self._prover is not None:
+            self._prover.require_next()
+
+    def _push(self, model: nn.Module, version: int) -> SyncReport:
+        """Push the adapter, or the merged weights where there is none or it is refused."""
+        if self._adapter is not None:
+            try:
+                return self._adapter.sync(model, version=version)
+            except ServerError as error:
+                refused = error.status is not None  # a server that is lost is waited for instead
+                if not (refused and self._fallback):
+                    raise
+                logger.warning("adapter sync failed, and the rest of the run uses full syncs: %s", error)
+            self._adapter = None
+            if self._prover is not None:
+                self._prover.require_next()
+        return self._full.sync(model, version=version)
+
+    def _completed(self, report: SyncReport, prove_s: float | None = None) -> SyncReport:
+        return report.completed(requested=self._requested, effective=self.effective, prove_s=prove_s)
+
+    def _log(self, report: SyncReport) -> None:
+        logger.info(
+            "weights of step %d on %d servers: %s, %d tensors, %.1f MB each, %.2f s%s",
+            report.version,
+            len(report.servers),
+            _contents(report),
+            report.tensors,
+            report.bytes / 1e6,
+            report.seconds,
+            _transfer(report),
+        )
+        if report.rounding_kept < MOSTLY_LOST and not self._warned_of_rounding:
+            self._warned_of_rounding = True
+            logger.warning(
+                "at step %d servers have %.0f %% of the adapters' update: the rest is lost in the rounding of merged"
+                " weights, and rollouts come from an older policy; set %s to stochastic, or watch sync/rounding_kept"
+                " grow",
+                report.version,
+                100 * report.rounding_kept,
+                ROUNDING_PATH,
+            )
+
+
+class FullSync:
+    """Pushes the merged weights of a model to every server.
+
+    servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
+    how: what carries weights, where adapters are merged, how merged weights are rounded, and whether a server that
+    holds everything is sent only what can have changed since.
+    adapted: whether adapters train; where only the weights themselves do, many servers share a group.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerAddress],
+        *,
+        token: str,
+        timeout_s: float,
+        device: torch.device,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        how: VllmSync = BY_DEFAULT,
+        adapted: bool = True,
+    ) -> None:
+        self.fleet = Fleet(
+            servers,
+            token=token,
+            timeout_s=timeout_s,
+            device=device,
+            bucket_bytes=bucket_bytes,
+            transport=how.transport,
+            one_group=not adapted and len(servers) >= how.one_group_from,
+        )
+        self.location = MergeLocation(how.merge)
+        self._how = how
+
+    def choose_location(self, model: nn.Module) -> None:
+        """Find out whether the servers can merge what trains, and log where it is done. They must be up.
+
+        Raises:
+            ConfigError: they cannot, and the configuration demands it.
+            ServerError: a server does not answer.
+        """
+        weights = merged_weights(model)
+        self.location.require_adapters(weights)
+        if self.location.at_server:
+            self.location.digest_base(weights)
+
+            def compare(session: ServerSession) -> None:
+                with contextlib.suppress(MergeMismatch):  # `settle` reads it
+                    self._compare_folder(session, weights)
+
+            all_at_once(compare, self.fleet.sessions)
+        self.location.settle()
+
+    def planned(self) -> SyncReport:
+        """Return what is known before the first push."""
+        merge, reason = self.location.effective, self.location.reason
+        return SyncReport(transport=self.fleet.carrier, merge=merge, merge_reason=reason)
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give every server the model's merged weights, under `version`.
+
+        A push that failed because a server cannot merge is repeated with merges at the learner; one that failed because
+        the group of all servers ended, with a group for each.
+
+        Raises:
+            ServerError: one or more servers do not hold the version. The others do. The next call tries again.
+            ProofError: a server has loaded other weights than the learner's, and the learner merges, or must not.
+        """
+        while True:
+            self.location.mismatches.clear()
+            try:
+                report = self._push(model, version)
+            except ServerError as error:
+                ended = self.fleet.shared_group_ended()
+                if self.location.fall_back():
+                    continue
+                if not ended:
+                    raise
+                logger.warning("%s; each server has an NCCL group of its own from here on", error)
+            else:
+                self.fleet.shared_group_ended()  # while it was formed, which delayed nobody
+                return report
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.fleet.close()
+
+    def _push(self, model: nn.Module, version: int) -> SyncReport:
+        start, sent_before, kept = time.monotonic(), self.fleet.sent, KeptUpdate()
+        weights = merged_weights(model, rounding=rounding_for(self._how.rounding, version), kept=kept)
+        self.location.require_adapters(weights)
+        with self.fleet.update() as update:
+            shipments = self._shipments(weights, update)
+            requests: dict[ServerSession, str | None] = {}
+            for shipment, sessions in shipments:
+                send(self.fleet, shipment, sessions, update)
+                requests |= dict.fromkeys(sessions, shipment.digest_request())
+            with update.phases.measure("finish"):
+                self._finish(weights, version, requests, update)
+        largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
+        return SyncReport.create(
+            version,
+            time.monotonic() - start,
+            [session.client.base_url for session in self.fleet.sessions],
+            bytes=largest.nbytes,
+            tensors=len(largest.metas),
+            everything=any(shipment.names == weights.names() for shipment, _ in shipments),
+            wire_bytes=self.fleet.sent - sent_before,
+            phase_seconds=update.phases.seconds,
+            transport=self.fleet.carrier,
+            merge=self.location.effective,
+            merge_reason=self.location.reason,
+            rounding_kept=kept.share(),
+        )
+
+    def _compare_folder(self, session: ServerSession, weights: WeightSource) -> None:
+        session.folder = self.location.compare_folder(session.client, weights)
+
+    def _shipments(self, weights: WeightSource, update: Update) -> list[tuple[Shipment, list[ServerSession]]]:
+        """Group the servers by what each needs, and return what each group is sent."""
+        if self.location.at_server:
+            self.location.digest_base(weights)
+            update.each(self._compare_folder, weights, only=lambda session: session.folder is None)
+
+        @functools.cache
+        def needs(held: HeldVersions, folder: BaseWeights | None) -> tuple[frozenset[str], frozenset[str]]:
+            names = held.stale_names(weights) if self._how.changed_only else weights.names()
+            if folder is None:
+                return names, frozenset()
+            return names, frozenset(e.name for e in weights.only(names).entries if e.frozen and folder.covers(e))
+
+        alike: dict[tuple[frozenset[str], frozenset[str]], list[ServerSession]] = {}
+        for session in update.fit:
+            folder = session.folder if self.location.at_server else None
+            alike.setdefault(needs(session.held, folder), []).append(session)
+        return [
+            (Shipment.merged_from(weights.only(names), made), sessions) for (names, made), sessions in alike.items()
+        ]
+
+    def _finish(
+        self, weights: WeightSource, version: int, requests: dict[ServerSession, str | None], update: Update
+    ) -> None:
+        """Close the update of each server whose digests agree, and note what it holds."""
+        held_before = {session.held for session in update.fit}  # servers that were sent the same share one
+        vision_moved = {held: touches_vision(held.stale_names(weights)) for held in held_before}
+        held_now = HeldVersions.from_source(weights)
+
+        def finish(session: ServerSession) -> None:
+            with self.location.noting_mismatches():
+                session.finish(version, vision_moved=vision_moved[session.held], expected=requests[session])
+            session.holds_base = False
+            session.drop_adapters()
+
+        update.each(finish)
+        for session in update.fit:
+            session.held = held_now
+
+
+def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], update: Update) -> None:
+    """Send every bucket to these servers at once, packing the next one while one is on its way."""
+    plan, phases = list(plan_buckets(shipment.metas, fleet.bucket_bytes)), update.phases
+    announcement, timeout_s = shipment.announcement, fleet.timeout_s * (len(plan) + 1)
+    deliveries = [session.deliver(announcement, timeout_s) for session in sessions]
+    try:
+        for bucket in packed_buckets(plan, shipment.tensors(), fleet.packer, deliveries, phases):
+            for delivery in deliveries:
+                delivery.send(bucket)
+    finally:
+        for delivery in deliveries:
+            delivery.close()
+    with phases.measure("load"):
+        shipment.digest_made()  # while it goes out, and servers load it
+    with phases.measure("send"):
+        for delivery in deliveries:
+            delivery.wait()
+    with phases.measure("load"):
+        for session, delivery in zip(sessions, deliveries, strict=True):
+            update.guard(session, delivery.confirm, fleet.timeout_s)
+
+
+def _contents(report: SyncReport) -> str:
+    """Return in words what was pushed."""
+    if report.adapter is not None:
+        return f"adapter {report.adapter}" + (" and base" if report.everything else "")
+    if report.merge == "server":
+        return "merged there, " + ("everything else from its own folder" if report.everything else "what trains")
+    return "everything" if report.everything else "what can have changed"
+
+
+def _transfer(report: SyncReport) -> str:
+    """Return in words what carried the weights, how fast, and where the time went; "" if they stayed in the process."""
+    if not report.transport:
+        return ""
+    shares = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in report.phase_seconds.items() if seconds >= 0.005)
+    speed = report.gigabytes_per_second or 0.0
+    return f" over {report.transport} at {speed:.2f} GB/s ({shares or 'no phase of note'})"

@@ -1,0 +1,315 @@
+"""The rollout servers of a run: a session for each, which knows what its server holds, and rounds of calls to all.
+
+A server that fails in a round is given up for that round only: the others go on, and the next one starts it afresh.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from stage2_api.vllm import ServerAddress, SyncTransport
+from stage2_trainer.sync.fleet.delivery import Delivery, Packer
+from stage2_trainer.sync.fleet.merge_location import BaseWeights
+from stage2_trainer.sync.fleet.report import Phases
+from stage2_trainer.sync.tensors.merge import HeldVersions
+from stage2_trainer.sync.transports.choice import one_group_for, transfer_for
+from stage2_trainer.sync.transports.protocol import WeightTransfer
+from stage2_trainer.wire.background import in_background
+from stage2_trainer.wire.calls import Call
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
+
+logger = logging.getLogger(__name__)
+
+FRESH = "default"  # the version of a server that was never given weights
+UPDATE_ROUTE = "/update_weights"
+START_ROUTE, FINISH_ROUTE, VERSION_ROUTE = "/start_weight_update", "/finish_weight_update", "/weight_info"
+START, DIGEST_PHASE, RESET, CONFIRM = "start", "compare digests", "reset caches", "confirm"
+RESET_PREFIX_CACHE = "/reset_prefix_cache"
+RESET_INTERVAL_S = 0.02
+RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
+
+
+class ServerSession:
+    """One server: its transfer group, the calls of an update in their order, and what the server holds after it.
+
+    held: the tensors of full syncs that it holds.
+    holds_base: whether its served weights are those of the model directory.
+    folder: the learner's base weights that its model directory has; None = not compared yet.
+    connected: whether a group was formed, and not given up since.
+    """
+
+    def __init__(self, client: ServerClient, transfer: WeightTransfer) -> None:
+        self.client = client
+        self.transfer = transfer
+        self.held = HeldVersions()
+        self.holds_base = False
+        self.folder: BaseWeights | None = None
+        self.connected = False
+        self._version: int | None = None
+        self._adapters: set[str] | None = None  # that it serves; None = unknown: an earlier learner may have left some
+
+    def connect(self) -> None:
+        """Form the group."""
+        self.transfer.connect(self.client)
+        self.connected = True
+
+    def begin(self) -> None:
+        """Stop generation, and open an update; if the server has lost its weights, form a new group first."""
+        if not self._open():
+            logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
+            self.lose()
+            self.connect()
+            self._open()
+
+    def _open(self) -> bool:
+        """Open an update, unless the server reports an unexpected version; returns whether it is open."""
+        known = {} if self._version is None else {"weight_version": str(self._version)}
+        calls = [
+            Call("version", VERSION_ROUTE, method="GET", demand=known),
+            Call("pause", "/pause?mode=abort&clear_cache=false"),
+            Call(START, START_ROUTE),
+        ]
+        try:
+            answers = self.client.in_order("begin", calls)
+        except ServerError as error:
+            if error.phase != START:
+                raise
+            # A learner that died between start and finish leaves its update open; close it, and open ours.
+            logger.warning("%s; closing the update that an earlier learner left open", error)
+            self._close_what_is_open()
+            self.client.post(START_ROUTE, START)
+            self.holds_base = False
+            return True
+        if self._version is None:
+            self.holds_base = answers[0].get("weight_version") == FRESH
+        return len(answers) == len(calls)
+
+    def deliver(self, announcement: str, timeout_s: float) -> Delivery:
+        """Announce tensors to the server, which receives them from then on; returns what they are sent by.
+
+        If the server's call fails, the group ends. announcement: JSON text. timeout_s: for all of it.
+        """
+        call = in_background(self._receive, self._in_this_group(announcement), timeout_s, self.transfer.aborter())
+        return Delivery(self.client.base_url, self.transfer, call)
+
+    def finish(self, version: int, *, vision_moved: bool, expected: str | None = None) -> None:
+        """Close the update under its version, drop what was cached from older weights, and resume generation.
+
+        expected: the digests that the server must have loaded (`digest_request`); None = they are not compared.
+
+        Raises:
+            ServerError: the server does not hold the version, or has loaded other weights.
+        """
+        compare = [] if expected is None else [Call(DIGEST_PHASE, UPDATE_ROUTE, self._in_this_group(expected))]
+        finish = Call("finish", FINISH_ROUTE, json.dumps({"weight_version": str(version)}))
+        resume = [Call("resume", "/resume"), Call(CONFIRM, VERSION_ROUTE, method="GET")]
+        calls = [*compare, finish, *_resets(vision_moved=vision_moved), *resume]
+        found = self._call_all(calls).get("weight_version")
+        if found != str(version):
+            raise ServerError(self.client.base_url, CONFIRM, f"reports weight version {found!r} instead of {version}")
+        self._version = version
+
+    def _call_all(self, calls: Sequence[Call]) -> dict[str, Any]:
+        """Make calls, repeating the prefix cache's reset until it succeeds; returns the last call's answer.
+
+        vLLM keeps the attention cache of older weights while an aborted request still holds it.
+        """
+        deadline: float | None = None
+        while len(answers := self.client.in_order("finish", calls)) < len(calls):
+            calls = calls[len(answers) - 1 :]
+            deadline = deadline or time.monotonic() + self.client.timeout_s  # from the first failure
+            if time.monotonic() > deadline:
+                detail = (
+                    f"POST {calls[0].path} did not succeed within {self.client.timeout_s:g} s: requests of another"
+                    " client hold the cache, and answers would come from older weights; let nobody else use this server"
+                )
+                raise ServerError(self.client.base_url, calls[0].phase, detail)
+            time.sleep(RESET_INTERVAL_S)
+        return answers[-1]
+
+    def _close_what_is_open(self) -> None:
+        """Close an update, unless the learner that opened it has done so meanwhile."""
+        try:
+            self.client.post(FINISH_ROUTE, START)
+        except ServerError as error:
+            if error.status is None:
+                raise
+
+    def use_adapter(self, name: str) -> None:
+        """Make the server load the adapter that it was sent, by asking it for one token, and drop all others."""
+        if self._adapters is not None:
+            self._adapters.add(name)
+        request = RolloutRequest(messages=[{"role": "user", "content": "."}], adapter=name)
+        self.client.post(CHAT_ROUTE, "load adapter", body=chat_body(request, Sampling(max_new_tokens=1), seed=0))
+        self.drop_adapters(keep=name)
+
+    def drop_adapters(self, *, keep: str | None = None) -> None:
+        """Make the server forget every adapter but one; an earlier learner may have left some."""
+        found = self.client.adapters() if self._adapters is None else sorted(self._adapters)
+        for name in found:
+            if name != keep:
+                self.client.unload_adapter(name)
+        self._adapters = set() if keep is None else {keep}
+
+    def _in_this_group(self, update_info: str) -> str:
+        return f'{{"update_info": {{"group": {json.dumps(self.transfer.group)}, {update_info[1:]}}}'
+
+    def _receive(self, body: str, timeout_s: float, abort: Callable[[], None]) -> None:
+        try:
+            self.client.post(UPDATE_ROUTE, "push", body=body, timeout_s=timeout_s)
+        except BaseException:
+            abort()  # the group of this update: there may be a newer one by now
+            raise
+
+    def lose(self) -> None:
+        """Give the group up: the next update forms a new one, and trusts nothing that the server holds."""
+        self.transfer.disconnect()
+        self.held = HeldVersions()
+        self.holds_base = False
+        self.folder = None
+        self.connected = False
+        self._version = None
+        self._adapters = None
+
+    def close(self) -> None:
+        """Leave the group and close the connections."""
+        self.transfer.close()
+        self.client.close()
+
+
+def _resets(*, vision_moved: bool) -> list[Call]:
+    """Return the calls that drop what was computed with older weights."""
+    prefix = Call(RESET, RESET_PREFIX_CACHE, demand={"success": True})
+    return [prefix, *(Call(RESET, route) for route in (RESET_AFTER_VISION if vision_moved else ()))]
+
+
+class Update:
+    """One round: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes."""
+
+    def __init__(self, sessions: Sequence[ServerSession]) -> None:
+        self.fit = list(sessions)
+        self.phases = Phases()
+        self._failures: list[ServerError] = []
+
+    def each(
+        self, step: Callable[..., Any], *arguments: Any, only: Callable[[ServerSession], bool] | None = None
+    ) -> None:
+        """Run a step for every fit server (or for those that `only` selects), all at once."""
+        chosen = [session for session in self.fit if only is None or only(session)]
+        running = {session: in_background(step, session, *arguments) for session in chosen}
+        for session, future in running.items():
+            self.guard(session, future.result)
+
+    def guard(self, session: ServerSession, step: Callable[..., Any], *arguments: Any) -> None:
+        """Run a step of one server; if it fails, give the server up for this round."""
+        try:
+            step(*arguments)
+        except ServerError as error:
+            self._failures.append(error)
+            self.fit = [other for other in self.fit if other is not session]
+            session.lose()
+
+    def raise_failures(self) -> None:
+        """Raise all failures, as one error."""
+        if self._failures:
+            raise join_errors(self._failures)
+
+
+class Fleet:
+    """The servers of a run, and a transfer group for each.
+
+    servers: where they are, and the learner-side port of each one's transfer group.
+    timeout_s: seconds that a call, forming a group, or sending one bucket may take.
+    device: the one that weights are on. transport: see `VllmSync.transport`. one_group: whether servers share a group
+    over NCCL, for as long as all of them hold; then all are always sent the same.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerAddress],
+        *,
+        token: str,
+        timeout_s: float,
+        device: torch.device,
+        bucket_bytes: int,
+        transport: SyncTransport = "auto",
+        one_group: bool = False,
+    ) -> None:
+        shared = one_group_for(device, len(servers), requested=transport, timeout_s=timeout_s) if one_group else None
+        self._shared = shared
+        self.timeout_s = timeout_s
+        self.sessions = [
+            ServerSession(
+                ServerClient(address.base_url, token, timeout_s=timeout_s),
+                transfer_for(
+                    device,
+                    address.group_port,
+                    requested=transport,
+                    token=token,
+                    bucket_bytes=bucket_bytes,
+                    timeout_s=timeout_s,
+                    shared=None if shared is None else (shared, seat),
+                ),
+            )
+            for seat, address in enumerate(servers)
+        ]
+        self.bucket_bytes = bucket_bytes
+        self.packer = Packer(device, self.sessions[0].transfer.staging)
+
+    @property
+    def carrier(self) -> str:
+        """What carries the weights, with the ways that NCCL chose between members where it names them."""
+        transport = self.sessions[0].transfer.transport
+        ways = dict.fromkeys(way for session in self.sessions for way in session.transfer.ways)
+        return f"{transport} ({', '.join(ways)})" if ways else transport
+
+    @property
+    def sent(self) -> int:
+        """Bytes that went to all servers so far, as they were counted on their way out."""
+        return sum(session.transfer.sent for session in self.sessions)
+
+    @contextmanager
+    def update(self) -> Iterator[Update]:
+        """Connect to every server and open an update there; the block sends, and closes it.
+
+        An error of our own in the block gives every server up: they would wait for the rest until their deadline.
+
+        Raises:
+            ServerError: at the end, one or more servers failed. The others went through.
+        """
+        update = Update(self.sessions)
+        with update.phases.measure("connect"):
+            update.each(ServerSession.connect, only=lambda session: not session.connected)
+        with update.phases.measure("begin"):
+            update.each(ServerSession.begin)
+        try:
+            yield update
+        except BaseException:
+            for session in update.fit:
+                session.lose()
+            raise
+        update.raise_failures()
+
+    def shared_group_ended(self) -> bool:
+        """Whether the group of all servers has ended since the last call; then each server gets one of its own."""
+        if self._shared is None or not self._shared.ended:
+            return False
+        self._shared = None
+        for session in self.sessions:
+            session.lose()
+        return True
+
+    def close(self) -> None:
+        """Leave all groups."""
+        for session in self.sessions:
+            session.close()
