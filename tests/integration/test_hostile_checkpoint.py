@@ -51,5 +51,5 @@ def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_re
     assert not (tmp_path / "made").exists()
     assert refused.returncode == EXIT_CONFIG, refused.stderr[-4000:]
     said = json.loads(path.with_suffix(".said").read_text())["message"]
-    assert f"{file.name} must hold tensors and settings alone" in said
+    assert f"{file.name} must hold tensors and settings only" in said
     assert "it names posix.mkdir" in said

@@ -15,10 +15,9 @@ from stage2_trainer.data.model_files import model_path, require_trusted
 from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, total
 from stage2_trainer.doctor.image_files import images_of
-from stage2_trainer.doctor.machine import Machine, room_at
+from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform

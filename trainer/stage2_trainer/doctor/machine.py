@@ -9,8 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage2_trainer.process.host_memory import memory_left, shared_memory_left
 from stage2_trainer.serve.cuda_driver import loaded_driver, visible_names
+
+SHARED_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def shared_memory_left() -> int:
+    """Return the free bytes of shared memory; 0 where there is none."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+
+
+def memory_left(meminfo: Path = _MEMORY, group: Path = _GROUP) -> int:
+    """Return the bytes that /proc/meminfo calls available, or fewer where the container's cgroup (v2) limits them."""
+    lines = meminfo.read_text(encoding="utf-8").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = group / "memory.max", group / "memory.current"
+    if not (limit.is_file() and used.is_file()) or not (most := limit.read_text().strip()).isdecimal():
+        return free
+    return max(0, min(free, int(most) - int(used.read_text())))
+
 
 QUERY = (
     "nvidia-smi",

@@ -42,7 +42,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model, split_learning_rates
-from stage2_trainer.process.ranks import drawn, gathered, memory_bytes, peak_bytes, rank, world_size
+from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -267,7 +267,7 @@ class RolloutMatchingTrainer(FiniteSteps):
             return self._laid_out_rows([[row]])[0]
 
         def draws(place: int) -> AbstractContextManager[None]:
-            return drawn((self.args.seed, self.state.global_step, rank(), place), self.args.device)
+            return seeded_rng((self.args.seed, self.state.global_step, rank(), place), self.args.device)
 
         check = self.components.interrupt.check
         return RowTraining(lay_out, train, sums, note, lambda: self._apart(model), draws, check)

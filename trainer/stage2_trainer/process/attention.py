@@ -1,9 +1,9 @@
-"""Attention over packed rows by a kernel that PyTorch itself brings: the learner needs no flash-attn package.
+"""Attention over packed rows by PyTorch's own kernel: the learner needs no flash-attn package.
 
-Registered with transformers as `packed`. A layer that is told where sequences end (`cu_seq_lens_q`, which
-`PaddingFreeBatch.model_inputs` passes) attends within each of them and builds no mask: on a GPU in one call of
-`torch.nn.attention.varlen`, elsewhere sequence by sequence, to the same values. A layer that is told nothing, as in
-generation with a cache, gets the ordinary masked attention of `sdpa`.
+Registered with transformers as `packed`. A layer that gets the ends of sequences (`cu_seq_lens_q`, passed by
+`PaddingFreeBatch.model_inputs`) attends within each of them and builds no mask: on a GPU in one call of
+`torch.nn.attention.varlen`, elsewhere sequence by sequence, with the same result. A layer without them, as in
+generation with a cache, uses the ordinary masked attention of `sdpa`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 PACKED = "packed"
-# transformers hands a vision tower's image boundaries over only to an implementation with `flash` in its name; any
-# other is called image by image, and each layer waits for the device to learn how long they are.
+# transformers passes a vision tower's image boundaries only to implementations with `flash` in their name. It calls any
+# other image by image, and each layer waits for the device to read their lengths.
 PACKED_VISION = "packed_flash"
 
 HALF_FORMATS = frozenset({torch.bfloat16, torch.float16})
-FIRST_CAPABILITY = (8, 0)  # Ampere: PyTorch's flash attention has no kernels for GPUs before it
+FIRST_CAPABILITY = (8, 0)  # Ampere: PyTorch's flash attention has no kernels for older GPUs
 MOST_HEAD_DIM = 256
 HEAD_DIM_STEP = 8
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of rows laid out one after the other, and how each attends to itself.
+    """The sequences of concatenated rows, and how each attends to itself.
 
-    ends: from 0 on, int32, on the device of what attends. longest: tokens of the longest one. scale: of the scores
-    before softmax; None is 1 / sqrt(head dim).
+    ends: int32 (sequences + 1,), from 0, on the queries' device. longest: tokens of the longest one. scale: factor of
+    the scores before softmax; None is 1 / sqrt(head dim).
     """
 
     ends: Tensor
@@ -49,22 +49,22 @@ class Sequences:
 
 
 class DeferredMask:
-    """A mask that is made when a layer asks for it: T x T values, which no packed row ever needs."""
+    """A mask that is built on demand: T x T values, which no packed row ever needs."""
 
     def __init__(self, make: Callable[[], Tensor | None]) -> None:
         self._make = make
 
     @cached_property
     def tensor(self) -> Tensor | None:
-        """The mask of `sdpa`; None where it is plainly causal."""
+        """The mask of `sdpa`; None if it is plainly causal."""
         return self._make()
 
 
 def chosen_attention(asked: str, *, flash_attn: bool) -> str:
-    """Return the implementation that runs where `asked` is configured.
+    """Return the implementation that runs for the configured `asked`.
 
     flash_attn: whether the flash-attn package can run here. Without it `flash_attention_2` is PyTorch's own flash
-    kernel, which came from there.
+    kernel, which was derived from it.
     """
     if asked == "auto" or (asked == "flash_attention_2" and not flash_attn):
         return PACKED
@@ -72,12 +72,12 @@ def chosen_attention(asked: str, *, flash_attn: bool) -> str:
 
 
 def attention_here(asked: str) -> str:
-    """Return the implementation that runs on this machine where `asked` is configured."""
+    """Return the implementation that runs on this machine for the configured `asked`."""
     return chosen_attention(asked, flash_attn=is_flash_attn_2_available())
 
 
-def tell_vision_tower(model: Any) -> None:
-    """Let the vision tower of a model that was loaded with `packed` attend to all images in one call."""
+def pack_vision_tower(model: Any) -> None:
+    """Make the vision tower of a model that was loaded with `packed` attend to all images in one call."""
     if model.config._attn_implementation == PACKED:
         model.model.visual.config._attn_implementation = PACKED_VISION
 
@@ -94,7 +94,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Return (B, T, heads, D) for (B, heads, T, D), by transformers' signature of an attention implementation.
 
-    options: transformers' own: `scaling`, `dropout`, `is_causal`, and with sequences `max_length_q`.
+    options: those of transformers: `scaling`, `dropout`, `is_causal`, and with sequences `max_length_q`.
     """
     if cu_seq_lens_q is None:
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
@@ -115,7 +115,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> T
 
 
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return `attend` in one call of PyTorch's flash kernel, which takes half precision on a GPU only."""
+    """Return `attend` in one call of PyTorch's flash kernel, which needs half precision and a GPU."""
     from torch.nn.attention.varlen import varlen_attn  # a CPU never needs it
 
     ends = sequences.ends.to(torch.int32)
@@ -131,12 +131,12 @@ def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -
         window_size=(-1, 0) if sequences.causal else (-1, -1),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    assert isinstance(attended, Tensor), "it is not asked for more"
+    assert isinstance(attended, Tensor), "no auxiliary output was requested"
     return attended
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return `attend` sequence by sequence: on a CPU, in float32, or on a GPU that the kernel does not know."""
+    """Return `attend` sequence by sequence: on a CPU, in float32, or on a GPU that the kernel does not support."""
     attended = []
     for start, end in pairwise(sequences.ends.tolist()):
         own_query, own_key, own_value = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
@@ -156,9 +156,9 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) 
 def kernel_dtype(
     dtype: torch.dtype, head_dim: int, *, capability: tuple[int, int], autocast: torch.dtype | None
 ) -> torch.dtype | None:
-    """Return the number format in which a GPU's kernel attends to such queries; None where it cannot.
+    """Return the dtype in which a GPU's kernel attends to such queries; None where it cannot.
 
-    autocast: the number format of mixed precision, into which float32 is cast; None without.
+    autocast: the dtype of mixed precision, to which float32 is cast; None without.
     """
     if capability < FIRST_CAPABILITY or head_dim % HEAD_DIM_STEP or head_dim > MOST_HEAD_DIM:
         return None

@@ -1,10 +1,11 @@
-"""What this project needs of DeepSpeed beyond its public interface.
+"""Workarounds for DeepSpeed.
 
-Weights that ZeRO-3 has spread over the processes are gathered for the time of a rollout. Each process then generates by
-itself, as many tokens as it likes. ZeRO's hooks would take every layer away again after its first use, so they are off
-meanwhile, by DeepSpeed's private fields: the way of `unwrap_model_for_generation` (pull requests huggingface/trl#1617
-and deepspeedai/DeepSpeed#5658). Putting the hooks back leaves the coordinator's trace stale unless DeepSpeed drops it
-(deepspeedai/DeepSpeed#8043, in 0.19.8). Goes when DeepSpeed has a public context manager for it that takes the engine.
+`GatheredWeights` gathers the weights that ZeRO-3 has spread over the processes, for the time of a rollout. Each process
+then generates by itself, as many tokens as it needs. ZeRO's hooks would release every layer after its first use, so
+they are removed meanwhile, through DeepSpeed's private fields, as `unwrap_model_for_generation` does
+(huggingface/trl#1617, deepspeedai/DeepSpeed#5658). Restoring them leaves the coordinator's trace stale unless DeepSpeed
+drops it (deepspeedai/DeepSpeed#8043, in 0.19.8). It goes when DeepSpeed has a public context manager for this that
+takes the engine.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ GatherWeights = Callable[[Any], AbstractContextManager[object]]
 
 
 def compile_nothing() -> None:
-    """Keep DeepSpeed on CPUs from compiling an all-reduce over shared memory at its first start.
+    """Keep DeepSpeed on CPUs from compiling an all-reduce over shared memory at its first start; gloo reduces instead.
 
-    That takes minutes and a C++ compiler; without it gloo reduces. To be called before processes join. The attribute
-    is one that DeepSpeed fills when it is first asked for, by compiling other things to see whether it could.
+    Compiling takes minutes and a C++ compiler. Call it before processes join: DeepSpeed fills this attribute at its
+    first use, by trying to compile other things. No upstream issue found. It goes when an option turns this off.
     """
     import deepspeed.ops
 

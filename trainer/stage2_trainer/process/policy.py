@@ -1,4 +1,4 @@
-"""The policy: a vision-language model from a local directory, what of it trains, and its adapters."""
+"""The policy: a Qwen3-VL model from a local directory, its parts that train, and its adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.attention import HALF_FORMATS, attention_here, tell_vision_tower
+from stage2_trainer.process.attention import HALF_FORMATS, attention_here, pack_vision_tower
 from stage2_trainer.process.transformers_compat import disable_cache, layout_fault
 from stage2_trainer.serve.cuda_driver import Installation, unused_gpu
 from stage2_trainer.sync.fleet.proof import Probe
@@ -53,9 +53,9 @@ class Policy:
 
 
 def load_policy(config: RunConfig) -> Any:
-    """Load the model, freeze what does not train, and put the adapters on.
+    """Load the model, freeze what does not train, and add the adapters.
 
-    Adapters begin with random values: seeded, so that a run can be repeated, and all processes begin with the same.
+    The random values with which adapters begin are seeded: runs are repeatable, and all processes begin alike.
     """
     _require_gpu()
     set_seed(config.training.seed)
@@ -78,7 +78,7 @@ def load_policy(config: RunConfig) -> Any:
 
 
 def coord_rows(config: RunConfig) -> list[int]:
-    """Return the tokens whose rows train beside adapters (`tuner.train_coord_rows`)."""
+    """Return the ids of the tokens whose rows train beside adapters (`tuner.train_coord_rows`)."""
     if not config.tuner.train_coord_rows:
         return []
     folder, trusted = config.model.model, config.model.allow_remote_code
@@ -94,10 +94,10 @@ def load_model(
     pickled: bool = False,
     remote_code: bool = False,
 ) -> Any:
-    """Load the model of a local directory, its key-value cache off everywhere.
+    """Load the model of a local directory, with its key-value cache off.
 
-    `dtype` None keeps the checkpoint's own. pickled, remote_code: whether weights that are in no safetensors are
-    loaded, and code of the directory is run. Raises ConfigError when `path` is no model directory of a known kind.
+    dtype: None keeps that of the checkpoint. pickled: whether weights that are not safetensors are loaded. remote_code:
+    whether code of the directory is run. Raises ConfigError if `path` is no directory of a Qwen3-VL model.
     """
     _check_directory(path)
     model = AutoModelForImageTextToText.from_pretrained(
@@ -115,22 +115,22 @@ def load_model(
     if fault := layout_fault(model):
         raise ConfigError((Problem("model.model", str(path), fault, "use another checkpoint"),))
     disable_cache(model)
-    tell_vision_tower(model)
+    pack_vision_tower(model)
     return model
 
 
 def load_processor(path: Path | str, remote_code: bool = False, /, **pixel_limits: int) -> Any:
     """Load tokenizer, image processor and chat template of a local directory.
 
-    remote_code: whether code of the directory is run. `pixel_limits` (min_pixels, max_pixels of an image) override
-    those of the directory.
+    remote_code: whether code of the directory is run. pixel_limits: `min_pixels` and `max_pixels` of an image, in place
+    of the directory's own.
     """
     _check_directory(path)
     return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code, **pixel_limits)
 
 
 def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:
-    """Return the coordinate tokens of a model's tokenizer. Raises ConfigError where it lacks one."""
+    """Return the coordinate tokens of a model's tokenizer. Raises ConfigError if it lacks one."""
     try:
         return CoordVocab.from_tokenizer(tokenizer)
     except ValueError as error:
@@ -162,13 +162,11 @@ def adapt(
     regex: str | None = None,
     token_rows: Sequence[int] = (),
 ) -> PeftModel:
-    """Put LoRA or DoRA adapters on linear layers of the parts that are not frozen.
+    """Add LoRA or DoRA adapters to linear layers of the parts that are not frozen.
 
-    token_rows: ids of tokens whose rows in the tables of input and output train too, in float32 beside them; tied
-    tables share them.
-
-    `options` are fields of peft's `LoraConfig`; its `target_modules` are ends of module names, or `all-linear`. `regex`
-    comes before them, and must match a module's whole name. The output layer never gets an adapter.
+    options: fields of peft's `LoraConfig`; its `target_modules` are ends of module names, or `all-linear`. regex: takes
+    precedence over them, and must match a module's whole name. token_rows: ids of tokens whose rows in the input and
+    output tables train too, in float32; tied tables share them. The output layer never gets an adapter.
     """
     if not regex:
         _require_known(model, options["target_modules"])
@@ -197,13 +195,13 @@ def rope_model(model: nn.Module) -> Any:
 
 
 def output_table(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return weight (V, H) and bias of the output layer, with the rows that train in their place."""
+    """Return weight (V, H) and bias of the output layer, with trained rows in place."""
     head = model.get_output_embeddings()
     return head.weight, getattr(head, "bias", None)
 
 
 def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rates: Mapping[str, float]) -> None:
-    """Give the parts named in `rates` (llm, vit, aligner) learning rates and parameter groups of their own."""
+    """Give the parts named in `rates` (llm, vit, aligner) their own learning rates and parameter groups."""
     parts = {parameter: part_of(name.removeprefix(_ADAPTED)) for name, parameter in model.named_parameters()}
     for group in list(optimizer.param_groups):
         for part, rate in rates.items():
@@ -214,7 +212,7 @@ def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rat
 
 
 def _rows_of_tables(model: Any, token_rows: Sequence[int]) -> dict[str, list[int]] | None:
-    """Return the rows that train of each table; a table that is tied to another follows it."""
+    """Return the rows that train of each table; a tied table follows the other."""
     if not token_rows:
         return None
     tables = (_INPUT_LAYER,) if _is_tied(model) else (_INPUT_LAYER, _OUTPUT_LAYER)
@@ -226,7 +224,7 @@ def _is_tied(model: Any) -> bool:
 
 
 def _require_whole_tie(model: Any, trained_whole: Sequence[str]) -> None:
-    """Raise ConfigError where PEFT would train a copy of one of two tied tables: servers have one for both."""
+    """Raise ConfigError if peft would train a copy of one of two tied tables: servers have one for both."""
     tables = [name for name in trained_whole if name.rpartition(".")[2] in (_INPUT_LAYER, _OUTPUT_LAYER)]
     if tables and _is_tied(model):
         rule = "the model ties its tables of input and output, and a copy of one would untie the learner's alone"
@@ -246,7 +244,7 @@ def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str],
 
 
 def _require_known(model: nn.Module, ends: Sequence[str]) -> None:
-    """Raise ConfigError for a name that no linear layer has: what it stands for would stay as it is without a word."""
+    """Raise ConfigError for a name that no linear layer has: it would silently train nothing."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     unknown = [end for end in ends if not any(map(_by_name([end]), layers))]
     if unknown:
@@ -279,7 +277,7 @@ def _check_directory(path: Path | str) -> None:
 
 
 def weights_dtype(config: RunConfig) -> torch.dtype | None:
-    """Return the number format in which weights are loaded; None for the checkpoint's own."""
+    """Return the dtype in which weights are loaded; None for the checkpoint's own."""
     return _DTYPES[config.model.torch_dtype]
 
 
@@ -305,19 +303,19 @@ def adapter_options(config: RunConfig) -> dict[str, Any]:
 
 
 def pixel_limits(config: RunConfig) -> dict[str, int]:
-    """Return the limits of an image's pixels that override those of the checkpoint: min_pixels, max_pixels."""
+    """Return the configured limits of an image's pixels, min_pixels and max_pixels; empty for the checkpoint's own."""
     limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
 
 
 def _require_gpu() -> None:
-    """Raise ConfigError where this process should train on a GPU that PyTorch cannot use."""
+    """Raise ConfigError if this process should train on a GPU that PyTorch cannot use."""
     if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
         raise ConfigError((problem,))
 
 
 def _require_wide_weights(model: Any, config: RunConfig) -> None:
-    """Raise ConfigError where weights of 16 bits train; DeepSpeed keeps copies of its own in float32."""
+    """Raise ConfigError if 16-bit weights would train; DeepSpeed keeps its own copies in float32."""
     if config.uses_deepspeed:
         return
     for name, parameter in model.named_parameters():

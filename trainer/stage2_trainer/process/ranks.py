@@ -1,4 +1,4 @@
-"""The learner's processes: who this one is, and what all of them know together. One process needs no group."""
+"""The learner's processes: which one this is, what all of them exchange, and random numbers that they share."""
 
 from __future__ import annotations
 
@@ -13,51 +13,44 @@ import numpy as np
 import torch
 from torch import distributed
 
-
-@contextmanager
-def drawn(key: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Let torch draw what these whole numbers say, on the CPU and the device; draws after it are not changed."""
-    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int(seed))
-        yield
-
-
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=7)
 
 
 def rank() -> int:
-    """Return this process's place among the learner's processes, from 0."""
+    """Return this process's number among the learner's processes, from 0."""
     return int(distributed.get_rank()) if distributed.is_initialized() else 0
 
 
 def world_size() -> int:
-    """Return how many learner processes there are."""
+    """Return the number of learner processes."""
     return int(distributed.get_world_size()) if distributed.is_initialized() else 1
 
 
 def gathered(value: T, group: distributed.ProcessGroup | None = None) -> list[T]:
-    """Return what every process of the group (default: all) passed, in rank order. All of them must call it."""
+    """Return what every process of the group (default: all) passed, in rank order; None is left out.
+
+    All of them must call it. One process needs no group.
+    """
     if world_size() == 1:
         return [value]
-    found: list[T | None] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(found, value, group=group)
-    return [one for one in found if one is not None]
+    values: list[T | None] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(values, value, group=group)
+    return [one for one in values if one is not None]
 
 
 def host_group() -> distributed.ProcessGroup | None:
     """Return a group in which all processes meet on the CPU, however long one waits; None for one process.
 
-    All of them must call it. It holds up no GPU, and a process that dies closes its connections: the others' next
-    meeting fails at once.
+    All of them must call it. It blocks no GPU, and the connections of a process that dies close: the others' next call
+    fails at once.
     """
     return distributed.new_group(backend="gloo", timeout=PATIENCE) if world_size() > 1 else None
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the most memory that this process has taken so far: of its GPU, or of the machine where it has none."""
+    """Return the peak memory of this process: of its GPU, or of the machine where it has none."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -68,3 +61,12 @@ def memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@contextmanager
+def seeded_rng(key: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Seed torch's random numbers from these whole numbers within the block, on the CPU and the device."""
+    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(seed))
+        yield

@@ -1,7 +1,7 @@
-"""The files of a checkpoint that PyTorch wrote, read as tensors and settings alone: a pickle may name any command.
+"""Reading PyTorch's checkpoint files safely, as tensors and settings only: a pickle may run any command.
 
-`transformers` reads its own so. DeepSpeed (0.19) asks for whatever a pickle names, and its files hold four classes of
-its own: those alone are let in, and PyTorch is told to let nobody ask for more.
+`transformers` reads its own files so. DeepSpeed (0.19) would load whatever a pickle names. Its files hold four classes
+of its own; only those are allowed, and PyTorch refuses any other for every caller.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 
 FORCED, UNFORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Variables of PyTorch: the first makes each of its loads one of tensors alone, whatever its caller asks for."""
+"""Variables of PyTorch: the first restricts every load to tensors, whatever the caller asks for."""
 DEEPSPEED_CLASSES = (
     ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
     ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
     ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
     ("deepspeed.utils.tensor_fragment", "fragment_address"),
 )
-"""Module and name of what DeepSpeed's optimizers keep besides tensors: none of them does anything when it is made."""
+"""Module and name of what DeepSpeed's optimizers keep besides tensors; constructing one has no side effect."""
 SUFFIXES = frozenset({".pt", ".pth", ".bin"})
 UNREAD = frozenset({"training_args.bin"})
-"""Files of a checkpoint that nobody reads: a person's own script may."""
+"""Files of a checkpoint that a resume does not read."""
 WAITING = "waiting-"
-"""How the files of waiting segments begin, which are read by themselves (`learner.waiting_segments`)."""
+"""Prefix of the files of waiting segments, which `learner.waiting_segments` reads."""
 WAY_OUT = (
-    "take checkpoints only from whom you trust; remove this one, and the next start goes on from the one before, or"
-    " start anew with --overwrite"
+    "use checkpoints only from people you trust; remove this one, and the next start resumes from the one before, or"
+    " start over with --overwrite"
 )
 _NAMED = re.compile(r"(?:Unsupported (?:global|class): ?(?:GLOBAL )?|GLOBAL )([\w.]+\.\w+)")
 
 
 @contextmanager
 def tensors_alone(*, deepspeed: bool) -> Iterator[None]:
-    """Let `torch.load` make nothing but tensors, settings and, with DeepSpeed, its four classes, whoever calls it.
+    """Restrict `torch.load`, for every caller, to tensors, settings and, with DeepSpeed, its four classes.
 
     Raises:
         ConfigError: the environment demands the contrary.
     """
-    from torch.serialization import safe_globals  # takes seconds, and is there when a trainer is built
+    from torch.serialization import safe_globals  # takes seconds to import; a trainer needs it anyway
 
     if os.environ.get(UNFORCED):
         rule = "must not be set: with it a file of a checkpoint may run commands"
-        raise ConfigError([Problem(UNFORCED, os.environ[UNFORCED], rule, "take it out of the environment")])
+        raise ConfigError([Problem(UNFORCED, os.environ[UNFORCED], rule, "unset it")])
     before = os.environ.get(FORCED)
     os.environ[FORCED] = "1"
     try:
@@ -63,12 +63,12 @@ def tensors_alone(*, deepspeed: bool) -> Iterator[None]:
 
 
 def refuse_code(checkpoint: Path, *, path: str) -> None:
-    """Look into each file that a resume loads, without its tensors; `tensors_alone` must be in force.
+    """Check each file that a resume loads, without reading its tensors; `tensors_alone` must be active.
 
-    path: the key that led to the checkpoint, for errors.
+    path: the configuration key that names the checkpoint, for errors.
 
     Raises:
-        ConfigError: one holds something else; with the names in it that are not let in.
+        ConfigError: a file holds something else; names what is not allowed.
     """
     from transformers.trainer_pt_utils import safe_globals  # numpy's arrays, in the states of random numbers
 
@@ -79,11 +79,11 @@ def refuse_code(checkpoint: Path, *, path: str) -> None:
 
 
 def load_tensors(file: Path, classes: Sequence[Any] = (), *, path: str, **options: Any) -> Any:
-    """Return what a file holds: tensors, settings and these classes. options: of `torch.load`.
+    """Return the content of a file: tensors, settings and these classes. options: of `torch.load`.
 
     Raises:
-        ConfigError: it holds something else, or nothing that can be read.
-        OSError: the disk did not give it.
+        ConfigError: it holds something else, or cannot be read.
+        OSError: the disk failed.
     """
     import torch
 
@@ -92,13 +92,13 @@ def load_tensors(file: Path, classes: Sequence[Any] = (), *, path: str, **option
             return torch.load(file, weights_only=True, **options)
     except MemoryError:
         raise
-    except Exception as error:  # a file that somebody made up raises what it likes
+    except Exception as error:  # a forged file can raise anything
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk, not of the file: another try may go well
+            raise  # of the disk, not of the file: a retry may succeed
         named = _NAMED.search(str(error))
         first = (str(error).strip().splitlines() or [""])[0]
-        said = f"it names {named[1]}" if named else f"{type(error).__name__}: {first}"
-        rule = f"{file.name} must hold tensors and settings alone, for anything else may run a command ({said})"
+        why = f"it names {named[1]}" if named else f"{type(error).__name__}: {first}"
+        rule = f"{file.name} must hold tensors and settings only, since anything else may run a command ({why})"
         raise ConfigError([Problem(path, str(file.parent), rule, WAY_OUT)]) from error
 
 

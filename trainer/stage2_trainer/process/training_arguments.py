@@ -58,11 +58,11 @@ def training_arguments(config: RunConfig, *, world_size: int) -> TrainingArgumen
 def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     """Return the arguments of a run in `world_size` processes, by name.
 
-    Evaluation, where it is on, also runs before the first step: without it nobody knows what training changed.
+    Evaluation, where it is on, also runs before the first step, to show what training changes.
     """
     training = config.training
     use_cpu = not torch.cuda.is_available()
-    if config.uses_deepspeed and use_cpu:  # processes join as soon as arguments are made
+    if config.uses_deepspeed and use_cpu:  # processes join as soon as the arguments exist
         compile_nothing()
     return {
         **{name: getattr(training, name) for name in _SAME_NAME},
@@ -70,14 +70,14 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
         "metric_for_best_model": config.best_metric,
         # transformers reads a number below 1 as a share of all steps
         "warmup_steps": training.warmup_steps or training.warmup_ratio,
-        # without re-entrance adapters on a frozen base get gradients
+        # with re-entrance, adapters on a frozen base get no gradients
         "gradient_checkpointing_kwargs": {"use_reentrant": False} if training.gradient_checkpointing else None,
         "eval_on_start": training.eval_strategy != "no",
         "report_to": list(training.report_to) or "none",
         "dataloader_pin_memory": training.dataloader_pin_memory and not use_cpu,
         "remove_unused_columns": False,
         "disable_tqdm": True,
-        "logging_nan_inf_filter": False,  # it waits for the device at each micro-step
+        "logging_nan_inf_filter": False,  # it would wait for the device at each micro-step
         "use_cpu": use_cpu,
         "deepspeed": deepspeed_config(config),
     }

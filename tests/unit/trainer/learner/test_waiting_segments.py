@@ -54,6 +54,6 @@ def test_a_segment_comes_back_as_it_was(tmp_path):
 def test_a_file_that_names_anything_else_is_refused_before_it_runs(tmp_path):
     made = tmp_path / "made"
     torch.save([Harmful(str(made))], tmp_path / "waiting-00000.pt")
-    with pytest.raises(ConfigError, match=r"waiting-00000\.pt must hold tensors and settings alone.*posix\.mkdir"):
+    with pytest.raises(ConfigError, match=r"waiting-00000\.pt must hold tensors and settings only.*posix\.mkdir"):
         load_waiting(tmp_path)
     assert not made.exists()

@@ -57,7 +57,7 @@ def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_pat
     plant(file, made)
     assert learn(tmp_path / "run", STEPS) == EXIT_CONFIG
     said = json.loads((tmp_path / "termination.json").read_text())["message"]
-    assert f"{file.name} must hold tensors and settings alone" in said
+    assert f"{file.name} must hold tensors and settings only" in said
     assert "it names posix.mkdir" in said
     assert "remove this one" in said
     assert not made.exists()
@@ -106,7 +106,7 @@ def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
         refuse_code(tmp_path, path="training.output_dir")
     (problem,) = refused.value.problems
     assert (problem.path, problem.value) == ("training.output_dir", str(tmp_path))
-    assert problem.rule.startswith("z.bin must hold tensors and settings alone")
+    assert problem.rule.startswith("z.bin must hold tensors and settings only")
     assert not (tmp_path / "made").exists()
 
 
