@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_cli.processes import end_with_parent
 from tests import certificates, forked
 from tests.patience import crowding
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
@@ -245,15 +244,6 @@ def policy_of(base):
 def sync_by(served, make_sync):
     """A function that returns a full sync to a module's server, with keys of `vllm.sync`."""
     return lambda **how: make_sync(served, how=VllmSync(**how))
-
-
-def free_port() -> int:
-    """A port that nobody uses, below those that the system gives to outgoing connections: it is used only later."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 29_000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
-from tests.integration.conftest import Served, free_port, patience
+from tests.integration.conftest import Served, patience
+from tests.ports import free_port
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")

@@ -16,8 +16,9 @@ from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Gap, learner_logp
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.names import POLICY_MODEL
 from tests import forked
-from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
+from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
+from tests.ports import free_port
 from tests.unit.trainer.export.trained import saved, trained
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 

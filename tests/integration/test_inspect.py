@@ -10,7 +10,8 @@ import yaml
 from PIL import Image
 
 from tests import forked
-from tests.integration.conftest import free_port, run_config
+from tests.integration.conftest import run_config
+from tests.ports import free_port
 
 ANSWER_TOKENS = 24
 

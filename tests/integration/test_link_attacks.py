@@ -18,8 +18,9 @@ from stage2_trainer.sync.transports.link_listener import LinkListener
 from stage2_trainer.sync.transports.protocol import new_group_name
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
-from tests.integration.conftest import free_port, patience
+from tests.integration.conftest import patience
 from tests.integration.strikes import TRANSPORTS
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,8 +12,9 @@ import yaml
 from stage2_trainer.process.checkpoints import list_checkpoints, newest_whole
 from tests import forked
 from tests.integration import runs
-from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
+from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.test_fault_table import learner_config
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 

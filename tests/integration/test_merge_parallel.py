@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from stage2_api.vllm import VllmSync
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
-from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy
+from tests.integration.conftest import ROOT, launch, stop, wait_until_healthy
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
 

@@ -9,8 +9,9 @@ import torch
 
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.wire.errors import ServerError
-from tests.integration.conftest import free_port, patience, stop
+from tests.integration.conftest import patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -21,9 +21,10 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan
 from tests import certificates, forked
 from tests.integration import policies
-from tests.integration.conftest import free_port, patience
+from tests.integration.conftest import patience
 from tests.integration.recorder import recording
 from tests.integration.test_fault_table import learner_config
+from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -1,7 +1,6 @@
 """Two controllers, one Lease: one works, the other takes over, and jobs do not notice."""
 
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
+from tests.ports import free_port
 
 # Six children, the address of its servers, and its status in four stages at most: news that come together are one.
 REQUESTS_OF_A_JOB = 11
@@ -18,12 +18,6 @@ KINDS = 12  # that the controller lists, at most
 EVENTS_OF_A_JOB = 5
 WRITES = "create|patch|update|delete"
 pytestmark = pytest.mark.timeout(300)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Replica(Controller):

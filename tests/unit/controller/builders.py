@@ -210,3 +210,9 @@ def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
         known = merged.get(key)
         merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def edited(raw: Object, **spec: Any) -> Object:
+    """The job after somebody wrote other keys of its spec."""
+    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
+    return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 from PIL import Image
 
+from stage2_report.html_page import PageRequest, render_page
 from stage2_trainer.matching import serialize_objects
 from tests.unit.trainer.scores.scenes import box
 
@@ -118,3 +119,8 @@ class PageParser(HTMLParser):
         wanted = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
         found = [(own, text) for name, own, text in self.elements if name == tag and wanted.items() <= own.items()]
         return [(own, "".join(text).strip()) for own, text in found]
+
+
+def page_of(*runs, **options):
+    """The page of one run, or of two."""
+    return PageParser(render_page(PageRequest(runs, runs[0] / "page.html", **options)))

@@ -7,16 +7,12 @@ import pytest
 from stage2_report import reward_cards
 from stage2_report.html_page import PageRequest, render_page
 from stage2_report.reward_cards import answered_rounds, read_groups
-from tests.unit.report.reported import HOSTILE, PageParser, answer, write_grpo_run, write_lines
+from tests.unit.report.reported import HOSTILE, PageParser, answer, page_of, write_grpo_run, write_lines
 
 
 @pytest.fixture
 def run(tmp_path):
     return write_grpo_run(tmp_path / "run")
-
-
-def page_of(*runs, **options):
-    return PageParser(render_page(PageRequest(runs, runs[0] / "page.html", **options)))
 
 
 def views(page, place):

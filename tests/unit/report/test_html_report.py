@@ -10,12 +10,8 @@ from stage2_report import html_page, sample_cards
 from stage2_report.charts import averaged, decimated
 from stage2_report.html_page import PageRequest, render_page, write_html, write_page_of_runs
 from tests.unit.cli.test_light_start import HEAVY, stage2
-from tests.unit.report.reported import HOSTILE, PageParser, evaluation, rollout, step, write_run
+from tests.unit.report.reported import HOSTILE, PageParser, evaluation, page_of, rollout, step, write_run
 from tests.unit.trainer.scores.scenes import box
-
-
-def page_of(*runs, **options):
-    return PageParser(render_page(PageRequest(runs, runs[0] / "page.html", **options)))
 
 
 def test_the_page_has_figures_curves_and_rollouts(tmp_path):

@@ -78,3 +78,12 @@ def chats(image_paths):
         ]
         for path in image_paths
     ]
+
+
+@pytest.fixture
+def servers_forgotten():
+    """Make the process's timeline forget its servers when the test ends."""
+    from stage2_trainer.telemetry.timeline import TIMELINE
+
+    yield
+    TIMELINE.know(())

@@ -29,12 +29,6 @@ def judged(status: str) -> b.Object:
     return {"type": reasons.ACCEPTED, "status": status, "reason": reasons.VALID, "observedGeneration": 1}
 
 
-def edited(raw: b.Object, **spec: Any) -> b.Object:
-    """The job after somebody wrote other keys of its spec."""
-    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
-    return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
-
-
 def hash_before(raw: b.Object) -> str:
     """The hash by which a controller without bounds accepted a job."""
     status = {"specHash": "?", "observedGeneration": raw["metadata"]["generation"]}
@@ -50,7 +44,7 @@ def test_a_job_is_parsed_once_until_its_spec_changes_or_it_is_forgotten() -> Non
     cache, raw = JobCache(b.SETTINGS), b.job()
     first = cache.parse(raw)
     assert cache.parse(b.job()) is first
-    assert cache.parse(edited(raw)) is not first
+    assert cache.parse(b.edited(raw)) is not first
     first = cache.parse(raw)
     cache.forget(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
     assert cache.parse(raw) is not first
@@ -68,7 +62,7 @@ def test_a_bound_that_is_younger_than_a_job_leaves_it_what_it_was_accepted_with(
 def test_it_keeps_that_also_where_it_is_suspended_or_given_a_deadline() -> None:
     raw = older_than_the_bounds()
     status = {"specHash": hash_before(raw), "observedGeneration": 1, "conditions": [judged("True")]}
-    ended = edited({**raw, "status": status}, suspend=True, activeDeadlineSeconds=60)
+    ended = b.edited({**raw, "status": status}, suspend=True, activeDeadlineSeconds=60)
     assert parse(ended, NARROW).job.spec.suspend
 
 
@@ -85,14 +79,14 @@ def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_
     raw = b.job(suspend=True)
     raw = b.told(raw, planned(raw))
     assert b.condition(planned(raw), reasons.ACCEPTED) == ("True", reasons.VALID)
-    resumed = edited(edited(raw, **asked), suspend=False)
+    resumed = b.edited(b.edited(raw, **asked), suspend=False)
     assert b.condition(planned(resumed), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
 
 
 def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_starts_anew() -> None:
     raw = b.job()
     raw = b.told(raw, planned(raw))
-    asked = edited(raw, learner={"gpus": 1, "startDeadlineSeconds": 2**31 - 1})
+    asked = b.edited(raw, learner={"gpus": 1, "startDeadlineSeconds": 2**31 - 1})
     refused = planned(asked, b.started(asked))
     assert refused.status["specHash"] == raw["status"]["specHash"]
     assert refused.status["observedGeneration"] == asked["metadata"]["generation"]

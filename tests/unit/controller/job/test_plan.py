@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import yaml
@@ -262,11 +261,6 @@ def test_three_hundred_mistakes_fit_a_condition() -> None:
     assert last.endswith(" more")
 
 
-def edited(raw: b.Object, **spec: Any) -> b.Object:
-    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
-    return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
-
-
 def failed() -> tuple[b.Object, Observed]:
     """A job that failed, as it is told, with the learner Job that failed."""
     raw = b.job()
@@ -279,7 +273,7 @@ def failed() -> tuple[b.Object, Observed]:
 
 def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_is_gone() -> None:
     raw, ended = failed()
-    corrected = edited(raw, learner={"gpus": 1, "backoffLimit": 9})
+    corrected = b.edited(raw, learner={"gpus": 1, "backoffLimit": 9})
     made = b.planned(corrected, ended, after_s=60)
     assert made.deletions == ("Job",)
     assert (made.status["phase"], b.condition(made, "Failed")) == (reasons.PENDING, None)
@@ -294,7 +288,7 @@ def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_
 @pytest.mark.parametrize("change", [{}, {"ttlSecondsAfterFinished": 5}, {"activeDeadlineSeconds": 9}])
 def test_a_failed_job_stays_failed_where_nothing_that_its_pods_are_made_from_has_changed(change: b.Object) -> None:
     raw, ended = failed()
-    made = b.planned(edited(raw, **change), ended, after_s=60)
+    made = b.planned(b.edited(raw, **change), ended, after_s=60)
     assert (made.status["phase"], made.children) == (reasons.FAILED, ())
 
 
@@ -310,7 +304,7 @@ def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_dele
     old = made_from(b.planned(raw), refused)
     raw = b.told(raw, b.planned(raw, b.started(raw, pods=(old,), progress=None)))
     assert b.condition(b.planned(raw), reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
-    corrected = edited(raw, image="corrected:1")
+    corrected = b.edited(raw, image="corrected:1")
     made = b.planned(corrected, Observed(pods=(old,)), after_s=60)
     assert (made.status["phase"], "Deployment" in b.kinds(made)) == (reasons.STARTING, True)
     new = made_from(made, {**refused, "metadata": {**refused["metadata"], "name": "new"}})
@@ -335,9 +329,9 @@ def test_a_corrected_job_asks_kueue_anew() -> None:
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     finished = {"type": "Finished", "status": "True", "reason": "JobFinished", "message": ""}
     workload = {"metadata": {"name": "job-3v1-quota", "uid": "w"}, "status": {"conditions": [finished]}}
-    made = b.planned(edited(raw, image="corrected:1"), replace(ended, workload=workload), after_s=60)
+    made = b.planned(b.edited(raw, image="corrected:1"), replace(ended, workload=workload), after_s=60)
     assert made.deletions == ("Job", "Workload")
     assert "Workload" not in b.kinds(made)
     assert made.status["phase"] == reasons.PENDING
-    later = b.planned(b.told(edited(raw, image="corrected:1"), made), Observed(), after_s=61)
+    later = b.planned(b.told(b.edited(raw, image="corrected:1"), made), Observed(), after_s=61)
     assert b.kinds(later) == ["Workload"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from stage2_api.grpo import Summary
 from stage2_trainer.grpo.rewards import Contract, Sample
+from stage2_trainer.grpo.rewards.registry import known_rewards
 
 HEADER = "<DOMAIN={domain}>, <TASK={task}>"
 IRRELEVANT = "无关图片"
@@ -73,3 +74,8 @@ def about(summary: object, truth: object, *, domain: str = "INDOOR") -> Sample:
 def irrelevant(text: str) -> Sample:
     """An answer to an irrelevant image."""
     return sample(text, _fusion_source="irrelevant_summary")
+
+
+def scored(name: str, one: Sample) -> float:
+    """Return what a reward of summaries gives an answer."""
+    return known_rewards()[f"summary.{name}"](one)

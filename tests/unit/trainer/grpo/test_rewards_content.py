@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_trainer.grpo.rewards.registry import known_rewards
-from tests.unit.trainer.grpo.summaries import IRRELEVANT, about, answer, irrelevant, sample
+from tests.unit.trainer.grpo.summaries import IRRELEVANT, about, answer, irrelevant, sample, scored
 
 Summary = dict[str, Any]
 CONTENT = [
@@ -89,10 +88,6 @@ OUTDOOR: list[tuple[str, Summary, Summary, float]] = [
     ("schema_tree", of(item("mast", distance="12")), of(), 1.0),
     ("schema_tree", of(MAST), of(), 1.0 - 0.60),
 ]
-
-
-def scored(name: str, one: Any) -> float:
-    return known_rewards()[f"summary.{name}"](one)
 
 
 @pytest.mark.parametrize(("name", "found", "truth", "expected"), INDOOR)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.grpo.rewards.registry import known_rewards
-from tests.unit.trainer.grpo.summaries import IRRELEVANT, answer, irrelevant, sample
+from tests.unit.trainer.grpo.summaries import IRRELEVANT, answer, irrelevant, sample, scored
 
 RIGHT = answer({"统计": []})
 OTHER_DOMAIN = answer({"统计": []}, domain="OUTDOOR")
@@ -59,10 +58,6 @@ ABOUT_IRRELEVANT = [
     ("no_dup_keys", TWICE, 0.0),
     ("dataset", RIGHT, 0.0),
 ]
-
-
-def scored(name: str, one: Sample) -> float:
-    return known_rewards()[f"summary.{name}"](one)
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), EXAMPLES)

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
 from stage2_trainer.process.transformers_compat import disable_cache
+from tests.ports import free_port
 from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.harness import build, two_boxes
 from tests.unit.trainer.learner.processes import run_members
@@ -228,8 +229,8 @@ def member(rank, port, folder, paths):
 
 
 @pytest.mark.timeout(600)
-def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths, free_port):
-    run_members(member, tmp_path, free_port, str(tmp_path), image_paths)
+def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths):
+    run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for said, total, step in found:
         assert said.startswith("step 2: the gradient norm is nan from micro-step 1 on (samples record-")

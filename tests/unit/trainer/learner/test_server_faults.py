@@ -14,7 +14,6 @@ from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
-from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
@@ -22,6 +21,8 @@ from tests.http_server import QuietHandler, serving
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
 from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
+
+pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
 
 class Answers(QuietHandler):
@@ -41,13 +42,6 @@ class Answers(QuietHandler):
         self.send_header("Content-Length", str(len(encoded)))
         self.end_headers()
         self.wfile.write(encoded)
-
-
-@pytest.fixture(autouse=True)
-def servers_forgotten():
-    """The timeline is the process's, and so is what it knows of servers."""
-    yield
-    TIMELINE.know(())
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from stage2_trainer.learner.early_gradients import SHARE, EarlyGradients
 from stage2_trainer.learner.row_planner import StepRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import request_seed
+from tests.ports import free_port
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
 from tests.unit.trainer.learner.processes import run_members
@@ -220,8 +221,8 @@ def member(rank, port, folder, paths):
 
 
 @pytest.mark.timeout(600)
-def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked, free_port):
-    run_members(member, tmp_path, free_port, str(tmp_path), image_paths)
+def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked):
+    run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     for rank in range(2):
         found, figures = torch.load(tmp_path / f"{rank}.pt")
         assert_close(found, unpacked[0])

@@ -13,6 +13,7 @@ from stage2_trainer.matching.assign import assign, candidate_pairs, match
 from stage2_trainer.matching.geometry import aabbs
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import MatchOptions
+from tests.unit.trainer.matching.shapes import box
 
 coordinate = st.integers(0, 999)
 boxes = st.builds(lambda *bins: GTObject("x", "bbox", bins), *[coordinate] * 4)
@@ -20,10 +21,6 @@ polygons = st.lists(st.tuples(coordinate, coordinate), min_size=3, max_size=6).m
     lambda points: GTObject("x", "poly", tuple(value for point in points for value in point))
 )
 some_objects = st.lists(boxes | polygons, max_size=7)
-
-
-def box(*bins):
-    return GTObject("x", "bbox", bins)
 
 
 def candidates_of_one(pred, gt, k):

@@ -6,20 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage2_trainer.matching.geometry import aabbs, box_iou, mask_iou
-from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.raster import rasterize
+from tests.unit.trainer.matching.shapes import box, poly
 
 coco = pytest.importorskip("pycocotools.mask")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools itself
 PAIR = np.array([[0, 0]])
-
-
-def box(*bins):
-    return GTObject("x", "bbox", bins)
-
-
-def poly(*bins):
-    return GTObject("x", "poly", bins)
 
 
 def iou(left, right, **options):

@@ -5,17 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.sinkhorn import barycentric, target_bins
-
-
-def box(*bins):
-    return GTObject("x", "bbox", bins)
-
-
-def poly(*bins):
-    return GTObject("x", "poly", bins)
+from tests.unit.trainer.matching.shapes import box, poly
 
 
 def square(low, high):

@@ -16,8 +16,10 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Refused, Rollout, RolloutRequest, Sampling, SeedPlan, answers
+
+pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
 PLAN = SeedPlan(17, 0, 0)
 
@@ -33,12 +35,6 @@ def chats(image_paths, tmp_path):
     (tmp_path / "cut.png").write_bytes(Path(image_paths[0]).read_bytes()[:200])
     sources = [image_paths[0], str(tmp_path / "cut.png"), str(tmp_path / "gone.png"), image_paths[1]]
     return LazySequence(4, lambda index: asking(sources[index]))
-
-
-@pytest.fixture(autouse=True)
-def servers_forgotten():
-    yield
-    TIMELINE.know(())
 
 
 class Client:

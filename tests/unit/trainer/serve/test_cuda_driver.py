@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 
@@ -21,15 +19,10 @@ from stage2_trainer.serve.cuda_driver import (
     torch_cuda,
     unused_gpu,
 )
+from tests.ports import free_port
 from tests.unit.trainer.learner.configs import run_config
 
 GOOD = {"for_gpus": True, "torch_cuda": "13.0", "driver": "580.95.05", "visible": None}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def installation(**changes):

@@ -1,7 +1,5 @@
 """One group for the workers of all servers: each byte leaves the learner once; after a break each has its own."""
 
-import socket
-
 import pytest
 import torch
 
@@ -9,6 +7,7 @@ from stage2_trainer.sync.transports.nccl_group import GROUP_ENDED, OneGroup
 from stage2_trainer.sync.transports.protocol import Packed
 from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
+from tests.ports import free_port
 from tests.socket_communicator import SocketCommunicator
 from tests.unit.trainer.wire.test_nccl_group import CPU, nccl_transfer, outcome_of, receiver_over
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
@@ -16,12 +15,6 @@ from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas
 WORKERS = (1, 2, 1)
 BUCKET = torch.arange(48, dtype=torch.uint8)
 METAS = metas_of({"weight": BUCKET})
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Counted(SocketCommunicator):
