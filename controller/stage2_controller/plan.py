@@ -67,7 +67,7 @@ def plan(
     try:
         parsed = parse_cached(raw) if parse_cached else parse(raw, settings)
     except ConfigError as error:
-        return _refused(raw, observed, error.told_within(conditions.MESSAGE_CHARS), now)
+        return _refused(raw, observed, error.within(conditions.MESSAGE_CHARS), now)
     situation = Situation(
         raw=_forgiven(raw, parsed.spec_hash), parsed=parsed, observed=observed, settings=settings, now=now
     )

@@ -25,7 +25,7 @@ from stage2_controller.place.placement import current_node
 from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
-from stage2_controller.spec import credentials, kinds, names
+from stage2_controller.spec import credentials, names
 from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store
@@ -140,9 +140,10 @@ class Reconciler:
                 continue
             key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
             observed = self._observer.watched(key, job)
-            node, standing = current_node(observed), placement.standing(observed)
+            node = current_node(observed)
             if self._capacity and node:
-                templates = {kinds.CHILD[child["kind"]].role: child["spec"]["template"] for child in standing}
+                children = {names.ROLE_ROLLOUT: observed.deployment, names.ROLE_LEARNER: observed.learner}
+                templates = {role: child["spec"]["template"] for role, child in children.items() if child}
                 self._capacity.promise(key, node_fit.need_of(templates, gpu_resource=""), node)
 
     def _is_there(self, key: Key, job: Object) -> bool:

@@ -165,7 +165,7 @@ def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
     """Return the settings of a configuration that do nothing, with the reason and what to do about it."""
     written = config.model_dump(exclude_unset=True)
     return tuple(
-        Problem(path, key_paths.found(config, written, path), reason, way_out)
+        Problem(path, key_paths.value_at(config, written, path), reason, way_out)
         for path, idle, reason, way_out in _IDLE
         if idle(config)
     )

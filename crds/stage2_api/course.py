@@ -1,7 +1,7 @@
-"""The course of a run: the keys on which its weights depend, so that a run in one folder stays one run.
+"""The course of a run: the keys on which its weights depend, so that one output folder holds one run.
 
-A start that finds a checkpoint of another course is refused (`training.resume`). A key that is new counts, unless it is
-named here: what may change freely is where a run happens, how fast, and what is said of it.
+A start that finds a checkpoint of another course is refused (`training.resume`). Every key counts unless it is listed
+here. Keys about where a run happens, how fast it is, and what it logs may change freely.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ FREE = frozenset(
 
 
 def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
-    """Return the keys of a run's course with their values, as JSON has them; without those compared by content.
+    """Return the keys of a run's course with their JSON values, without those that are compared by content.
 
-    world_size: learner processes. An optimizer step's records count, however processes and micro-steps divide them.
+    world_size: learner processes. Only the number of records of an optimizer step counts, not how processes and
+    micro-steps divide them.
     """
     found: dict[str, Any] = {}
     _collect(config, "", found)

@@ -1,4 +1,4 @@
-"""Problems of a configuration, as a person is told them, and the exit codes that say so to programs."""
+"""Problems of a configuration, in sentences for people, and exit codes for programs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 EXIT_FAILURE: Final = 1
-"""Exit code of a failure that nobody has foreseen, or that another try would meet again."""
+"""Exit code of an unforeseen failure, or of one that would happen again."""
 
 EXIT_CONFIG: Final = 64
-"""Exit code of a configuration error (EX_USAGE of sysexits.h): never retried, for it would fail again."""
+"""Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried because it would fail again."""
 
 EXIT_EXHAUSTED: Final = 69
-"""Exit code of a learner that was started again in its container as often as it may be (EX_UNAVAILABLE of
-sysexits.h)."""
+"""Exit code of a learner that used up its restarts in its container (EX_UNAVAILABLE of sysexits.h)."""
 
 EXIT_RETRYABLE: Final = 75
-"""Exit code of a failure that another try may not meet (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a failure that a retry may avoid (EX_TEMPFAIL of sysexits.h)."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,14 @@ class ConfigError(ValueError):
         super().__init__("\n".join([*map(str, self.problems), *([f"and {unlisted} more"] if unlisted else [])]))
 
     def first(self, most: int) -> ConfigError:
-        """Return it with so many problems, and the others counted."""
+        """Return the error with at most so many problems; the others are only counted."""
         return ConfigError(self.problems[:most], unlisted=self.unlisted + len(self.problems[most:]))
 
-    def told_within(self, characters: int) -> str:
-        """Return as many problems as so many characters hold, and how many more there are."""
+    def within(self, characters: int) -> str:
+        """Return as many problems as fit into so many characters, and the number of the others."""
         kept: list[str] = []
         left = characters
-        for problem in self.problems:  # there may be tens of thousands: none is looked at twice
+        for problem in self.problems:  # there may be tens of thousands, so each is formatted at most once
             line = str(problem)
             if kept and len(line) > left:
                 break

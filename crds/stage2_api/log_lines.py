@@ -1,6 +1,6 @@
-"""Log lines of learner and controller, one for each message, so that nobody's text is taken for a line of ours.
+"""Log lines of learner and controller: one line for each message, so that no foreign text looks like a log record.
 
-What a server or a stranger's object says stands in messages. A line break in it would begin a line that looks like a
+Messages quote servers and other people's objects. A line break in such a text would start a line that looks like a
 record of the run, and an escape sequence would rewrite a terminal.
 """
 
@@ -11,11 +11,11 @@ import traceback
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BELOW = "    "
-"""Stands before each line of a traceback: records of the run begin at the left edge."""
+"""Indents each line of a traceback, because only records of the run start at the left edge."""
 
 
 def one_line(text: str) -> str:
-    """Return the text with what does not print written as Python does: a line break as `\\n`."""
+    """Return the text with unprintable characters escaped as in Python: a line break as `\\n`."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -23,7 +23,7 @@ _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 def accepted(situation: Situation) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
     learner = situation.observed.report()
-    report = {**situation.previous, **(learner.said() if learner else {})}
+    report = {**situation.previous, **(learner.reported() if learner else {})}
     status: dict[str, Any] = {
         "phase": _phase(situation),
         "observedGeneration": situation.job.metadata.generation,

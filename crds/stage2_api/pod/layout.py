@@ -35,14 +35,14 @@ KEY_PATH: Final = f"{TLS_FOLDER}/tls.key"
 
 TMP_VOLUME: Final = "tmp"
 TMP_FOLDER: Final = "/tmp"
-"""Folder for what may go with the pod."""
+"""Folder for files that end with the pod."""
 
 SHARED_MEMORY_VOLUME: Final = "shm"
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"
 """Memory that the processes of a container share."""
 
 TERMINATION_LOG: Final = "/dev/termination-log"
-"""File of which Kubernetes takes a container's last words."""
+"""File in which Kubernetes looks for a container's last message."""
 
 VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TLS_VOLUME, TMP_VOLUME, SHARED_MEMORY_VOLUME)
 """Names of the volumes that belong to stage2."""
@@ -51,11 +51,11 @@ FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 """Folders that belong to stage2."""
 
 MOUNTED: Final = (CONFIG_FOLDER, TOKEN_FOLDER, TLS_FOLDER)
-"""Folders of files that stage2 has checked or made: nothing else may lie in them."""
+"""Folders that hold only files which stage2 checked or wrote."""
 
 
 def cleaned(mount_path: str) -> str:
-    """Return the place of a mount as a runtime reads its path: absolute, each folder once, no `.` and no `..`."""
+    """Return a mount path as a runtime resolves it: absolute, without repeated slashes, `.` and `..`."""
     return "/" + posixpath.normpath("/" + mount_path).lstrip("/")  # normpath keeps two slashes at the beginning
 
 
@@ -82,7 +82,7 @@ TLS_KEY_FILE_VARIABLE: Final = "STAGE2_TLS_KEY_FILE"
 """Path of the certificate's private key."""
 
 PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
-"""TCP port at which the learner tells its progress; unset, it tells nobody."""
+"""TCP port on which the learner serves its progress; unset, it serves none."""
 
 METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
 """TCP port at which the learner serves its figures for Prometheus; unset, it serves none."""
@@ -95,7 +95,7 @@ TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
 
 
 PROGRESS_PORT: Final = 9400
-"""Port at which the learner tells its progress to whoever has the job's token."""
+"""Port at which the learner serves its progress to clients with the job's token."""
 
 METRICS_PORT: Final = 9401
 """Port at which the learner serves its figures for Prometheus, to everybody."""
@@ -107,4 +107,4 @@ PROGRESS_ROUTE: Final = "/progress"
 """Route of the learner's report."""
 
 HEALTH_ROUTE: Final = "/health"
-"""Route at which a server says that it answers: the only one that asks for no token."""
+"""Route of a server's health: the only one that needs no token."""

@@ -16,13 +16,13 @@ from pydantic_core import from_json
 
 
 class PodDocument(BaseModel):
-    """A JSON object that a pod hands over: what a newer pod says beside the known keys is left aside."""
+    """A JSON object from a pod; unknown keys of a newer pod are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
-"""The phases of a learner. A newer one may have more."""
+"""The phases of a learner; a newer learner may have others."""
 
 MESSAGE_CHARACTERS = 1000
 """Characters after which the learner cuts a message."""
@@ -132,8 +132,8 @@ class LearnerReport(LearnerDocument):
         """Return the JSON object of the report, with all keys and a message of bounded length."""
         return {**self.model_dump(by_alias=True), "message": self.message[:MESSAGE_CHARACTERS]}
 
-    def said(self) -> dict[str, Any]:
-        """Return the keys that were given, as the JSON object had them: what is missing says nothing."""
+    def reported(self) -> dict[str, Any]:
+        """Return only the keys that the JSON object had."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -181,7 +181,7 @@ class DatasetDigest(PodDocument):
 
 
 class ReproducibilityRecord(PodDocument):
-    """What somebody needs to tell whether two runs were the same."""
+    """Everything that shows whether two runs were the same."""
 
     model: _Text
     """Folder of the checkpoint, or its name on a hub."""
@@ -211,41 +211,24 @@ LIMIT_BYTES = 4096
 
 
 def termination_message(report: LearnerReport) -> str:
-    """Return the report as text; where that is too long, without what the log has as well."""
-    for shorter in (_whole, _without_reproducibility, _without_details_of_sync, _without_many_servers):
-        report = shorter(report)
-        if _bytes(report) <= LIMIT_BYTES:
-            break
+    """Return the report as text within `LIMIT_BYTES`, if necessary without parts that the log has too."""
+    if _bytes(report) > LIMIT_BYTES:
+        report = report.model_copy(update={"reproducibility": {}})
+    if _bytes(report) > LIMIT_BYTES and report.sync:
+        report = report.model_copy(
+            update={"sync": report.sync.model_copy(update={"merge_reason": None, "phases": None})}
+        )
+    room_for_message = LIMIT_BYTES - MESSAGE_CHARACTERS
+    if _bytes(report) > LIMIT_BYTES and report.sync and _bytes(report, message="") > room_for_message:
+        report = report.model_copy(update={"sync": report.sync.model_copy(update={"servers": []})})
     while _bytes(report) > LIMIT_BYTES and report.message:
         message = report.document()["message"]
         report = report.model_copy(update={"message": message[: len(message) // 2]})
     return json.dumps(report.document())
 
 
-def _bytes(report: LearnerReport) -> int:
-    return len(json.dumps(report.document()).encode())
-
-
-def _whole(report: LearnerReport) -> LearnerReport:
-    return report
-
-
-def _without_reproducibility(report: LearnerReport) -> LearnerReport:
-    return report.model_copy(update={"reproducibility": {}})
-
-
-def _without_details_of_sync(report: LearnerReport) -> LearnerReport:
-    if report.sync is None:
-        return report
-    less = report.sync.model_copy(update={"merge_reason": None, "phases": None})
-    return report.model_copy(update={"sync": less})
-
-
-def _without_many_servers(report: LearnerReport) -> LearnerReport:
-    """Leave out the list of servers where it would not leave the message its room."""
-    if report.sync is None or _bytes(report.model_copy(update={"message": ""})) <= LIMIT_BYTES - MESSAGE_CHARACTERS:
-        return report
-    return report.model_copy(update={"sync": report.sync.model_copy(update={"servers": []})})
+def _bytes(report: LearnerReport, **changed: str) -> int:
+    return len(json.dumps(report.model_copy(update=changed).document()).encode())
 
 
 def read_termination_message(text: str) -> LearnerReport | None:

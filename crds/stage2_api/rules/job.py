@@ -1,4 +1,4 @@
-"""Rules of a job that cross keys, each in Python and in CEL, with the sentences that both tell."""
+"""Rules between keys of a job, each in Python and in CEL, with one message for both."""
 
 from __future__ import annotations
 

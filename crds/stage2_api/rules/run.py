@@ -1,4 +1,4 @@
-"""Rules of the training YAML that cross keys, each in Python and in CEL, with the sentences that both tell.
+"""Rules between keys of the training YAML, each in Python and in CEL, with one message for both.
 
 Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 """
@@ -33,7 +33,7 @@ WIDEN_WEIGHTS = (
 
 
 def _trains_narrow_weights(config: RunConfig) -> bool:
-    """Whether weights of 16 bits train in full, as far as the file says: with `auto` the checkpoint does."""
+    """Whether weights of 16 bits train in full, as far as the file shows; with `auto` the checkpoint decides."""
     in_full = config.tuner.train_type == "full" or bool(config.tuner.modules_to_save)
     return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
 
@@ -45,7 +45,7 @@ def _needs_model_len(config: RunConfig) -> bool:
 def _answer_does_not_fit(config: RunConfig) -> bool:
     matching = config.rollout_matching
     limit = matching.vllm.max_model_len
-    of_grpo = config.rlhf is not None  # whose own rule says it of its own keys
+    of_grpo = config.rlhf is not None  # which has a rule about its own keys
     return not of_grpo and matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
 
 

@@ -1,1 +1,1 @@
-"""How a document is checked: paths of keys, rules between keys in Python and in CEL, and the problems that are told."""
+"""How a document is checked: paths of keys, rules between keys, bounds, and descriptions of problems."""

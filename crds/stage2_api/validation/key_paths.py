@@ -111,7 +111,7 @@ def _by_name(model: type[BaseModel]) -> dict[object, list[str]]:
     return named
 
 
-def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
+def value_at(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
     """Return the value at a dotted path: as written, or the default that counts in its place; None where neither is."""
     written: Any = raw
     value: Any = parsed

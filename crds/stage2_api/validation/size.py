@@ -13,12 +13,39 @@ LARGEST = 131_072
 MOST_PARTS = 4_000
 """Mappings and lists in a job's spec, and with that its depth: of one that is nested as deep as its decoder goes
 (10,000), an API server may store what it cannot list again, for anybody."""
+DEEPEST = 64
+"""Levels of mappings and lists; a pod template with everything in it has fifteen."""
+SHOWN = 6  # levels of the path that a problem names
+_TEXTS = "put long texts into files of spec.volumes, and take out what the job does not need"
+_PARTS = "take out what the job does not need"
+
+
+def require_shallow(raw: Any, *, root: str = "") -> None:
+    """Raise ConfigError where mappings and lists are nested deeper than `DEEPEST` levels; root: the path of `raw`."""
+    level: list[tuple[str, Any]] = [(root, raw)]
+    for depth in range(DEEPEST + 1):
+        below = [child for path, value in level for child in _children(path, value, named=depth < SHOWN)]
+        # Each value once: with YAML aliases a few lines may stand for more values than fit into memory.
+        level = list({id(value): (path, value) for path, value in below if isinstance(value, Mapping | list)}.values())
+        if not level:
+            return
+    rule = f"must not be nested deeper than {DEEPEST} levels"
+    paths = sorted({path for path, _ in level})
+    raise ConfigError([Problem(path, "...", rule, "take out what lies so deep") for path in paths])
+
+
+def _children(path: str, value: Any, *, named: bool) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"{path}.{key}".lstrip(".") if named else path, item) for key, item in value.items()]
+    if isinstance(value, list):
+        return [(f"{path}[{index}]" if named else path, item) for index, item in enumerate(value)]
+    return []
 
 
 def characters(raw: Any, *, most: int) -> int:
-    """Return about how many characters `raw` has as JSON; some number above `most` if it has more.
+    """Return about how many characters `raw` has as JSON, or some number above `most` if it has more.
 
-    What lies beyond `most` is not looked at: the time is bounded, also for YAML's aliases, whatever they stand for.
+    It stops counting at `most`, so that its time is bounded, even where YAML aliases stand for a huge object.
     """
     count = 0
     waiting = [raw]
@@ -38,9 +65,9 @@ def characters(raw: Any, *, most: int) -> int:
 
 
 def parts(raw: Any, *, most: int) -> int:
-    """Return how many mappings and lists `raw` holds, itself among them; some number above `most` if there are more.
+    """Return how many mappings and lists `raw` has, itself included, or some number above `most` if there are more.
 
-    A bracket that opens in a text counts too: an API server counts them in the spec as it is written.
+    An opening bracket in a text counts too, because the API server counts brackets in the serialised spec.
     """
     count = 0
     waiting = [raw]
@@ -58,39 +85,28 @@ def parts(raw: Any, *, most: int) -> int:
 
 
 def _width(value: Any) -> int:
-    """Return about how many characters a number, a truth value or nothing is written with, in a bounded time."""
+    """Return about how many characters a number, a boolean or null has, in a bounded time."""
     if isinstance(value, int) and not isinstance(value, bool):
         return 1 + value.bit_length() * 3 // 10
     return len(repr(value))
 
 
 def written_by_its_author(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a job holds but its metadata and status, which an API server bounds or the controller writes."""
+    """Return a job without metadata, which the API server bounds, and status, which the controller writes."""
     return {key: value for key, value in raw.items() if key not in ("metadata", "status")}
 
 
 def require_small(raw: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a job's spec holds too much, or what stands beside it; it names the key that holds most.
+    """Raise ConfigError, naming the largest key, where a job's spec is too large, or the keys beside the spec are.
 
-    Each is counted by itself: an API server counts the spec, and a good job has next to nothing beside it.
+    Each is counted separately: the API server counts the spec, and a valid job has almost nothing beside it.
     """
     beside = written_by_its_author(raw)
     spec = beside.pop("spec", None)
-    if isinstance(spec, Mapping):
-        _require_small(spec, root="spec")
-    _require_small(beside, root="")
-
-
-def _require_small(held: Mapping[Any, Any], *, root: str) -> None:
-    _require(held, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
-    _require(
-        held,
-        parts,
-        "mappings, lists and brackets in texts",
-        "take out what the job does not need",
-        most=MOST_PARTS,
-        root=root,
-    )
+    for root, held in (("spec", spec), ("", beside)):
+        if isinstance(held, Mapping):
+            _require(held, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
+            _require(held, parts, "mappings, lists and brackets in texts", _PARTS, most=MOST_PARTS, root=root)
 
 
 class _Count(Protocol):
@@ -104,41 +120,11 @@ def _require(whole: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, 
     key, found = max(held.items(), key=lambda item: item[1])
     value = f"more than {most:,} {of}" if found > most else f"{found:,} {of}"
     rule = f"the whole {root or 'job'} must have at most {most:,}"
-    raise ConfigError([Problem(joined(root, key), _Told(value), rule, way_out)])
+    raise ConfigError([Problem(joined(root, key), _Unquoted(value), rule, way_out)])
 
 
-_TEXTS = "put long texts into files of spec.volumes, and take out what the job does not need"
-
-
-class _Told(str):
-    """Words in the place of a value: without quotes."""
+class _Unquoted(str):
+    """Words in place of a value, shown without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
-
-
-DEEPEST = 64
-"""Levels of mappings and lists; a pod template with everything in it has fifteen."""
-SHOWN = 6  # levels of the path that a problem names
-
-
-def require_shallow(raw: Any, *, root: str = "") -> None:
-    """Raise ConfigError where mappings and lists are nested deeper than 64 levels; root: the path of `raw`."""
-    level: list[tuple[str, Any]] = [(root, raw)]
-    for depth in range(DEEPEST + 1):
-        below = [child for path, value in level for child in _children(path, value, named=depth < SHOWN)]
-        # once each: YAML's aliases let few lines stand for more values than memory holds
-        level = list({id(value): (path, value) for path, value in below if isinstance(value, Mapping | list)}.values())
-        if not level:
-            return
-    rule = f"must not be nested deeper than {DEEPEST} levels"
-    paths = sorted({path for path, _ in level})
-    raise ConfigError([Problem(path, "...", rule, "take out what lies so deep") for path in paths])
-
-
-def _children(path: str, value: Any, *, named: bool) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"{path}.{key}".lstrip(".") if named else path, item) for key, item in value.items()]
-    if isinstance(value, list):
-        return [(f"{path}[{index}]" if named else path, item) for index, item in enumerate(value)]
-    return []

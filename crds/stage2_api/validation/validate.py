@@ -50,19 +50,18 @@ VALUE = re.compile(r"\$\(([^),]+)(?:, ([^)]+))?\)")
 
 
 def placeholders(text: str) -> tuple[str, ...]:
-    """Return the keys that stand in a CEL expression as `$(a.b)`, `$(a.b, x)` or `$?(a.b)`."""
+    """Return the keys in the placeholders of a CEL expression."""
     return tuple(match[1] for pattern in (SET, VALUE) for match in pattern.finditer(text))
 
 
 @dataclass(frozen=True)
 class Rule(Generic[M]):
-    """A rule that crosses keys, for Python and for the API server.
+    """A rule between keys, for Python and for the API server.
 
-    path: the key to blame, dotted, as written in YAML, from the object that the rule is about.
-    broken: whether an object breaks it.
-    cel: the same rule for the API server, true where it is kept, in the notation of `validation.cel`; None where only
-        Python can tell.
-    reads: keys that `broken` reads besides those that stand in `cel`; `path` is one of them anyway.
+    path: the dotted key to blame, relative to the object.
+    broken: whether an object breaks the rule.
+    cel: the same rule for the API server, true where it is kept; None where only Python can check it.
+    reads: keys that `broken` reads besides `path` and those in `cel`.
     rule, way_out: as in Problem.
     """
 
@@ -74,12 +73,12 @@ class Rule(Generic[M]):
     reads: tuple[str, ...] = ()
 
     def keys_read(self) -> tuple[str, ...]:
-        """Return the dotted paths of all keys that the rule looks at."""
+        """Return the dotted paths of all keys that the rule reads."""
         return (self.path, *self.reads, *placeholders(self.cel or ""))
 
 
 def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
-    """Return rules about a part of an object as rules about the object: `part` takes it out, `root` is its path."""
+    """Return rules about a part of an object as rules about the object; `part` returns the part, `root` is its path."""
 
     def about_whole(rule: Rule[Any]) -> Rule[Any]:
         return Rule(
@@ -96,7 +95,7 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
 
 Location = tuple[int | str, ...]
 
-_ROUNDS = 8  # how often a repaired object may show new problems of form: sections that were missing hold required keys
+_ROUNDS = 8  # a repaired object may show new errors of form: sections that were missing have required keys
 
 
 def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
@@ -108,18 +107,18 @@ def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *
     parsed, found = form_of(model, raw, root=root)
     if parsed is not None:
         wrong = [problem.path for problem in found]
-        answerable = [rule for rule in rules if not _reads_any(rule, wrong, root)]
-        found = [*found, *broken_rules(parsed, raw, answerable, root=root)]
+        checkable = [rule for rule in rules if not _reads_any(rule, wrong, root)]
+        found = [*found, *broken_rules(parsed, raw, checkable, root=root)]
     if found or parsed is None:
         raise ConfigError(found)
     return parsed
 
 
 def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
-    """Return the object, repaired where its form is wrong, with the problems of form; None if it is beyond repair.
+    """Return the object, repaired where its form is wrong, with the errors of form; None if it is beyond repair.
 
     Raises:
-        ConfigError: where there are more problems than anybody reads.
+        ConfigError: there are too many errors to read.
     """
     repaired = copy.deepcopy(raw)
     found: list[Problem] = []
@@ -130,10 +129,10 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
             errors = error.errors(include_url=False, include_context=True)
         located = [(location(item["loc"], repaired), item) for item in errors]
         new, unlisted = from_pydantic(model, located, root=root)
-        if unlisted:  # hardly a file of ours: what is wrong besides its form is not looked for
+        if unlisted:  # hardly a file for stage2: its rules are not checked
             raise ConfigError(new, unlisted=unlisted)
-        told = {problem.path for problem in found}
-        found += [problem for problem in new if attempt == 0 or not _about_told(problem.path, told)]
+        known = [problem.path for problem in found]
+        found += [problem for problem in new if attempt == 0 or not _overlaps(problem.path, known)]
         for place, item in located:
             repaired = _repaired(model, repaired, place, missing=item["type"] == "missing")
     return None, found
@@ -142,29 +141,28 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
 def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
     """Return the rules that `parsed` breaks, with the values found in `raw` or their defaults."""
     return [
-        Problem(key_paths.joined(root, rule.path), key_paths.found(parsed, raw, rule.path), rule.rule, rule.way_out)
+        Problem(key_paths.joined(root, rule.path), key_paths.value_at(parsed, raw, rule.path), rule.rule, rule.way_out)
         for rule in rules
         if rule.broken(parsed)
     ]
 
 
 def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
-    """Tell whether a rule reads a key that is wrong in form: what it would say is about the repair, not the file."""
-    read = [key_paths.joined(root, path) for path in rule.keys_read()]
-    return any(_told(path, {other}) or _told(other, {path}) for path in read for other in wrong)
+    """Return whether a rule reads a key whose form is wrong: it would judge the repair, not the file."""
+    return any(_overlaps(key_paths.joined(root, path), wrong) for path in rule.keys_read())
 
 
-def _about_told(path: str, told: set[str]) -> bool:
-    """Tell whether a problem was told of a key, or of a part of it or of its whole, for which it was taken out."""
-    return _told(path, told) or any(_told(other, {path}) for other in told)
+def _overlaps(path: str, others: Sequence[str]) -> bool:
+    """Return whether a path is one of the others, lies below one, or above one."""
+    return any(_is_below(path, other) or _is_below(other, path) for other in others)
 
 
-def _told(path: str, told: set[str]) -> bool:
-    return any(path == other or path.startswith((f"{other}.", f"{other}[")) for other in told)
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: bool) -> Any:
-    """Return `raw` without what is wrong at `place`, or with something that stands for what is missing there."""
+    """Return `raw` without the wrong value at `place`, or with a placeholder for a missing one."""
     if not place or not isinstance(raw, Mapping):
         return key_paths.placeholder(model)
     cut = next((index for index, part in enumerate(place) if isinstance(part, int)), None)
@@ -183,7 +181,7 @@ def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: boo
 
 
 def location(place: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
-    """Return pydantic's location without the names that it gives to the branches of a union."""
+    """Return pydantic's location without the names of union branches."""
     kept: list[int | str] = []
     here = raw
     for index, part in enumerate(place):

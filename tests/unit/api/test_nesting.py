@@ -62,11 +62,11 @@ def test_aliases_that_stand_for_more_than_memory_holds_are_looked_at_once():
 @pytest.mark.parametrize("count", [1, 2, 100_000])
 def test_as_many_problems_are_told_as_fit_and_how_many_more(count):
     error = ConfigError(Problem(f"key_{number}", number, "is wrong", "mend it") for number in range(count))
-    told = error.told_within(1_000).splitlines()
+    told = error.within(1_000).splitlines()
     assert told[0] == str(error.problems[0])
     assert len("\n".join(told)) < 1_100
     assert (told[-1] == f"and {count - len(told) + 1} more") is (count > 2)
 
 
 def test_one_long_problem_is_cut():
-    assert len(ConfigError([Problem("x" * 5_000, 1, "is wrong", "mend it")]).told_within(1_000)) == 1_000
+    assert len(ConfigError([Problem("x" * 5_000, 1, "is wrong", "mend it")]).within(1_000)) == 1_000

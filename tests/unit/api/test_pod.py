@@ -126,7 +126,7 @@ def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None
     sync = {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": None, "seconds": 0.5}
     report = read_report({"phase": "training", "sync": sync})
     assert report is not None
-    assert report.said()["sync"] == sync
+    assert report.reported()["sync"] == sync
 
 
 @pytest.mark.parametrize("reason", ["x" * 512, "错" * 512])
@@ -147,7 +147,7 @@ def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
     report = read_report({"phase": "dreaming", "mood": "good", "sync": {**json.loads(GOLDEN_REPORT)["sync"], "x": 1}})
     assert report is not None
     assert report.phase == "dreaming"
-    assert report.said() == {"phase": "dreaming", "sync": json.loads(GOLDEN_REPORT)["sync"]}
+    assert report.reported() == {"phase": "dreaming", "sync": json.loads(GOLDEN_REPORT)["sync"]}
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_what_a_learner_says_is_null_is_not_in_the_status_whose_schema_has_no_nu
     raw = b.job()
     told = read_report(b.report().document())
     assert told is not None
-    assert told.said()["sync"]["merge"] is None
+    assert told.reported()["sync"]["merge"] is None
     made = b.planned(raw, b.started(raw, progress=told))
     assert made.status["sync"]["version"] == 4
     assert "merge" not in made.status["sync"]

@@ -35,8 +35,8 @@ async def _placed() -> tuple[Server, Store]:
     assert account.promised(KEY) == b.NODE
     told = Store()
     for (kind, _), body in server.objects.items():
-        if kind in WATCHED:
-            told.put(kind, body)
+        if kind in WATCHED:  # items of a list have no kind
+            told.put(kind, {key: value for key, value in body.items() if key not in ("apiVersion", "kind")})
     return server, told
 
 
