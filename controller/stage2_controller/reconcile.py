@@ -143,7 +143,8 @@ class Reconciler:
             node = current_node(observed)
             if self._capacity and node:
                 children = {names.ROLE_ROLLOUT: observed.deployment, names.ROLE_LEARNER: observed.learner}
-                templates = {role: child["spec"]["template"] for role, child in children.items() if child}
+                standing = {role: child for role, child in children.items() if child and not terminating(child)}
+                templates = {role: child["spec"]["template"] for role, child in standing.items()}
                 self._capacity.promise(key, node_fit.need_of(templates, gpu_resource=""), node)
 
     def _is_there(self, key: Key, job: Object) -> bool:
