@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stage2_api.coordinates import COORD_TOKEN
-from stage2_trainer.prepare.start_rows import STARTS, Start
+from stage2_trainer.prepare.coordinate_tokens import STARTS, Start
 
 if TYPE_CHECKING:
     from tiny_model.scenes import Scene

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.pays.arms import Sizes
 
-from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 

@@ -24,8 +24,8 @@ from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.ground_truth import Unit
-from stage2_trainer.prepare.annotated_image import Tally
-from stage2_trainer.prepare.coco_writer import write_coco
+from stage2_trainer.prepare.annotations import Tally
+from stage2_trainer.prepare.coco import write_coco
 
 MOST_ROWS = 20
 PLAIN_WIDTH = 100  # of tables in a file or a pipe

@@ -11,9 +11,8 @@ from rich.table import Table
 from stage2_api.errors import EXIT_FAILURE
 from stage2_cli.config_files import is_job, load_config, load_documents, load_job
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_trainer.doctor.examination import Devices, Examination
-from stage2_trainer.doctor.machine import Machine
-from stage2_trainer.doctor.requirement import Requirement, Verdict
+from stage2_trainer.doctor.examination import Devices, Examination, Requirement, Verdict
+from stage2_trainer.doctor.resources import Machine
 
 SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
@@ -34,7 +33,7 @@ def examine(file: Path, *, mapped: Sequence[str]) -> int:
     else:
         examination = Examination(load_config(file), Machine.this())
     console = Console(soft_wrap=True, highlight=False, emoji=False)
-    with console.status("looking"):
+    with console.status("checking"):
         findings = list(examination.findings())
     console.print(_table(findings))
     return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0
@@ -45,6 +44,6 @@ def _table(findings: Sequence[Requirement]) -> Table:
     for name in ("", "", ""):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        said = finding.said if finding.verdict == "good" else f"{finding.said}; {finding.way_out}"
-        table.add_row(SIGNS[finding.verdict], finding.what, said.replace("[", "\\["))
+        status = finding.status if finding.verdict == "good" else f"{finding.status}; {finding.way_out}"
+        table.add_row(SIGNS[finding.verdict], finding.what, status.replace("[", "\\["))
     return table

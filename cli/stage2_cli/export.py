@@ -1,4 +1,7 @@
-"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2."""
+"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2.
+
+`--push` uploads it to a hub, which is checked first: an export takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,23 @@ class ExportRequest:
     push: str | None = None
 
 
+class PushError(RuntimeError):
+    """The hub did not accept the folder, which stays."""
+
+
 def export_checkpoint(request: ExportRequest) -> int:
     """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
     _check(request)
-    from stage2_trainer.export.errors import ExportError
+    if request.push:
+        _check_hub(request.push)
+    from stage2_trainer.export.model_export import ExportError
 
     try:
-        if request.push:
-            from stage2_trainer.export.hub import check_hub
-
-            check_hub(request.push)  # before an import of seconds and an export of minutes
-        return _export(request)
-    except ExportError as error:
+        _export(request)
+    except (ExportError, PushError) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_FAILURE
+    return os.EX_OK
 
 
 def _check(request: ExportRequest) -> None:
@@ -59,11 +65,10 @@ def _check(request: ExportRequest) -> None:
     check_folder("--output", request.output)
 
 
-def _export(request: ExportRequest) -> int:
+def _export(request: ExportRequest) -> None:
     import torch
 
     from stage2_trainer.export.comparison import compare
-    from stage2_trainer.export.hub import push
     from stage2_trainer.export.model_export import export_adapter, export_model
     from stage2_trainer.export.trained_checkpoint import open_checkpoint
 
@@ -84,5 +89,39 @@ def _export(request: ExportRequest) -> int:
     if exported.compared:
         console.print(f"  {exported.compared}")
     if request.push:
-        console.print(f"  {push(exported.folder, request.push)}")
-    return os.EX_OK
+        console.print(f"  {_push(exported.folder, request.push)}")
+
+
+def _check_hub(repo: str) -> None:
+    """Raise ConfigError where nobody is logged in to the hub, or where it has the repository already."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.whoami()
+        exists = api.repo_exists(repo)
+    except Exception as error:  # of the hub's library, or of its HTTP library
+        rule = f"must be the name of a repository, on a hub that can be reached ({_first_line(error)})"
+        way_out = "log in with `hf auth login`, or export without --push and upload the folder later"
+        raise ConfigError([Problem("--push", repo, rule, way_out)]) from error
+    if exists:
+        rule = "must be a new repository, and there is one of this name"
+        raise ConfigError([Problem("--push", repo, rule, "name another one: nothing is overwritten")])
+
+
+def _push(folder: Path, repo: str) -> str:
+    """Upload a folder to a new private repository; return its address. Raises PushError."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=True)
+        api.upload_folder(repo_id=repo, folder_path=folder)
+    except Exception as error:  # of the hub's library, or of its HTTP library
+        later = f"{folder} is complete; `hf upload {repo} {folder}` uploads it"
+        raise PushError(f"{repo} was not uploaded: {_first_line(error)}. {later}") from error
+    return str(address)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

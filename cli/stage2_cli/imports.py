@@ -14,7 +14,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, printable, with_progress
 
 if TYPE_CHECKING:
-    from stage2_trainer.prepare.annotated_image import AnnotatedSet, Tally
+    from stage2_trainer.prepare.annotations import AnnotatedSet, Tally
     from stage2_trainer.prepare.record_writer import RecordChoice
 
 imports = typer.Typer(no_args_is_help=True, help="Create a data file of records from annotations of another format.")
@@ -136,9 +136,8 @@ def _require_folder(option: str, folder: Path) -> None:
 
 def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:
     """Write the records of a data set, and print what was left out. Raises ConfigError."""
-    from stage2_trainer.prepare.annotated_image import Tally
-    from stage2_trainer.prepare.new_files import check_new
-    from stage2_trainer.prepare.record_writer import write_records
+    from stage2_trainer.prepare.annotations import Tally
+    from stage2_trainer.prepare.record_writer import check_new, write_records
 
     check_new(output)
     tally = Tally()

@@ -8,7 +8,7 @@ from pathlib import Path
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, with_progress
 from stage2_cli.imports import print_tally
-from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
 
 
 def init_project(request: ProjectRequest) -> int:

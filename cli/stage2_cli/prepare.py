@@ -9,8 +9,7 @@ from rich.text import Text
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console
 from stage2_trainer.data.files import check_folder
-from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.start_rows import STARTS
+from stage2_trainer.prepare.coordinate_tokens import STARTS, prepare
 
 
 def prepare_model(model: str, output: Path, *, start: str) -> int:

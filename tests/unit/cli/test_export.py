@@ -113,5 +113,5 @@ def test_what_a_hub_would_refuse_is_said_before_anything_is_written(pushed, opti
 def test_a_folder_that_a_hub_does_not_take_stays(pushed):
     done, made = pushed("me/new")
     assert done.returncode == 1, done.stderr
-    assert "`hf upload me/new out` sends it" in done.stderr
+    assert "`hf upload me/new out` uploads it" in done.stderr
     assert made

@@ -14,7 +14,7 @@ from digits.coco import Part, write_part
 from digits.ink import NAMES, make_ink, scans_of
 from digits.photographs import PHOTOGRAPHS
 from digits.scene import LEAST_DIFFERENCE, MOST_DIGITS, MOST_SHARED, Hand, legible, make_scene, shared
-from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from tests.unit.examples.conftest import EXAMPLES

@@ -19,7 +19,7 @@ import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.images import load_image
-from stage2_trainer.data.messages import images_of
+from stage2_trainer.data.messages import check_images
 from stage2_trainer.matching import vision_ids
 
 GIB = 2**30
@@ -138,7 +138,7 @@ class Encoder:
     def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
         """Encode the messages, up to and with the tokens that open the assistant's turn."""
         text = self._render(messages, add_generation_prompt=True)
-        images = images_of(messages)
+        images = check_images(messages)
         with self._lock:
             encoded = self.processor(
                 text=[text], images=images or None, return_tensors="pt", add_special_tokens=False, truncation=False

@@ -51,7 +51,7 @@ def image_sources(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+def check_images(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
     """Return the images of all image parts, in the same order. Raise ImageError that names one that cannot be read."""
     return [load_image(source) for source in image_sources(messages)]
 

@@ -1,29 +1,33 @@
-"""The examination of a run before it runs: configuration, records and images, model, GPUs, memory, disk, ports."""
+"""The examination of a run before it starts: configuration, records and images, model, GPUs, memory, disk, ports."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from transformers import AutoTokenizer
 
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
+from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
-from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, total
-from stage2_trainer.doctor.image_files import images_of
-from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
-from stage2_trainer.doctor.requirement import Requirement, good, of_errors
+from stage2_trainer.doctor.resources import GIB, Footprint, Machine, Part, footprint, room_at, total
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.names import host_and_port, is_loopback
 
+NAMED = 3
+LARGE_PIXELS = 50_000_000
 BUSY_SHARE = 0.05
 SHARED_MEMORY_BYTES = GIB
 ROOM_FOR_PASSES = 2 * GIB  # of a server: activations, graphs, kernels
@@ -31,9 +35,38 @@ CPU_ENGINE_BYTES = 2 * GIB  # of a vLLM on a CPU beside weights and cache: libra
 CHECKPOINTS_BESIDE = 1  # the one that is being written
 
 
+Verdict = Literal["good", "doubtful", "missing"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing that a run needs.
+
+    what: its name. status: what there is, and what is needed. way_out: what to do unless it is good.
+    """
+
+    what: str
+    verdict: Verdict
+    status: str
+    way_out: str = ""
+
+
+def good(what: str, status: str) -> Requirement:
+    """Return a met requirement."""
+    return Requirement(what, "good", status)
+
+
+def missing_from(what: str, error: ConfigError) -> list[Requirement]:
+    """Return a missing requirement for each problem of a configuration error."""
+    return [
+        Requirement(what, "missing", f"{problem.path}: {problem.found}; {problem.rule}", problem.way_out)
+        for problem in error.problems
+    ]
+
+
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that a run asks for: of rollout servers, so many each, and of the learner."""
+    """The GPUs that a job needs: for each of its rollout servers, and for the learner."""
 
     servers: int
     per_server: int
@@ -41,20 +74,20 @@ class Devices:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all GPUs."""
         return self.servers * self.per_server + self.learner
 
 
 @dataclass
 class Examination:
-    """The examination of one run on one machine. devices: what it asks for; None where only a job would say."""
+    """The examination of one run on one machine. devices: the GPUs of a job; None for a training YAML."""
 
     config: RunConfig
     machine: Machine
     devices: Devices | None = None
 
     def findings(self) -> Iterator[Requirement]:
-        """Yield what is found, the quick things first."""
+        """Yield all requirements, the quick ones first."""
         yield from self._configuration()
         yield from self._data()
         yield from self._gpus()
@@ -67,48 +100,51 @@ class Examination:
         try:
             check_supported(self.config, world_size=max(1, processes))
         except ConfigError as error:
-            yield from of_errors("configuration", error)
+            yield from missing_from("configuration", error)
         else:
-            yield good("configuration", "this version does what it asks for, and the packages for it are installed")
+            yield good("configuration", "supported by this version, and its packages are installed")
 
     def _data(self) -> Iterator[Requirement]:
         try:
             records = checked_records(self.config, world_size=1)
         except ConfigError as error:
-            yield from of_errors("records", error)
+            yield from missing_from("records", error)
             return
         held_out = f", {len(records.held_out)} held out" if records.held_out else ""
         yield good("records", f"{len(records.train)} to train on{held_out}")
-        yield images_of(spread(records.train, LOOKED_AT))
+        yield check_images(spread(records.train, LOOKED_AT))
 
     def _gpus(self) -> Iterator[Requirement]:
         if self.devices is None or not self.devices.count:
             return
         wanted, found = self.devices.count, self.machine.gpus
         if not found and _for_cpus():
-            yield good("GPUs", f"none: the vLLM here is for CPUs, and the {wanted} that are asked for are not needed")
+            yield good("GPUs", f"none: the installed vLLM is for CPUs, so the {wanted} requested ones are not needed")
             return
         if len(found) < wanted:
-            way_out = "run it on a machine that has them; CUDA_VISIBLE_DEVICES may hide some"
-            yield Requirement("GPUs", "missing", f"{len(found)} visible, and the run asks for {wanted}", way_out)
+            way_out = "use a machine that has them; CUDA_VISIBLE_DEVICES may hide some"
+            yield Requirement("GPUs", "missing", f"{len(found)} visible, and the run needs {wanted}", way_out)
             return
         busy = [gpu.index for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
         names = ", ".join(sorted({gpu.name for gpu in found[:wanted]}))
-        said = f"{len(found)} visible ({names}, driver {self.machine.driver}), {wanted} asked for"
+        status = f"{len(found)} visible ({names}, driver {self.machine.driver}), {wanted} needed"
         if busy:
             yield Requirement(
-                "GPUs", "doubtful", f"{said}; in use: {', '.join(busy)}", "end what uses them, or choose others"
+                "GPUs",
+                "doubtful",
+                f"{status}; in use: {', '.join(busy)}",
+                "free them, or choose other GPUs",
             )
         else:
-            yield good("GPUs", said)
+            yield good("GPUs", status)
 
     def _host(self) -> Iterator[Requirement]:
-        said = f"{_gib(self.machine.shared_memory)} free in {SHARED_MEMORY}"
+        status = f"{_gib(self.machine.shared_memory)} free in {SHARED_MEMORY}"
         if self.machine.shared_memory < SHARED_MEMORY_BYTES:
-            way_out = "mount an emptyDir of medium Memory there; Docker takes --shm-size"
-            yield Requirement("shared memory", "doubtful", f"{said}: workers of vLLM and NCCL may end at once", way_out)
+            way_out = "mount an emptyDir of medium Memory there; with Docker, set --shm-size"
+            yield Requirement("shared memory", "doubtful", f"{status}: workers of vLLM and NCCL may crash", way_out)
         else:
-            yield good("shared memory", said)
+            yield good("shared memory", status)
 
     def _ports(self) -> Iterator[Requirement]:
         if in_process(self.config):
@@ -116,8 +152,11 @@ class Examination:
         for address in self.config.rollout_matching.vllm.server.resolved_servers():
             host, _ = host_and_port(address.base_url)
             if is_loopback(host) and not _is_free(address.group_port):
-                said, way_out = f"group_port {address.group_port} is in use", "end what listens there, or take another"
-                yield Requirement("ports", "missing", said, way_out)
+                status, way_out = (
+                    f"group_port {address.group_port} is in use",
+                    "free it, or choose another port",
+                )
+                yield Requirement("ports", "missing", status, way_out)
 
     def _model(self) -> Iterator[Requirement]:
         try:
@@ -129,7 +168,7 @@ class Examination:
                 coord_vocab(tokenizer, str(folder))
             found = footprint(self.config, str(folder), row_tokens=self._row_tokens())
         except ConfigError as error:
-            yield from of_errors("model", error)
+            yield from missing_from("model", error)
             return
         except (OSError, ValueError) as error:
             yield Requirement("model", "missing", f"model.model: {error}", "give the folder of a Qwen3-VL checkpoint")
@@ -147,28 +186,28 @@ class Examination:
 
     def _learner_memory(self, found: Footprint) -> Requirement:
         parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in found.learner if part.nbytes)
-        said = f"about {_gib(total(found.learner))}: {parts}"
+        status = f"about {_gib(total(found.learner))}: {parts}"
         room = self.machine.smallest_gpu
         if room is None or total(found.learner) <= room:
-            return good("learner memory", said if room is None else f"{said}; a GPU here has {_gib(room)}")
+            return good("learner memory", status if room is None else f"{status}; a GPU here has {_gib(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
-        return Requirement("learner memory", "doubtful", f"{said}; a GPU here has {_gib(room)}", way_out)
+        return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_gib(room)}", way_out)
 
     def _host_memory(self, found: Footprint) -> Requirement:
         parts = found.offloaded if self.machine.gpus else (*found.learner, *self._engines_here(found))
-        said = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
+        status = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
         if not any(part.nbytes for part in parts):
             return good("host memory", f"{_gib(self.machine.memory)} free, and nothing is offloaded to it")
-        said += f"; {_gib(self.machine.memory)} free"
+        status += f"; {_gib(self.machine.memory)} free"
         if total(parts) <= self.machine.memory:
-            return good("host memory", said)
+            return good("host memory", status)
         way_out = "raise the container's memory limit" + (
             ", or turn rollout_matching.offload off" if found.offloaded else ""
         )
-        return Requirement("host memory", "doubtful", said, way_out)
+        return Requirement("host memory", "doubtful", status, way_out)
 
     def _engines_here(self, found: Footprint) -> tuple[Part, ...]:
-        """Return what vLLM takes of the memory of a host without GPUs: servers of the run, or a colocated engine."""
+        """Return the memory of vLLM on a host without GPUs: servers of the run, or a colocated engine."""
         config, servers = self.config, 0
         if not in_process(config):
             here = [
@@ -191,11 +230,11 @@ class Examination:
             return good("server memory", weights)
         left = int(room * gpus * vllm.gpu_memory_utilization) - total(found.server) - ROOM_FOR_PASSES
         answers = max(0, left) / (found.cache_token * vllm.max_model_len)
-        said = f"{weights}: {answers:.1f} sequences of vllm.max_model_len {vllm.max_model_len} fit beside each other"
+        status = f"{weights}: {answers:.1f} sequences of vllm.max_model_len {vllm.max_model_len} fit at the same time"
         if answers >= 1:
-            return good("server memory", said)
+            return good("server memory", status)
         way_out = "lower vllm.max_model_len, raise vllm.tensor_parallel_size, or take larger GPUs"
-        return Requirement("server memory", "missing", said, way_out)
+        return Requirement("server memory", "missing", status, way_out)
 
     def _disk(self, found: Footprint) -> Requirement:
         training = self.config.training
@@ -203,22 +242,22 @@ class Examination:
         kept = training.save_total_limit
         best = self.config.best_metric is not None
         proved = self.config.rollout_matching.rollout_backend != "hf"
-        at_once = max(kept or 1, 1 + best + proved)  # the best one, and the newest proved, stay beside the newest
+        at_once = max(kept or 1, 1 + best + proved)  # the best and the newest proved one are kept besides the newest
         needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE)
         free = room_at(folder.absolute())
-        said = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
+        status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
         if free < needed:
             return Requirement(
-                "disk", "missing", f"{said}, and {_gib(needed)} are needed", "make room, or name another folder"
+                "disk", "missing", f"{status}, and {_gib(needed)} are needed", "free some space, or name another folder"
             )
         if kept is None:
-            way_out = "set training.save_total_limit, unless all of them are wanted"
-            return Requirement("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
-        return good("disk", f"{said}, and {at_once} are kept{', the best among them' if best else ''}")
+            way_out = "set training.save_total_limit, unless you want all of them"
+            return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
+        return good("disk", f"{status}, and {at_once} are kept{', the best among them' if best else ''}")
 
 
 def _for_cpus() -> bool:
-    """Whether the vLLM that is installed here runs on CPUs."""
+    """Whether the installed vLLM is the build for CPUs."""
     try:
         return installed_platform() == "cpu"
     except ConfigError:
@@ -241,3 +280,34 @@ def _gib(count: float) -> str:
 
 def _count(number: int) -> str:
     return f"{number / 1e6:,.1f} million"
+
+
+def check_images(records: Sequence[Record]) -> Requirement:
+    """Return whether the images of these records can be read; only headers are read."""
+    broken: list[str] = []
+    large: list[str] = []
+    sources = [(record, source) for record in records for source in record.images]
+    for record, source in sources:
+        try:
+            width, height = read_header(source).size
+        except ImageError as error:
+            broken.append(f"{record.sample_id} ({error})")
+            continue
+        if width * height > LARGE_PIXELS:
+            large.append(record.sample_id)
+    if broken:
+        return Requirement(
+            "images", "missing", f"{_share(broken, sources)} cannot be read: {_few(broken)}", "replace them"
+        )
+    if large:
+        status = f"{_share(large, sources)} have more than {LARGE_PIXELS // 10**6} megapixels: {_few(large)}"
+        return Requirement("images", "doubtful", status, "make them smaller: each is decoded in full, many times")
+    return good("images", f"the headers of {len(sources)} can be read")
+
+
+def _share(some: Sequence[object], of: Sequence[object]) -> str:
+    return f"{len(some)} of {len(of)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(islice(names, NAMED)) + (", …" if len(names) > NAMED else "")

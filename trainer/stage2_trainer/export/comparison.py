@@ -19,8 +19,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import RecordRules, load_record, units_by
-from stage2_trainer.export.merged_stream import with_adapter
-from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
+from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint, with_adapter
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.sync.fleet.proof import (
     BF16_TOLERANCE,

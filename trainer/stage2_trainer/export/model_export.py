@@ -9,27 +9,37 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata as distribution
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import aside_of, check_folder
 from stage2_trainer.export.comparison import Comparison
-from stage2_trainer.export.errors import ExportError
-from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
-from stage2_trainer.export.model_card import model_card
-from stage2_trainer.export.shards import SHARD_BYTES, write_shards
-from stage2_trainer.export.trained_checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
+from stage2_trainer.export.trained_checkpoint import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    BASE_NAME,
+    MergedStream,
+    TrainedCheckpoint,
+    is_empty,
+    skeleton,
+)
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
-from stage2_trainer.sync.tensors.digest import differing
-from stage2_trainer.sync.tensors.model_folder import folder_digests
+from stage2_trainer.sync.tensors.digest import Digests, differing
+from stage2_trainer.sync.tensors.model_folder import INDEX, folder_digests
 from stage2_trainer.sync.tensors.recipe import dtype_name
+from stage2_trainer.sync.transports.buckets import TensorMeta
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -38,7 +48,21 @@ PARTS = ("text_config", "vision_config")
 ROOM_TO_SPARE = 1.05
 NAMED_TENSORS = 3
 
+SHARD_BYTES = 2 * 10**9
+DATA = "custom.train_jsonl"
+MODEL = "model.model"
+SCORES = "eval_"
+METHODS = {
+    "sft": "supervised training on ground truth (stage 1)",
+    "rollout_matching_sft": "rollout-matching training (stage 2)",
+    "grpo": "GRPO",
+}
+
 Compare = Callable[[TrainedCheckpoint, Path], Comparison]
+
+
+class ExportError(RuntimeError):
+    """The written export differs from the merged weights, or from the learner's answers. None of it stays."""
 
 
 @dataclass(frozen=True)
@@ -167,3 +191,89 @@ def _require_equal(folder: Path, expected: dict[str, str], tensors: list[tuple[s
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_shards(
+    tensors: Iterable[tuple[str, Tensor]], metadata: Sequence[TensorMeta], folder: Path, *, shard_bytes: int
+) -> dict[str, str]:
+    """Write a stream that yields what its metadata say, in that order; return the digest of each tensor."""
+    empty = {one.name: torch.empty(one.shape, dtype=one.dtype, device="meta") for one in metadata}
+    plan = split_torch_state_dict_into_shards(empty, max_shard_size=shard_bytes)
+    digests, held = Digests(), defaultdict[str, dict[str, Tensor]](dict)
+    for name, tensor in tensors:
+        digests.add(name, tensor)
+        file = plan.tensor_to_filename[name]
+        held[file][name] = tensor.contiguous()
+        if len(held[file]) == len(plan.filename_to_tensors[file]):
+            save_file(held.pop(file), folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return digests.of_tensors()
+
+
+def model_card(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
+    """Return the card of a merged model, or of an adapter."""
+    parts = (_front(checkpoint, merged=merged), _head(checkpoint, merged=merged), _scores(checkpoint.state))
+    return "\n".join((*parts, _configuration(checkpoint.course)))
+
+
+def _front(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
+    lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: image-text-to-text"]
+    if not Path(checkpoint.base_name).is_dir():  # the front matter names models of a hub alone
+        lines.append(f"base_model: {checkpoint.base_name}")
+    return "\n".join((*lines, "tags: [stage2]", "---", ""))
+
+
+def _head(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
+    course, state = checkpoint.course, checkpoint.state
+    variant = course.get("custom.trainer_variant", "")
+    kind = "A Qwen3-VL that lists the objects of an image" if merged else "An adapter of a Qwen3-VL"
+    rows = {
+        "base model": checkpoint.base_name,
+        "method": METHODS.get(variant, variant or "not said by the checkpoint"),
+        "what trained": _trained(checkpoint.adapter),
+        "steps": f"{state.get('global_step', '?')} of {state.get('max_steps', '?')}",
+        "epochs": f"{state.get('epoch') or 0:.2f}",
+        "training data": course.get(DATA, "not said by the checkpoint"),
+        "base model's digest": course.get(MODEL, "not said by the checkpoint"),
+        "made by": f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
+    }
+    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items())
+    return f"{kind}, made with stage2.\n\n| | |\n| --- | --- |\n{table}\n"
+
+
+def _trained(adapter: Mapping[str, Any] | None) -> str:
+    if adapter is None:
+        return "the weights themselves (full)"
+    kind = "DoRA" if adapter.get("use_dora") else "rsLoRA" if adapter.get("use_rslora") else "LoRA"
+    found = f"{kind}, rank {adapter.get('r')}, alpha {adapter.get('lora_alpha')}"
+    if whole := adapter.get("modules_to_save"):
+        found += f"; in full: {', '.join(whole)}"
+    return f"{found}; rows of tokens" if adapter.get("trainable_token_indices") else found
+
+
+def _scores(state: Mapping[str, Any]) -> str:
+    """Return the last evaluation's figures."""
+    found = [entry for entry in state.get("log_history", ()) if any(key.startswith(SCORES) for key in entry)]
+    if not found:
+        return "## Scores\n\nThe run has not been evaluated.\n"
+    last = found[-1]
+    rows = "\n".join(
+        f"| `{key.removeprefix(SCORES)}` | {value:.4g} |"
+        for key, value in last.items()
+        if key.startswith(SCORES) and isinstance(value, (int, float))
+    )
+    title = f"The run's own held-out evaluation at step {last.get('step', '?')}:"
+    return f"## Scores\n\n{title}\n\n| figure | value |\n| --- | --- |\n{rows}\n"
+
+
+def _configuration(course: Mapping[str, Any]) -> str:
+    if not course:
+        return "## Configuration\n\nThe checkpoint does not say.\n"
+    rows = "\n".join(f"| `{path}` | {_cell(value)} |" for path, value in sorted(course.items()))
+    return f"## Configuration\n\nThe keys on which the weights depend.\n\n| key | value |\n| --- | --- |\n{rows}\n"
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", "<br>")

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForImageTextToText
+
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.report import EVENT
 from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, require_plain, weight_files
 from stage2_trainer.process.checkpoints import COURSE, STATE, flaw_of, list_checkpoints, newest_whole
+from stage2_trainer.process.policy import part_of
+from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
+from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
+from stage2_trainer.sync.tensors.model_folder import ModelFolder
+from stage2_trainer.sync.transports.buckets import TensorMeta
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -142,3 +153,150 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
     return ConfigError([Problem(path, None if value is None else str(value), rule, way_out)])
+
+
+TABLE, HEAD = "model.language_model.embed_tokens", "lm_head"
+HEAD_WEIGHT, TABLE_WEIGHT = f"{HEAD}.weight", f"{TABLE}.weight"
+
+
+class MergedStream:
+    """A re-iterable stream of `(name, tensor)` in the layout of stock checkpoints, merged in float32 and cast once.
+
+    dtype: of all tensors; None = each one's own in the base model. untied: whether the base model's output head is
+    its embedding table, and this model's is not, since one of them was trained without the other.
+    """
+
+    def __init__(self, checkpoint: TrainedCheckpoint, *, dtype: torch.dtype | None = None) -> None:
+        self._values, self._base = ModelFolder(str(checkpoint.values)), ModelFolder(str(checkpoint.base))
+        self._dtype = dtype
+        model = skeleton(checkpoint)
+        if fault := layout_fault(_plain(model)):
+            raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), fault, "take another model")])
+        self._source = _merged(model, checkpoint)
+        tied = bool(_plain(model).config.tie_word_embeddings)
+        self.untied = tied and HEAD_WEIGHT in self._source.names()
+        self._require_all(checkpoint)
+
+    def metadata(self) -> list[TensorMeta]:
+        """Return names, dtypes and shapes, in the order of iteration."""
+        return [
+            TensorMeta(e.name, self._cast_to(e.name), tuple(turned_experts(e.name, e.parameter).shape))
+            for e in self._source.entries
+        ]
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for entry in self._source.entries:
+            parameter = self._read(entry) if is_empty(entry.parameter) else entry.parameter.detach()
+            alone = replace(self._source, entries=(replace(entry, parameter=parameter.float()),))
+            for name, merged in alone:
+                yield name, _finite(name, turned_experts(name, merged.to(self._cast_to(name))))
+
+    def _read(self, entry: WeightEntry) -> Tensor:
+        """Return a tensor of the folder as transformers holds it; a full checkpoint has its experts so, a base not."""
+        name = entry.name
+        tensor = self._values.tensor(name if name in self._values or name != HEAD_WEIGHT else TABLE_WEIGHT)
+        return tensor if tensor.shape == entry.parameter.shape else turned_experts(name, tensor)
+
+    def _cast_to(self, name: str) -> torch.dtype:
+        return self._dtype or self._base.tensor(name if name in self._base else TABLE_WEIGHT).dtype
+
+    def _require_all(self, checkpoint: TrainedCheckpoint) -> None:
+        """Raise ConfigError where base model and checkpoint do not fit each other."""
+        for entry in self._source.entries:
+            if entry.name not in self._base and entry.name != HEAD_WEIGHT:
+                raise _misfit(checkpoint, f"the base model lacks {entry.name}")
+            if not is_empty(entry.parameter):
+                continue
+            found, wanted = tuple(self._read(entry).shape), tuple(entry.parameter.shape)
+            if found != wanted:
+                raise _misfit(checkpoint, f"{entry.name} has shape {found}, and {wanted} is expected")
+
+
+def skeleton(checkpoint: TrainedCheckpoint) -> Any:
+    """Return the model as it was trained, its base weights without memory.
+
+    Raises:
+        ConfigError: the base model is no Qwen3-VL, or the adapter is none of it.
+    """
+    config = AutoConfig.from_pretrained(checkpoint.base, local_files_only=True, trust_remote_code=False)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        raise _misfit(checkpoint, f"the base model is no Qwen3-VL: {error}") from error
+    if stranger := next((name for name, _ in model.named_parameters() if part_of(name) is None), None):
+        raise _misfit(checkpoint, f"the base model is no Qwen3-VL: it has the unknown parameter {stranger}")
+    _empty(model)
+    return model if checkpoint.adapter is None else with_adapter(model, checkpoint, low_cpu_mem_usage=True)
+
+
+def is_empty(parameter: Tensor) -> bool:
+    """Whether a parameter of a skeleton takes no memory: it is one of the base model's, still to be read."""
+    return parameter.is_meta or parameter.untyped_storage().nbytes() < parameter.nbytes
+
+
+def _empty(model: nn.Module) -> None:
+    """Replace parameters of `meta` by one zero each, seen under the parameter's shape; those that are tied stay so.
+
+    PEFT brings what it loads to device and dtype of the base layer: on `meta` it would be lost, in 16 bits be cut.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                zero = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
+                made[id(parameter)] = nn.Parameter(zero, requires_grad=False)
+            setattr(module, name, made[id(parameter)])
+
+
+def with_adapter(model: Any, checkpoint: TrainedCheckpoint, **options: Any) -> PeftModel:
+    """Put a checkpoint's adapter on its base model. Raises ConfigError where it is none of that model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied tables, of which `_merged` takes care
+        try:
+            return PeftModel.from_pretrained(
+                model, str(checkpoint.folder), is_trainable=True, torch_device="cpu", **options
+            )
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise _misfit(checkpoint, str(error).strip().splitlines()[0]) from error
+
+
+def _merged(model: Any, checkpoint: TrainedCheckpoint) -> WeightSource:
+    try:
+        source = merged_weights(model)
+    except TypeError as error:
+        raise _misfit(checkpoint, str(error)) from error
+    unread = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if unread:
+        raise _misfit(checkpoint, f"the adapter has nothing for {unread[0]}")
+    own = _head_of_its_own(model, source)
+    return replace(source, entries=(*source.entries, own)) if own else source
+
+
+def _head_of_its_own(model: Any, source: WeightSource) -> WeightEntry | None:
+    """Return the output head where it was the embedding table, and a copy of that has been trained without it."""
+    plain = _plain(model)
+    names = [name for name, _ in plain.named_parameters(remove_duplicate=False)]
+    trained = {owner for owner in (TABLE, HEAD) if any(name.startswith(f"{owner}{SAVED_COPY}") for name in names)}
+    if trained != {TABLE} or HEAD_WEIGHT in source.names():
+        return None
+    return WeightEntry(HEAD_WEIGHT, plain.lm_head.weight, None, trains=False)
+
+
+def _plain(model: Any) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    if not bool(tensor.isfinite().all()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        rule = f"{name} is not finite in {kind}"
+        raise ConfigError([Problem("--dtype", kind, rule, "export another dtype, or an earlier checkpoint")])
+    return tensor
+
+
+def _misfit(checkpoint: TrainedCheckpoint, why: str) -> ConfigError:
+    rule = f"must fit its base model {checkpoint.base_name} ({why})"
+    way_out = "say where the model lies that it was trained on: --model DIR"
+    return ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, way_out)])

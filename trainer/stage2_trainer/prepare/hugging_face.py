@@ -14,26 +14,24 @@ from typing import Any, Literal
 
 from stage2_trainer.data.files import irregular_file
 from stage2_trainer.data.images import ImageError, header_of
-from stage2_trainer.prepare.annotated_image import (
+from stage2_trainer.prepare.annotations import (
+    CROWD,
+    NO_CATEGORY,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    Box,
     LeftOut,
     Outlines,
     Tally,
     count_same_names,
-)
-from stage2_trainer.prepare.annotation_values import (
-    CROWD,
-    NO_CATEGORY,
-    Box,
     four_numbers,
     is_crowd,
     is_text,
-    outlines_of,
     refused,
     said_size,
 )
+from stage2_trainer.prepare.outlines import outlines_of
 
 BoxFormat = Literal["coco", "voc", "yolo"]
 BOXES = ("bbox", "boxes", "box")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +14,65 @@ from typing import Any, Literal
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.files import relative_path
+from stage2_trainer.data.files import aside_of, check_new_file, relative_path
 from stage2_trainer.data.images import ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
-from stage2_trainer.prepare.annotation_values import OTHER_MASK, is_text
-from stage2_trainer.prepare.new_files import NewFiles, new_files
-from stage2_trainer.prepare.outline import area, simplified, without_repeats
+from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
+from stage2_trainer.prepare.outlines import area, simplified, without_repeats
+
+
+class NewFiles:
+    """A data file that is being written, and beside it the folder of images that had no files."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._folder = images_folder(output)
+        self._aside = aside_of(self._folder)
+        self.lines = aside_of(output)
+
+    def image(self, name: str, content: bytes) -> Path:
+        """Write an image, and return the path that it will have."""
+        self._aside.mkdir(exist_ok=True)
+        (self._aside / name).write_bytes(content)
+        return self._folder / name
+
+    def finish(self) -> None:
+        """Give all of them their names, the data file last. Raises ConfigError where one was made meanwhile."""
+        check_new(self._output)
+        if self._aside.exists():
+            self._aside.rename(self._folder)
+        self.lines.rename(self._output)
+
+    def discard(self) -> None:
+        """Remove what has no name yet."""
+        self.lines.unlink(missing_ok=True)
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+
+@contextmanager
+def new_files(output: Path) -> Iterator[NewFiles]:
+    """Yield the files of an import; they are there when the block has ended, or none of them is."""
+    check_new(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    files = NewFiles(output)
+    files.discard()  # of an import that was killed
+    try:
+        yield files
+        files.finish()
+    finally:
+        files.discard()
+
+
+def images_folder(output: Path) -> Path:
+    """Return the folder of the images of a data file that had no files."""
+    return output.with_name(f"{output.stem}-images")
+
+
+def check_new(output: Path) -> None:
+    """Raise ConfigError where a data file, or its folder of images, is there already, or cannot be made."""
+    check_new_file("--output", output)
+    check_new_file("--output", images_folder(output))
+
 
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]

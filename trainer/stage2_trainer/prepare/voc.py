@@ -17,16 +17,21 @@ from PIL.Image import DecompressionBombError
 
 from stage2_trainer.data.files import read_regular
 from stage2_trainer.data.images import ImageError, read_header
-from stage2_trainer.prepare.annotated_image import (
+from stage2_trainer.prepare.annotations import (
+    IMAGE_ENDINGS,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    Box,
     LeftOut,
     Outlines,
     Tally,
+    four_numbers,
+    number_of,
+    refused,
+    said_size,
 )
-from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, number_of, refused, said_size
-from stage2_trainer.prepare.instance_mask import outlines_by_number
+from stage2_trainer.prepare.outlines import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
 MASKS = "SegmentationObject"

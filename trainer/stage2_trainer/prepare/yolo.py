@@ -16,7 +16,10 @@ from typing import Any
 
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 from stage2_trainer.data.files import files_below, read_regular, require_regular
-from stage2_trainer.prepare.annotated_image import (
+from stage2_trainer.prepare.annotations import (
+    IMAGE_ENDINGS,
+    KEYPOINTS,
+    NO_CATEGORY,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
@@ -24,8 +27,9 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
     count_same_names,
+    is_number,
+    refused,
 )
-from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, KEYPOINTS, NO_CATEGORY, is_number, refused
 from stage2_trainer.prepare.record_writer import MISSING
 
 SPLITS = ("train", "val", "test")

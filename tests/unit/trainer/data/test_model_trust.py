@@ -18,8 +18,7 @@ from stage2_cli.validate import validate_files
 from stage2_trainer import main
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.doctor.examination import Examination
-from stage2_trainer.doctor.footprint import GIB
-from stage2_trainer.doctor.machine import Machine
+from stage2_trainer.doctor.resources import GIB, Machine
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.serve.launch import serve

@@ -7,8 +7,8 @@ import pytest
 
 from stage2_trainer.data.files import relative_path
 from stage2_trainer.data.records import RecordRules, load_records
-from stage2_trainer.prepare.annotated_image import Tally
-from stage2_trainer.prepare.coco_writer import write_coco
+from stage2_trainer.prepare.annotations import Tally
+from stage2_trainer.prepare.coco import write_coco
 from tests.unit.trainer.prepare.odd_sets import import_yolo, picture, yolo
 
 

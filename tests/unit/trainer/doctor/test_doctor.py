@@ -10,10 +10,8 @@ from PIL import Image
 from transformers import AutoConfig
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.doctor.examination import Devices, Examination
-from stage2_trainer.doctor.footprint import GIB, activations_per_token, footprint, total
-from stage2_trainer.doctor.image_files import images_of
-from stage2_trainer.doctor.machine import Gpu, Machine, gpus_of, visible
+from stage2_trainer.doctor.examination import Devices, Examination, check_images
+from stage2_trainer.doctor.resources import GIB, Gpu, Machine, activations_per_token, footprint, gpus_of, total, visible
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
@@ -59,18 +57,18 @@ def test_gpus_that_are_too_few_or_in_use_are_said(config):
     busy = replace(machine(), gpus=(GPU, GPU, GPU, replace(GPU, index="7", used=9 * GIB)))
     one = found(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
     assert one.verdict == "doubtful"
-    assert "in use: 7" in one.said
+    assert "in use: 7" in one.status
 
 
 def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path):
     findings = found(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
-    assert "wandb" in findings["configuration"].said
+    assert "wandb" in findings["configuration"].status
     assert "pip install" in findings["configuration"].way_out
     assert findings["records"].verdict == "missing"
 
 
 def test_a_model_that_is_not_there_is_said(config, tmp_path):
-    assert "no folder here" in found(config(model={"model": str(tmp_path / "lost")}))["model"].said
+    assert "no folder here" in found(config(model={"model": str(tmp_path / "lost")}))["model"].status
 
 
 def test_memory_that_is_too_small_is_said(config):
@@ -130,7 +128,7 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
     assert found(config(matching=matching))["host memory"].verdict == "good"
     little = found(config(matching=matching), on=machine(memory=2**20))["host memory"]
     assert little.verdict == "doubtful"
-    assert "weights" in little.said
+    assert "weights" in little.status
     assert found(config(), on=machine(memory=2**20))["host memory"].verdict == "good", "nothing of it is there"
     assert found(config(), on=machine(gpus=0, memory=2**20))["host memory"].verdict == "doubtful", "all of it is there"
 
@@ -150,7 +148,7 @@ def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, de
     rows = Examination(run, machine())._row_tokens()
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
     told = found(run, on=machine(gpus=0), devices=devices)["host memory"]
-    assert (f"vLLM ({engines} x " in told.said) == bool(engines)
+    assert (f"vLLM ({engines} x " in told.status) == bool(engines)
     less = found(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
     enough = found(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
     assert (less.verdict, enough.verdict) == ("doubtful" if engines else "good", "good")
@@ -205,8 +203,8 @@ def test_images_are_looked_at_by_their_headers(tmp_path):
     path = tmp_path / "scene.png"
     Image.new("RGB", (40, 20)).save(path)
     record = Record(0, "scene-7", (str(path),), 40, 20)
-    assert images_of([record]).verdict == "good"
+    assert check_images([record]).verdict == "good"
     path.write_bytes(path.read_bytes()[:10])
-    broken = images_of([record])
+    broken = check_images([record])
     assert broken.verdict == "missing"
-    assert record.sample_id in broken.said
+    assert record.sample_id in broken.status

@@ -1,6 +1,6 @@
 """The memory of the host that a process may still take."""
 
-from stage2_trainer.doctor.machine import memory_left
+from stage2_trainer.doctor.resources import memory_left
 
 
 def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):

@@ -11,10 +11,8 @@ from transformers import AutoProcessor
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import read_header
 from stage2_trainer.export.comparison import Comparison, compare
-from stage2_trainer.export.errors import ExportError
-from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
-from stage2_trainer.export.model_export import export_adapter, export_model
-from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
+from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, open_checkpoint, skeleton
 from stage2_trainer.sync.fleet.proof import Gap
 from stage2_trainer.sync.tensors.digest import digests_of
 from stage2_trainer.sync.tensors.merge import merged_weights

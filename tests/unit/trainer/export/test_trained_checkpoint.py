@@ -6,9 +6,8 @@ import shutil
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.export.merged_stream import MergedStream
-from stage2_trainer.export.model_card import model_card
-from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.export.model_export import model_card
+from stage2_trainer.export.trained_checkpoint import MergedStream, open_checkpoint
 from tests.unit.trainer.export.trained import saved, trained
 
 

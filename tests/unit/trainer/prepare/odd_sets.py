@@ -7,7 +7,7 @@ import yaml
 from PIL import Image
 
 from stage2_api.coordinates import coord_bin
-from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.prepare.voc import VocChoice, read_voc
 from stage2_trainer.prepare.yolo import read_yolo

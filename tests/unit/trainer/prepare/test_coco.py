@@ -14,10 +14,10 @@ from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import annotated_image, annotation_values, coco, record_writer
-from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare import annotations, coco, record_writer
+from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
-from stage2_trainer.prepare.outline import area, mask_of_runs, of_mask, simplified
+from stage2_trainer.prepare.outlines import area, mask_of_runs, of_mask, simplified
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 18, "name": " dog "}]
@@ -86,14 +86,14 @@ def test_boxes_are_clipped_to_the_image(tmp_path):
 
 
 LEFT_OUT = {
-    "crowd": (annotation(1, iscrowd=1), annotation_values.CROWD),
-    "crowd as text": (annotation(1, iscrowd="1"), annotation_values.CROWD),
-    "no category": (annotation(1, category=99), annotation_values.NO_CATEGORY),
-    "a list as category": (annotation(1, category=[3]), annotation_values.NO_CATEGORY),
+    "crowd": (annotation(1, iscrowd=1), annotations.CROWD),
+    "crowd as text": (annotation(1, iscrowd="1"), annotations.CROWD),
+    "no category": (annotation(1, category=99), annotations.NO_CATEGORY),
+    "a list as category": (annotation(1, category=[3]), annotations.NO_CATEGORY),
     "no image": (annotation(1, image=9), coco.NO_IMAGE),
-    "three numbers": (annotation(1, bbox=(1, 2, 3)), annotation_values.BROKEN_BOX),
-    "a text": (annotation(1, bbox=("1", 2, 3, 4)), annotation_values.BROKEN_BOX),
-    "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), annotation_values.BROKEN_BOX),
+    "three numbers": (annotation(1, bbox=(1, 2, 3)), annotations.BROKEN_BOX),
+    "a text": (annotation(1, bbox=("1", 2, 3, 4)), annotations.BROKEN_BOX),
+    "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), annotations.BROKEN_BOX),
     "no width": (annotation(1, bbox=(1, 2, 0, 4)), record_writer.NO_AREA),
     "negative": (annotation(1, bbox=(1, 2, -3, 4)), record_writer.NO_AREA),
     "outside": (annotation(1, bbox=(101, 2, 3, 4)), record_writer.NO_AREA),
@@ -169,7 +169,7 @@ def test_polygons_keep_the_largest_part_and_count_the_others(tmp_path):
 def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
     data = DataSet(tmp_path, [annotation(1, segmentation=segmentation)])
     assert data.records(geometry="poly")[0]["objects"] == []
-    assert data.tally.objects_left_out == {annotation_values.BROKEN_OUTLINE: 1}
+    assert data.tally.objects_left_out == {annotations.BROKEN_OUTLINE: 1}
 
 
 def test_without_a_segmentation_the_outline_is_the_box(tmp_path):
@@ -261,14 +261,14 @@ def test_ids_and_names_that_stand_twice_are_counted(tmp_path):
     objects = [annotation(1), annotation(2, image="1", category=18)]
     data = DataSet(tmp_path, objects, images=((1, "1.png"), ("1", "2.png")), categories=categories)
     assert [record["sample_id"] for record in data.records()] == ["1", "1"]
-    assert data.tally.changed == {record_writer.SAME_ID: 1, annotated_image.SAME_NAME: 1}
-    assert data.tally.names == {record_writer.SAME_ID: ["1"], annotated_image.SAME_NAME: ["cat"]}
+    assert data.tally.changed == {record_writer.SAME_ID: 1, annotations.SAME_NAME: 1}
+    assert data.tally.names == {record_writer.SAME_ID: ["1"], annotations.SAME_NAME: ["cat"]}
 
 
 def test_keypoints_are_counted(tmp_path):
     data = DataSet(tmp_path, [annotation(1, keypoints=[10, 10, 2] * 17, num_keypoints=17), annotation(2, keypoints=[])])
     assert len(data.records()[0]["objects"]) == 2
-    assert data.tally.changed == {annotation_values.KEYPOINTS: 1, coco.NO_OBJECT: 1}
+    assert data.tally.changed == {annotations.KEYPOINTS: 1, coco.NO_OBJECT: 1}
 
 
 def test_holes_are_filled_and_counted(tmp_path):
@@ -285,7 +285,7 @@ def test_holes_are_filled_and_counted(tmp_path):
 def test_a_mask_of_another_size_than_its_image_is_left_out_and_counted(tmp_path):
     data = DataSet(tmp_path, [annotation(1, segmentation={"size": [100, 200], "counts": [0, 20_000]}), annotation(2)])
     assert len(data.records(geometry="poly")[0]["objects"]) == 1
-    assert data.tally.objects_left_out == {annotation_values.OTHER_MASK: 1}
+    assert data.tally.objects_left_out == {annotations.OTHER_MASK: 1}
 
 
 def test_runs_that_cover_more_pixels_than_an_image_may_have_are_not_drawn(tmp_path):
@@ -293,7 +293,7 @@ def test_runs_that_cover_more_pixels_than_an_image_may_have_are_not_drawn(tmp_pa
     data = DataSet(tmp_path, [annotation(1, segmentation=huge), annotation(2)], width=10**7, height=10**7)
     del data.document["images"][0]["width"]  # which is compared otherwise
     assert len(data.records(geometry="poly")[0]["objects"]) == 1
-    assert data.tally.objects_left_out == {annotation_values.BROKEN_OUTLINE: 1}
+    assert data.tally.objects_left_out == {annotations.BROKEN_OUTLINE: 1}
 
 
 def test_fewer_points_stay_within_the_tolerance():
@@ -312,7 +312,7 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path):
     command += ["--images", data.images, "--output", data.output]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert "1 records, 1 objects" in done.stdout
-    assert f"left out: 1 objects: {annotation_values.CROWD} (annotation 2)" in done.stdout
+    assert f"left out: 1 objects: {annotations.CROWD} (annotation 2)" in done.stdout
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 64
     assert "must be a new file" in again.stderr

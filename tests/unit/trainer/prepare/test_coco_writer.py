@@ -10,10 +10,9 @@ from pycocotools.coco import COCO
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import AS_DECLARED, RecordRules
-from stage2_trainer.prepare import coco_writer
-from stage2_trainer.prepare.annotated_image import Tally
-from stage2_trainer.prepare.coco import NO_OBJECT, read_coco
-from stage2_trainer.prepare.coco_writer import write_coco
+from stage2_trainer.prepare import coco
+from stage2_trainer.prepare.annotations import Tally
+from stage2_trainer.prepare.coco import NO_OBJECT, read_coco, write_coco
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from tests.unit.trainer.prepare.odd_sets import picture
 
@@ -115,34 +114,34 @@ def write(folder, *changes):
     return folder / "x.jsonl"
 
 
-def images_of(folder, path, **rules):
+def check_images(folder, path, **rules):
     tally = Tally()
     write_coco(path, folder / "out.json", RecordRules(**rules), tally)
     return json.loads((folder / "out.json").read_text())["images"], tally
 
 
 def test_names_that_are_no_numbers_stand_beside_numbers_of_lines(tmp_path):
-    images, _ = images_of(tmp_path, write(tmp_path, {"sample_id": "7"}, {"sample_id": "b"}, {}))
+    images, _ = check_images(tmp_path, write(tmp_path, {"sample_id": "7"}, {"sample_id": "b"}, {}))
     assert [(one["id"], one["sample_id"]) for one in images] == [(1, "7"), (2, "b"), (3, "x.jsonl:3")]
 
 
 @pytest.mark.parametrize("names", [["7", "7"], ["07", "8"], ["-1", "2"], ["1.0", "2"], ["٣", "4"]])
 def test_numbers_that_would_be_lost_are_no_ids(tmp_path, names):
-    images, _ = images_of(tmp_path, write(tmp_path, *({"sample_id": name} for name in names)))
+    images, _ = check_images(tmp_path, write(tmp_path, *({"sample_id": name} for name in names)))
     assert [(one["id"], one["sample_id"]) for one in images] == [(1, names[0]), (2, names[1])]
 
 
 def test_what_coco_has_no_place_for_is_counted(tmp_path):
     changes = ({"images": ["a.png", "a.png"]}, {"images": ["data:image/png;base64,AAAA"]}, {"summary": "s"})
-    images, tally = images_of(tmp_path, write(tmp_path, *changes))
+    images, tally = check_images(tmp_path, write(tmp_path, *changes))
     assert len(images) == 1
-    assert tally.images_left_out == {coco_writer.SEVERAL_IMAGES: 1, coco_writer.NO_FILE: 1}
-    assert tally.changed == {coco_writer.NO_PLACE: 1}
+    assert tally.images_left_out == {coco.SEVERAL_IMAGES: 1, coco.NO_FILE: 1}
+    assert tally.changed == {coco.NO_PLACE: 1}
 
 
 def test_a_broken_record_is_told_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"x\.jsonl:2 width"):
-        images_of(tmp_path, write(tmp_path, {}, {"width": 0}))
+        check_images(tmp_path, write(tmp_path, {}, {"width": 0}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "x.jsonl"]
 
 
@@ -158,5 +157,5 @@ def test_a_file_that_is_made_meanwhile_is_not_touched(tmp_path):
 def test_a_file_that_is_there_is_not_touched(tmp_path):
     (tmp_path / "out.json").write_text("mine")
     with pytest.raises(ConfigError, match="--coco"):
-        images_of(tmp_path, write(tmp_path, {}))
+        check_images(tmp_path, write(tmp_path, {}))
     assert (tmp_path / "out.json").read_text() == "mine"

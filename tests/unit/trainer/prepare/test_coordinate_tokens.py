@@ -7,8 +7,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.prepare.coordinate_tokens import TOKENS, prepare
-from stage2_trainer.prepare.start_rows import STARTS, start_rows
+from stage2_trainer.prepare.coordinate_tokens import STARTS, TOKENS, prepare, start_rows
 from tests.unit.trainer.prepare.stock_models import SEED, mixture_of, stock
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor

@@ -11,7 +11,7 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.data import files
 from stage2_trainer.prepare import record_writer, voc, yolo
-from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 from stage2_trainer.prepare.voc import VocChoice

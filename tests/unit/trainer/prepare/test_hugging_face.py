@@ -13,7 +13,7 @@ from PIL import Image
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import annotated_image, annotation_values, hugging_face, record_writer
+from stage2_trainer.prepare import annotations, hugging_face, record_writer
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 from tests.unit.trainer.prepare.odd_sets import Imported, picture
 
@@ -102,7 +102,7 @@ def test_a_category_is_a_text_or_a_number_with_a_name(tmp_path, kind, category, 
 def test_a_name_that_stands_twice_is_counted(tmp_path):
     source = saved(tmp_path, row([(10, 20, 50, 50)], (1,)), form=features(datasets.Value("int64")))
     found = imported(tmp_path, source, HubChoice("coco", names=("cat", "cat ", "dog")))
-    assert (found.objects, found.counts) == ([("cat", BINS)], {annotated_image.SAME_NAME: 1})
+    assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.SAME_NAME: 1})
 
 
 @pytest.mark.parametrize("names", [("cat", " ", "dog"), ("", "cat")])
@@ -120,7 +120,7 @@ def test_objects_may_be_a_list_of_mappings(tmp_path):
     form = datasets.Features({"picture": datasets.Image(), "faces": datasets.List(one)})
     faces = [{"box": [10, 20, 50, 50], "label": 1, "iscrowd": crowd} for crowd in (False, True)]
     found = imported(tmp_path, saved(tmp_path, {"picture": encoded(), "faces": faces}, form=form))
-    assert (found.objects, found.counts) == ([("dog", BINS)], {annotation_values.CROWD: 1})
+    assert (found.objects, found.counts) == ([("dog", BINS)], {annotations.CROWD: 1})
 
 
 def test_outlines_and_sizes_and_ids_are_read_where_there_are_any(tmp_path):
@@ -137,12 +137,12 @@ def test_outlines_and_sizes_and_ids_are_read_where_there_are_any(tmp_path):
 
 
 OBJECTS = {
-    "three numbers": (row([(1, 2, 3)]), {annotation_values.BROKEN_BOX: 1}),
-    "no class": (row(categories=[None]), {annotation_values.NO_CATEGORY: 1}),
+    "three numbers": (row([(1, 2, 3)]), {annotations.BROKEN_BOX: 1}),
+    "no class": (row(categories=[None]), {annotations.NO_CATEGORY: 1}),
     "no area": (row([(1, 2, 0, 5)]), {record_writer.NO_AREA: 1}),
     "voc for coco": (row([(40, 100, 90, 190)]), {record_writer.CLIPPED: 1}),
     "uneven lists": (row(categories=[0, 1]), {hugging_face.UNEVEN: 1}),
-    "a category between two": (row(categories=[0.5]), {annotation_values.NO_CATEGORY: 1}),
+    "a category between two": (row(categories=[0.5]), {annotations.NO_CATEGORY: 1}),
     "no objects at all": ({**row(), "objects": None}, {hugging_face.UNEVEN: 1}),
     "no list of boxes": ({**row(), "objects": {"bbox": None, "category": [0]}}, {hugging_face.UNEVEN: 1}),
     "no image": ({**row(), "image": None}, {record_writer.MISSING: 1}),

@@ -15,7 +15,8 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import load_records
 from stage2_trainer.data.run_records import size_fault
-from stage2_trainer.prepare import annotation_values, coco, record_writer, voc, yolo
+from stage2_trainer.prepare import annotations as rules
+from stage2_trainer.prepare import coco, record_writer, voc, yolo
 from stage2_trainer.prepare.coco import read_coco
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, voc_object
@@ -167,22 +168,22 @@ COCO = {
     "an id that is true": (document(images=[{"id": True, "file_name": "a.png"}]), r"images\[0\]\.id: True", None),
     "an id that is a list": (annotations({"image_id": [1]}, {}), GOOD, {coco.NO_IMAGE: 1}),
     "an image twice": (document(images=[{"id": 1, "file_name": "a.png"}] * 2), r"images\[1\]\.id", None),
-    "a box as a mapping": (annotations({"bbox": {"x": 1}}, {}), GOOD, {annotation_values.BROKEN_BOX: 1}),
+    "a box as a mapping": (annotations({"bbox": {"x": 1}}, {}), GOOD, {rules.BROKEN_BOX: 1}),
     "a box without an end": (
         document().replace(b"[10, 20, 50, 80]", b"[10, 20, 50, Infinity]"),
         [],
-        {annotation_values.BROKEN_BOX: 1},
+        {rules.BROKEN_BOX: 1},
     ),
     "a box below zero": (
         annotations({"bbox": [-90, -80, 150, 180]}),
         [("cat", [0, 0, 600, 500])],
         {record_writer.CLIPPED: 1},
     ),
-    "runs that are cut off": (annotations({"segmentation": NO_RUNS}), [], {annotation_values.BROKEN_OUTLINE: 1}),
+    "runs that are cut off": (annotations({"segmentation": NO_RUNS}), [], {rules.BROKEN_OUTLINE: 1}),
     "a box of a number that no float holds": (
         annotations({"bbox": [10**400, 1, 1, 1]}, {}),
         GOOD,
-        {annotation_values.BROKEN_BOX: 1},
+        {rules.BROKEN_BOX: 1},
     ),
     "sizes of another image, as floats": (
         document(images=[IMAGE | {"width": 640.0, "height": 480.0}]),
@@ -246,7 +247,7 @@ OUTLINES = {
             annotations=[ANNOTATION | {"segmentation": {"size": [10, 10], "counts": [0, 100]}}],
         ),
         [],
-        {annotation_values.OTHER_MASK: 1},
+        {rules.OTHER_MASK: 1},
     ),
     "runs of no pixel": (
         annotations({"segmentation": {"size": [200, 100], "counts": [20_000]}}),

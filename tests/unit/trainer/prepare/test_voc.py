@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotation_values, outline, record_writer, voc
+from stage2_trainer.prepare import annotations, outlines, record_writer, voc
 from stage2_trainer.prepare.voc import VocChoice
 from tests.unit.trainer.prepare.odd_sets import import_voc, picture, voc_object
 from tests.unit.trainer.prepare.odd_sets import voc as written
@@ -33,11 +33,11 @@ OBJECTS = {
     "difficult": (voc_object(difficult=1), {voc.DIFFICULT: 1}),
     "difficult in a word": (voc_object(difficult="true"), {voc.DIFFICULT: 1}),
     "no name": (voc_object(""), {voc.NO_NAME: 1}),
-    "three numbers": (voc_object(box=(1, 2, 3)), {annotation_values.BROKEN_BOX: 1}),
-    "words": (voc_object(box=("a", 2, 3, 4)), {annotation_values.BROKEN_BOX: 1}),
-    "digits with a line between": (voc_object(box=("1_0", 2, 30, 40)), {annotation_values.BROKEN_BOX: 1}),
-    "infinite": (voc_object(box=(1, 2, "inf", 4)), {annotation_values.BROKEN_BOX: 1}),
-    "no box": ("<object><name>cat</name></object>", {annotation_values.BROKEN_BOX: 1}),
+    "three numbers": (voc_object(box=(1, 2, 3)), {annotations.BROKEN_BOX: 1}),
+    "words": (voc_object(box=("a", 2, 3, 4)), {annotations.BROKEN_BOX: 1}),
+    "digits with a line between": (voc_object(box=("1_0", 2, 30, 40)), {annotations.BROKEN_BOX: 1}),
+    "infinite": (voc_object(box=(1, 2, "inf", 4)), {annotations.BROKEN_BOX: 1}),
+    "no box": ("<object><name>cat</name></object>", {annotations.BROKEN_BOX: 1}),
     "reversed": (voc_object(box=(50, 50, 10, 90)), {record_writer.NO_AREA: 1}),
     "outside": (voc_object(box=(200, 10, 300, 90)), {record_writer.NO_AREA: 1}),
 }
@@ -119,7 +119,7 @@ def test_masks_of_a_folder_without_subfolders_are_its_own(tmp_path):
 
 
 def area(bins):
-    return outline.area(list(zip(bins[::2], bins[1::2], strict=True)))
+    return outlines.area(list(zip(bins[::2], bins[1::2], strict=True)))
 
 
 @pytest.mark.parametrize(

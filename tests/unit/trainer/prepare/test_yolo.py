@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotated_image, annotation_values, record_writer, yolo
+from stage2_trainer.prepare import annotations, record_writer, yolo
 from stage2_trainer.prepare.yolo import read_yolo
 from tests.unit.trainer.prepare.odd_sets import Imported, import_yolo, picture
 from tests.unit.trainer.prepare.odd_sets import yolo as written
@@ -34,7 +34,7 @@ LABELS = {
     "a background": ("", [], {}),
     "no label file": (None, [], {yolo.BACKGROUND: 1}),
     "a line twice": (f"{BOX}\n{BOX}  \n", [("cat", BINS)], {yolo.REPEATED: 1}),
-    "a class that there is not": (f"7 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotation_values.NO_CATEGORY: 1}),
+    "a class that there is not": (f"7 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NO_CATEGORY: 1}),
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
     "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
@@ -61,7 +61,7 @@ def test_a_split_that_is_named_twice_and_images_of_one_name_are_counted(tmp_path
     data = written(tmp_path, {"a.png": BOX}, images=["a.png", "a.bmp"], names=["cat", "dog", "cat"])
     found = import_yolo(tmp_path, data)
     assert len(found.records) == 2
-    assert found.counts == {record_writer.SAME_ID: 1, annotated_image.SAME_NAME: 1}
+    assert found.counts == {record_writer.SAME_ID: 1, annotations.SAME_NAME: 1}
 
 
 def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
@@ -78,7 +78,7 @@ def test_labels_without_an_image_are_counted(tmp_path):
 def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
     data = written(tmp_path, {"a.png": f"{BOX} 0.1 0.1 2 0.2 0.2 2"}, kpt_shape=[2, 3])
     found = import_yolo(tmp_path, data)
-    assert (found.objects, found.counts) == ([("cat", BINS)], {annotation_values.KEYPOINTS: 1})
+    assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.KEYPOINTS: 1})
 
 
 @pytest.mark.parametrize("train", ["../images/train", ["images/train"], "list.txt", "images"])

@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from stage2_trainer.prepare.project.commented_yaml import Chosen, to_yaml
+from stage2_trainer.prepare.project_recipe import to_yaml
+from stage2_trainer.prepare.project_sizes import Chosen
 
 TREE = {
     "name": "job",

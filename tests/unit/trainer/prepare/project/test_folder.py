@@ -19,7 +19,7 @@ from stage2_cli.main import app
 from stage2_controller.spec.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
 from tests.unit.trainer.prepare.stock_models import mixture_of
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor

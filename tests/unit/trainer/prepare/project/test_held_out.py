@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stage2_trainer.prepare.annotated_image import AnnotatedImage
-from stage2_trainer.prepare.project.held_out import MOST, held_out
+from stage2_trainer.prepare.annotations import AnnotatedImage
+from stage2_trainer.prepare.project_folder import MOST, held_out
 
 
 def images(count):

@@ -15,7 +15,7 @@ from stage2_cli.main import app
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
 from tests.unit.trainer.prepare.stock_models import stock
 
 SIZE = (96, 72)

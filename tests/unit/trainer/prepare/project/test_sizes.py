@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from stage2_trainer.prepare.project.measures import Measures, Patches
-from stage2_trainer.prepare.project.sizes import EVALUATIONS, MOST_PIXELS, ROW_TOKENS, TOP_K, choose
+from stage2_trainer.prepare.project_sizes import EVALUATIONS, MOST_PIXELS, ROW_TOKENS, TOP_K, Measures, Patches, choose
 
 QWEN = Patches(side=32, least=256**2, most=16_777_216)
 COCO = Measures(

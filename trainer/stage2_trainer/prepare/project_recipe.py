@@ -14,18 +14,22 @@ Stage 2 has the rate of examples/job-3v1.yaml; no comparison of rates for it is 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage2_trainer.prepare.project.commented_yaml import Chosen
-from stage2_trainer.prepare.project.sizes import Sizes, Stage
+import yaml
+
+from stage2_trainer.prepare.project_sizes import Chosen, Sizes, Stage
 
 Tree = dict[str, Any]
 CPU_PROMPT = "List the objects."
 RUNS = "runs"
 _TENSOR_PARALLEL = (2, 4, 8)
 _LONGEST_NAME = 40
+_WIDTH = 118
+_STEP = 2
 
 
 @dataclass(frozen=True)
@@ -223,3 +227,50 @@ def object_name(folder: Path) -> str:
 
 def _volume(name: str, path: Path) -> Tree:
     return {"name": name, "mountPath": str(path), "hostPath": {"path": str(path), "type": "Directory"}}
+
+
+class _OneLine(yaml.SafeDumper):
+    """Writes text with what breaks a line in quotes and with escapes: elsewhere a reader makes spaces of some."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+_OneLine.add_representer(str, _text)
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    """Return nested mappings as YAML; lists and mappings inside a Chosen stand in one line."""
+    return "".join(f"{line}\n" for line in _lines(tree, 0))
+
+
+def _lines(tree: Mapping[str, Any], indent: int) -> Iterator[str]:
+    margin = " " * indent
+    for key, value in tree.items():
+        if isinstance(value, Chosen):
+            yield from _with_reason(f"{margin}{key}: {_inline(value.value)}", value.why, margin)
+        elif isinstance(value, Mapping) and value:
+            yield f"{margin}{key}:"
+            yield from _lines(value, indent + _STEP)
+        elif isinstance(value, list) and value:
+            yield f"{margin}{key}:"
+            yield from (f"{margin}  - {_inline(item)}" for item in value)
+        else:
+            yield f"{margin}{key}: {_inline(value)}"
+
+
+def _with_reason(line: str, why: str, margin: str) -> Iterator[str]:
+    if len(line) + len(why) + 3 <= _WIDTH:
+        yield f"{line} # {why}"
+        return
+    yield f"{margin}# {why}"
+    yield line
+
+
+def _inline(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    text: str = yaml.dump(
+        value, Dumper=_OneLine, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False
+    )
+    return text.removesuffix("\n").removesuffix("\n...")

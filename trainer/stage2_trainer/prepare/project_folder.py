@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,17 +22,29 @@ from stage2_api.parsing import parse_job
 from stage2_trainer.data.files import aside_of, check_folder
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
+from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
-from stage2_trainer.prepare.project.commented_yaml import to_yaml
-from stage2_trainer.prepare.project.held_out import held_out
-from stage2_trainer.prepare.project.measures import Measures, measure
-from stage2_trainer.prepare.project.recipe import CPU_PROMPT, RUNS, JobRecipe, ProjectFolders, Tree
-from stage2_trainer.prepare.project.sizes import choose
+from stage2_trainer.prepare.project_recipe import CPU_PROMPT, RUNS, JobRecipe, ProjectFolders, Tree, to_yaml
+from stage2_trainer.prepare.project_sizes import Measures, choose, measure
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import MIXTURE_IN_VLLM
+
+SHARE = 0.05
+MOST = 1000
+RULE = f"{SHARE:.0%} of the images, at least 1 and at most {MOST:,}: those whose ids have the smallest SHA-256"
+
+
+def held_out(images: Sequence[AnnotatedImage]) -> frozenset[str]:
+    """Return the ids of the images that are held out: the same ones in whatever order the images come."""
+    count = min(max(1, round(len(images) * SHARE)), MOST)
+    return frozenset(sorted((image.sample_id for image in images), key=_draw)[:count])
+
+
+def _draw(sample_id: str) -> str:
+    return hashlib.sha256(sample_id.encode()).hexdigest()
+
 
 Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that passes items on and shows how many of so many have been; the text says of what."""

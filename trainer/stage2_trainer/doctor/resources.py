@@ -1,4 +1,4 @@
-"""The memory that a run will take on its GPUs and its disk, from the model's shapes alone: nothing is loaded.
+"""What a run needs, from the shapes of its model, and what a machine has. Nothing is loaded.
 
 Weights, adapters, gradients, optimizer and cache follow from shapes. Activations are estimated for a Qwen3 layer with
 an attention kernel that keeps no scores (the counting of Korthikanti et al. 2022, "Reducing Activation Recomputation in
@@ -7,8 +7,12 @@ Large Transformer Models"), and are good to about a third.
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
+from stage2_trainer.serve.cuda_driver import loaded_driver, visible_names
 from stage2_trainer.sync.fleet.delivery import SLOTS
 from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES
 
@@ -28,12 +33,12 @@ OPTIMIZER_BYTES: Mapping[str, int] = {
     "sgd": 0, "adafactor": 1, "adagrad": 4, "rmsprop": 4, "adamw_8bit": 2, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2,
     "lion_8bit": 1, "paged_lion_8bit": 1, "lion_32bit": 4, "paged_lion_32bit": 4, "ademamix": 12, "ademamix_8bit": 3,
 }  # fmt: skip
-"""Bytes that an optimizer keeps of each trained parameter; all others keep two moments in float32."""
+"""Bytes of optimizer state for each trained parameter; all other optimizers keep two moments in float32."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of what is needed, in bytes."""
+    """A part of the memory that is needed, in bytes."""
 
     name: str
     nbytes: int
@@ -43,9 +48,9 @@ class Part:
 class Footprint:
     """The needs of a run, in bytes.
 
-    learner: of a learner GPU. offloaded: of the host, for what leaves that GPU while answers are made. server: of one
-    server's GPUs, but for its cache. cache_token: of a token in a server's cache. checkpoint: of one on disk. trained:
-    parameters that train.
+    learner: of a learner GPU. offloaded: of the host, for what leaves that GPU during generation. server: of one
+    server's GPUs, without its cache. cache_token: of a token in a server's cache. checkpoint: of one on disk. trained:
+    number of trainable parameters.
     """
 
     learner: tuple[Part, ...]
@@ -57,12 +62,12 @@ class Footprint:
 
 
 def total(parts: Iterable[Part]) -> int:
-    """Return what parts come to."""
+    """Return the sum of parts."""
     return sum(part.nbytes for part in parts)
 
 
 def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
-    """Return what a run of the model in this folder needs; its rows have `row_tokens` tokens.
+    """Return what a run of the model in this folder needs, with rows of `row_tokens` tokens.
 
     Raises:
         ConfigError: nothing of the model would train.
@@ -100,12 +105,12 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
 
 
 def pushes(config: RunConfig) -> bool:
-    """Whether a run sends weights to servers: with one at least, and not for an engine in its own process."""
+    """Whether a run sends weights to servers, which an engine in its own process does not need."""
     return config.makes_rollouts and not in_process(config)
 
 
 def offloaded(config: RunConfig, policy: nn.Module, dtype: torch.dtype) -> tuple[Part, ...]:
-    """Return what a colocated run moves to the host's memory while answers are made, page-locked."""
+    """Return the page-locked host memory of a colocated run, for what is offloaded during generation."""
     chosen = config.rollout_matching.offload
     if not chosen.enabled or not in_process(config) or config.rollout_matching.rollout_backend == "hf":
         return ()
@@ -119,13 +124,13 @@ def offloaded(config: RunConfig, policy: nn.Module, dtype: torch.dtype) -> tuple
 
 
 def _page_locked(widths: Mapping[nn.Parameter, int]) -> int:
-    """Return what tensors of such parameters take, by their bytes an element: PyTorch rounds up to powers of two."""
+    """Return the page-locked bytes of parameters of these widths: PyTorch rounds up to powers of two."""
     sizes = (one.numel() * width for one, width in widths.items())
     return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
 
 def activations_per_token(text: Any, checkpointing: bool) -> int:
-    """Return the bytes that a token of a row keeps until the backward pass, in bfloat16.
+    """Return the bytes kept for each token of a row until the backward pass, in bfloat16.
 
     Without checkpointing every layer's; with it every layer's input, and one layer's values with their gradients.
     """
@@ -148,3 +153,115 @@ def _with_what_trains(config: RunConfig, policy: nn.Module) -> nn.Module:
             regex=config.tuner.target_regex,
             token_rows=coord_rows(config),
         )
+
+
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,name,memory.total,memory.used",
+    "--format=csv,noheader,nounits",
+)
+MIB = 2**20
+SHARED_MEMORY = Path("/dev/shm")
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+MIG = "MIG-"  # how the names of parts of a GPU begin
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, as its driver describes it; memory in bytes, 0 where the driver reports none (shared memory, MIG)."""
+
+    index: str
+    uuid: str
+    name: str
+    total: int
+    used: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has; sizes in bytes.
+
+    gpus: the visible ones. memory: of the host, still free for this process. driver: its version.
+    """
+
+    gpus: tuple[Gpu, ...]
+    shared_memory: int
+    memory: int
+    driver: str | None = None
+
+    @property
+    def smallest_gpu(self) -> int | None:
+        """Bytes of the smallest GPU; None where there is none, or none reports its memory."""
+        return min((gpu.total for gpu in self.gpus if gpu.total), default=None)
+
+    @classmethod
+    def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
+        """Return the machine, or the container, in which this process runs."""
+        return cls(
+            gpus=visible(gpus_of(_ask_driver()), visible_names(environment)),
+            shared_memory=shared_memory_left(),
+            memory=memory_left(),
+            driver=loaded_driver(),
+        )
+
+
+def _bytes(mebibytes: str) -> int:
+    return int(mebibytes) * MIB if mebibytes.isdecimal() else 0
+
+
+def gpus_of(answer: str) -> list[Gpu]:
+    """Return the GPUs in the output of `nvidia-smi` for `QUERY`."""
+    found = []
+    for line in filter(None, answer.splitlines()):
+        index, uuid, name, total, used = (part.strip() for part in line.split(","))
+        found.append(Gpu(index, uuid, name, _bytes(total), _bytes(used)))
+    return found
+
+
+def visible(gpus: list[Gpu], named: list[str] | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, up to the first unknown name, as CUDA does.
+
+    named: the variable's names; None where it is not set, and all are visible. A part of a GPU (MIG) counts as a GPU of
+    unknown memory; whether it exists is not checked.
+    """
+    if named is None:
+        return tuple(gpus)
+    found: list[Gpu] = []
+    for name in named:
+        gpu = next((gpu for gpu in gpus if name == gpu.index or gpu.uuid.startswith(name)), None)
+        if gpu is None and gpus and name.startswith(MIG):
+            gpu = Gpu(name, name, "MIG device", total=0, used=0)
+        if gpu is None:
+            break
+        found.append(gpu)
+    return tuple(found)
+
+
+def room_at(path: Path) -> int:
+    """Return the free bytes of the disk of a folder, which need not exist yet. Raises OSError."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _ask_driver() -> str:
+    try:
+        return subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no driver here, so no GPU
+
+
+def shared_memory_left() -> int:
+    """Return the free bytes of shared memory; 0 where there is none."""
+    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+
+
+def memory_left(meminfo: Path = _MEMORY, group: Path = _GROUP) -> int:
+    """Return the bytes that /proc/meminfo calls available, or fewer where the container's cgroup (v2) limits them."""
+    lines = meminfo.read_text(encoding="utf-8").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = group / "memory.max", group / "memory.current"
+    if not (limit.is_file() and used.is_file()) or not (most := limit.read_text().strip()).isdecimal():
+        return free
+    return max(0, min(free, int(most) - int(used.read_text())))

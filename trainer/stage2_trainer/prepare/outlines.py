@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from contourpy import contour_generator
+from scipy.ndimage import find_objects
 
-from stage2_trainer.data.images import MOST_PIXELS
-from stage2_trainer.prepare.annotated_image import Outline, Outlines
+from stage2_trainer.data.files import open_regular
+from stage2_trainer.data.images import MOST_PIXELS, opened
+from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
+
+BORDER = 255  # of objects, and what nobody could tell: no object's
+NUMBERED = frozenset({"P", "L"})  # of a palette or of grey: a byte a pixel, which is the number
+
+
+def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]]:
+    """Return a mask's width and height, and the outlines of each object's parts by its number, in pixels.
+
+    Raises:
+        OSError, ValueError: it is not there, cannot be read, or is too large.
+    """
+    with open_regular(file) as encoded, opened(encoded) as image:
+        if image.mode not in NUMBERED:
+            raise ValueError(f"mode {image.mode}")
+        numbers = np.asarray(image)
+    numbers = np.where(numbers == BORDER, 0, numbers)
+    found = {
+        number: _moved(of_mask(numbers[place] == number), place[1].start, place[0].start)
+        for number, place in enumerate(find_objects(numbers), start=1)
+        if place is not None
+    }
+    return (numbers.shape[1], numbers.shape[0]), found
+
+
+def _moved(outlines: Outlines, right: int, down: int) -> Outlines:
+    return replace(outlines, parts=[[(x + right, y + down) for x, y in part] for part in outlines.parts])
+
 
 Points = npt.NDArray[np.float64]
 LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
@@ -108,3 +139,21 @@ def _uncompressed(counts: str | bytes) -> list[int]:
                 value |= -1 << shift
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
     return runs
+
+
+def outlines_of(segmentation: Any) -> Outlines:
+    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
+    try:
+        if isinstance(segmentation, dict):
+            height, width = segmentation["size"]
+            mask = mask_of_runs(segmentation["counts"], height, width)
+            return replace(of_mask(mask), mask_size=(width, height))
+        return Outlines([_polygon(flat) for flat in segmentation or ()])
+    except (ValueError, TypeError, KeyError) as error:
+        raise LeftOut(BROKEN_OUTLINE) from error
+
+
+def _polygon(flat: Any) -> Outline:
+    if len(flat) < 6 or len(flat) % 2 or not all(map(is_number, flat)):
+        raise ValueError("a polygon is a list of at least three points, x and y in turn")
+    return list(zip(flat[::2], flat[1::2], strict=True))
