@@ -17,9 +17,8 @@ from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
-from stage2_trainer.doctor.resources import GIB, Footprint, Machine, Part, footprint, room_at, total
+from stage2_trainer.doctor.resources import GIB, SHARED_MEMORY, Footprint, Machine, Part, footprint, room_at, total
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform
