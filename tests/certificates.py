@@ -21,7 +21,7 @@ class Files:
     key: Path
 
     def environment(self) -> Mapping[str, str]:
-        """What a process that answers is told."""
+        """The environment of a process that answers."""
         return {
             **self.trust(),
             TLS_CERT_FILE_VARIABLE: str(self.certificate),
@@ -29,15 +29,15 @@ class Files:
         }
 
     def trust(self) -> Mapping[str, str]:
-        """What a process that only asks is told."""
+        """The environment of a process that only asks."""
         return {TLS_CA_FILE_VARIABLE: str(self.authority)}
 
 
 def make(folder: Path, host: str = HOST, *, at: datetime | None = None) -> Files:
-    """Write a new authority, and a server's certificate of it for a host; as if it had been made at another time."""
-    made = credentials.new({_ROLE: (host,)}, at or datetime.now(UTC))
+    """Write a new authority, and a server's certificate of it for a host; as if at another time."""
+    files = credentials.new({_ROLE: (host,)}, at or datetime.now(UTC))
     folder.mkdir(parents=True, exist_ok=True)
     names = ("ca.crt", f"{_ROLE}.crt", f"{_ROLE}.key")
     for name in names:
-        (folder / name).write_text(made[name])
+        (folder / name).write_text(files[name])
     return Files(*(folder / name for name in names))

@@ -118,17 +118,17 @@ def kubeconfig(
         return
     request.getfixturevalue("root")
 
-    def bring() -> list[str | bool]:
+    def create() -> list[str | bool]:
         found_running = local_cluster.running() is not None
         booted = local_cluster.up(f"--gpus={gpus}")
         local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
         return [str(booted), found_running]
 
-    def take(brought: list[str | bool]) -> None:
+    def remove(brought: list[str | bool]) -> None:
         if not brought[1]:
             local_cluster("down")
 
-    with shared(session_folder, "cluster", bring, take) as (booted, _):
+    with shared(session_folder, "cluster", create, remove) as (booted, _):
         yield Path(str(booted))
 
 
@@ -175,23 +175,23 @@ def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder
     values = [f"--set={name}={value}" for name, value in chosen.items()]
     install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
 
-    def bring() -> None:
+    def create() -> None:
         subprocess.run([*command, *install, "--wait", "--timeout=10m", *values], check=True)
 
-    def take(_: None) -> None:
+    def remove(_: None) -> None:
         subprocess.run([*command, "uninstall", "stage2", "--wait", "--ignore-not-found"], check=True)
 
-    with shared(session_folder, "release", bring, take):
+    with shared(session_folder, "release", create, remove):
         yield kubeconfig
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A job that has ended: its last state, what `kubectl logs` had of its learner, and what that told while it ran."""
+    """A job that has ended: its last state, the log of its learner, and the progress that it reported."""
 
     job: Mapping[str, Any]
     log: str
-    told: Sequence[str]
+    progress: Sequence[str]
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The learner's JSON lines of one kind, in order."""
@@ -225,14 +225,14 @@ def run_job(
     name = manifest["metadata"]["name"]
     kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
     deadline = time.monotonic() + JOB_TIMEOUT_S
-    told: list[str] = []
+    progress: list[str] = []
     while True:
         job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
         status = job.get("status", {})
         if status.get("phase") in ("Succeeded", "Failed"):
-            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"), told)
+            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"), progress)
         if status.get("phase") == "Running" and "progress" in status:
-            told.append(status["progress"])
+            progress.append(status["progress"])
         meanwhile(job)
         assert time.monotonic() < deadline, job
         time.sleep(1)

@@ -260,9 +260,9 @@ class TinyRun(NamedTuple):
         from stage2_trainer.process.torchrun import run_processes
 
         torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
-        said = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         if self.processes == 1:
             return main.learn(parse_run_config(self.configuration(folder)))
         written = folder.with_suffix(".yaml")

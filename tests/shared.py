@@ -1,4 +1,4 @@
-"""Something costly that the processes of one run of pytest share: the first that asks makes it, the last removes it."""
+"""A costly thing that the processes of one run of pytest share: the first user creates it, the last one removes it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import TypeVar
 
 from filelock import FileLock
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 @contextmanager
-def shared(folder: Path, name: str, bring: Callable[[], Made], take: Callable[[Made], None]) -> Iterator[Made]:
-    """Yield what `bring` returned to the first of all users of `name`; `take` gets it when the last one is done.
+def shared(folder: Path, name: str, create: Callable[[], Value], remove: Callable[[Value], None]) -> Iterator[Value]:
+    """Yield what `create` returned to the first user of `name`; `remove` gets it when the last user is done.
 
-    folder: the same for all users. What `bring` returns must be JSON. A `bring` that fails is tried again by the next.
+    folder: the same for all users. What `create` returns must be JSON. If it fails, the next user tries.
     """
     state, lock = folder / f"{name}.json", FileLock(folder / f"{name}.lock")
     with lock:
-        users, made = json.loads(state.read_text()) if state.exists() else (0, None)
+        users, value = json.loads(state.read_text()) if state.exists() else (0, None)
         if not users:
-            made = bring()
-        state.write_text(json.dumps([users + 1, made]))
+            value = create()
+        state.write_text(json.dumps([users + 1, value]))
     try:
-        yield made
+        yield value
     finally:
         with lock:
-            users, made = json.loads(state.read_text())
-            state.write_text(json.dumps([users - 1, made]))
+            users, value = json.loads(state.read_text())
+            state.write_text(json.dumps([users - 1, value]))
             if users == 1:
-                take(made)
+                remove(value)

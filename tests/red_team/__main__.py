@@ -118,7 +118,7 @@ def tenant_rights(namespace: str) -> list[dict[str, Any]]:
 
 
 def steps(admin: Cluster) -> int:
-    """Return the job's optimizer steps so far, as its status tells them."""
+    """Return the job's optimizer steps so far, as its status has them."""
     return int(((admin.get("rmj", NAME) or {}).get("status") or {}).get("step") or 0)
 
 
@@ -165,19 +165,19 @@ class Attack:
         self.admin.apply(pod)
         self.admin("wait", "--for=condition=Ready", "pod", POSER, "--timeout=300s")
         before, reached = steps(self.admin), False
-        for told in self.admin.from_pod(POSER, "pose", str(POSE_S), learner, *servers):
-            if told.get("listening"):
+        for result in self.admin.from_pod(POSER, "pose", str(POSE_S), learner, *servers):
+            if result.get("listening"):
                 knocks = self.admin.from_pod(TWIN, "knock", address_of_pod(self.admin, POSER), *servers)
                 reached = any(one["outcome"] == "GOT" for one in knocks)
-            if "what" in told:
-                yield Attempt(POSER, told["what"], told["outcome"], told["said"])
-            if told.get("connections") == 0:
+            if "what" in result:
+                yield Attempt(POSER, result["what"], result["outcome"], result["detail"])
+            if result.get("connections") == 0:
                 reached = False
         if not reached:
             raise RuntimeError("a pod of the job cannot reach the one that poses: that it is held says nothing")
         gone, phase = steps(self.admin) - before, self.admin.get("rmj", NAME)["status"]["phase"]
-        said = f"{gone} steps in {POSE_S} s; the job is {phase}"
-        yield Attempt(POSER, "to end the training", "held" if gone > 0 and phase == "Running" else "GOT", said)
+        detail = f"{gone} steps in {POSE_S} s; the job is {phase}"
+        yield Attempt(POSER, "to end the training", "held" if gone > 0 and phase == "Running" else "GOT", detail)
 
     def _knocks(self, rollout: str, learner: str, servers: list[str], groups: list[str]) -> Iterator[Attempt]:
         others = [str(port) for port in OTHER_PORTS]
@@ -187,18 +187,18 @@ class Attack:
         metrics = list(self._tried(STRANGER, "knock", learner, str(METRICS_PORT)))
         if any(one.outcome == "held" for one in metrics):
             raise RuntimeError(f"nothing of {learner} can be reached: what is held here says nothing")
-        yield from (replace(one, outcome="open", said="metrics, by design") for one in metrics)
+        yield from (replace(one, outcome="open", detail="metrics, by design") for one in metrics)
 
     def _tried(self, pod: str, command: str, *words: str) -> Iterator[Attempt]:
-        for told in self.admin.from_pod(pod, command, *words):
-            if "what" in told:
-                yield Attempt(pod, told["what"], told["outcome"], told["said"])
+        for result in self.admin.from_pod(pod, command, *words):
+            if "what" in result:
+                yield Attempt(pod, result["what"], result["outcome"], result["detail"])
 
     def _stalled(self, pod: str, host: str, ports: list[str]) -> Attempt:
         """Hold connections for a while; the training must not stand still meanwhile."""
         before, held = 0, 0
-        for told in self.admin.from_pod(pod, "stall", host, str(STALL_S), *ports):
-            before, held = steps(self.admin), told["held"]
+        for result in self.admin.from_pod(pod, "stall", host, str(STALL_S), *ports):
+            before, held = steps(self.admin), result["held"]
         gone = steps(self.admin) - before
         what = f"the time of the training, by {held} connections to ports {', '.join(ports)}"
         return Attempt(pod, what, "held" if gone > 0 else "GOT", f"{gone} steps in {STALL_S} s")

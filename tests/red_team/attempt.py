@@ -19,14 +19,14 @@ class Attempt:
     who: str
     what: str
     outcome: Outcome
-    said: str = ""
+    detail: str = ""
 
 
 def table(attempts: Sequence[Attempt]) -> str:
     """Return the attempts as text: a line each, those that got something first."""
     order = {"GOT": 0, "open": 1, "not tried": 2, "held": 3}
     lines = [
-        f"{one.outcome:9} {one.who:18} {one.what}" + (f": {one.said}" if one.said else "")
+        f"{one.outcome:9} {one.who:18} {one.what}" + (f": {one.detail}" if one.detail else "")
         for one in sorted(attempts, key=lambda one: (order[one.outcome], one.who))
     ]
     counts = {outcome: sum(one.outcome == outcome for one in attempts) for outcome in order}
@@ -34,13 +34,13 @@ def table(attempts: Sequence[Attempt]) -> str:
 
 
 def beside_control(tried: Sequence[Attempt], control: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts; those that somebody whom nothing holds fails at too were not tried."""
+    """Return the attempts; one that fails without any policy too counts as not tried."""
     reached = {one.what for one in control if one.outcome == "GOT"}
-    vain = "whom nothing holds cannot do that either"
+    (who,) = {one.who for one in control}
+    vain = f"{who}, whom no policy holds, fails too"
     return [
-        one if one.outcome != "held" or one.what in reached else replace(one, outcome="not tried", said=f"{who} {vain}")
+        one if one.outcome != "held" or one.what in reached else replace(one, outcome="not tried", detail=vain)
         for one in tried
-        for who in {each.who for each in control}
     ]
 
 

@@ -22,7 +22,7 @@ class Cluster:
         self.namespace = namespace
 
     def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run kubectl, and return what it said, whatever that is."""
+        """Run kubectl, and return its output, whether it succeeds or not."""
         return subprocess.run([*self._command, *arguments], input=stdin, capture_output=True, text=True, check=False)
 
     def __call__(self, *arguments: str, stdin: str | None = None) -> str:
@@ -42,7 +42,7 @@ class Cluster:
         return None if done.returncode else json.loads(done.stdout)
 
     def from_pod(self, pod: str, command: str, *words: str) -> Iterator[dict[str, Any]]:
-        """Run a command of in_pod.py in a pod; yield what it tells."""
+        """Run a command of in_pod.py in a pod; yield what it reports."""
         words = ("exec", "-i", pod, "--", "python3", "-u", "-", command, *words)
         with (
             IN_POD.open() as sent,

@@ -3,7 +3,7 @@
 `python3 - COMMAND WORD...`: `knock HOST PORT...` connects; `ask HOST PORT` asks a server's routes without the token;
 `progress HOST PORT` the learner's; `join HOST PORT...` its transfer groups; `stall HOST SECONDS PORT...` holds many
 connections; `pose SECONDS LEARNER PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job.
-Each prints a JSON object a line: what, outcome, said.
+Each prints a JSON object a line: what, outcome, detail.
 """
 
 import contextlib
@@ -85,9 +85,9 @@ PICKLE = b"cposix\nsystem\n(S'id'\ntR."
 LEAK_BYTES = 1024  # more than a handshake says before the other side has proved anything
 
 
-def tell(what: str, got: bool, said: str = "", *, known: bool = False) -> None:
+def report(what: str, got: bool, detail: str = "", *, known: bool = False) -> None:
     outcome = "GOT" if got and not known else "open" if got else "held"
-    print(json.dumps({"what": what, "outcome": outcome, "said": said}), flush=True)
+    print(json.dumps({"what": what, "outcome": outcome, "detail": detail}), flush=True)
 
 
 def connection(host: str, port: int, *, tls: bool = True) -> socket.socket:
@@ -125,34 +125,34 @@ def knock(host: str, *ports: str) -> None:
     for port in ports:
         try:
             socket.create_connection((host, int(port)), timeout=2).close()
-            tell(f"connect to port {port} of {host}", True)
+            report(f"connect to port {port} of {host}", True)
         except OSError as error:
-            tell(f"connect to port {port} of {host}", False, type(error).__name__)
+            report(f"connect to port {port} of {host}", False, type(error).__name__)
 
 
 def ask(host: str, port: str) -> None:
     where = f"of the server at port {port}"
     answer = exchange(host, int(port), request("GET", "/health"))
-    tell(f"GET /health {where}", b"HTTP/1.1 200" in answer, status(answer), known=True)
+    report(f"GET /health {where}", b"HTTP/1.1 200" in answer, status(answer), known=True)
     for method, path in ROUTES:
-        said = status(exchange(host, int(port), request(method, path)))
-        tell(f"{method} {path} {where}, no token", " 2" in said[:13], said)
+        detail = status(exchange(host, int(port), request(method, path)))
+        report(f"{method} {path} {where}, no token", " 2" in detail[:13], detail)
     for path in DISGUISES:
         answer = exchange(host, int(port), request("GET", path))
-        tell(f"GET {path} {where}, no token", MODELS_SAY in answer, status(answer))
+        report(f"GET {path} {where}, no token", MODELS_SAY in answer, status(answer))
     for header in HEADERS:
         answer = exchange(host, int(port), request("GET", "/v1/models", header))
-        tell(f"GET /v1/models {where} with {header[:40]!r}", MODELS_SAY in answer, status(answer))
+        report(f"GET /v1/models {where} with {header[:40]!r}", MODELS_SAY in answer, status(answer))
     answer = exchange(host, int(port), SMUGGLED)
-    tell(f"a second request hidden in the first {where}", MODELS_SAY in answer, status(answer))
+    report(f"a second request hidden in the first {where}", MODELS_SAY in answer, status(answer))
     answer = exchange(host, int(port), request("GET", "/health"), tls=False)
-    tell(f"an answer in clear text {where}", b"HTTP/1.1 200" in answer, status(answer))
+    report(f"an answer in clear text {where}", b"HTTP/1.1 200" in answer, status(answer))
 
 
 def progress(host: str, port: str) -> None:
     for header in ("", *HEADERS):
-        said = status(exchange(host, int(port), request("GET", "/progress", header)))
-        tell(f"GET /progress of the learner with {header[:40]!r}", " 2" in said[:13], said)
+        detail = status(exchange(host, int(port), request("GET", "/progress", header)))
+        report(f"GET /progress of the learner with {header[:40]!r}", " 2" in detail[:13], detail)
 
 
 def join(host: str, *ports: str) -> None:
@@ -160,7 +160,7 @@ def join(host: str, *ports: str) -> None:
     for port in ports:
         for name, sent in (("nothing", b""), ("nonsense", b"\xff" * 4096), ("a pickle", PICKLE)):
             answer = exchange(host, int(port), sent, tls=False)
-            tell(
+            report(
                 f"weights at port {port} of the learner, saying {name}",
                 len(answer) > LEAK_BYTES,
                 f"{len(answer)} bytes",
@@ -179,7 +179,7 @@ def stall(host: str, seconds: str, *ports: str) -> None:
 
 
 def pose(seconds: str, learner: str, *ports: str) -> None:
-    """Listen as a server would, with a certificate of our own; tell who came, who believed it, what they then said."""
+    """Listen as a server would, with a certificate of our own; report who came, who believed it, and what they sent."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate())
     heard: list[tuple[str, str, bytes]] = []
@@ -188,10 +188,10 @@ def pose(seconds: str, learner: str, *ports: str) -> None:
         threading.Thread(target=answer_at, args=(listening, context, heard), daemon=True).start()
     print(json.dumps({"listening": True}), flush=True)
     time.sleep(float(seconds))
-    believed = [said for _, outcome, said in heard if outcome == "believed"]
+    believed = [detail for _, outcome, detail in heard if outcome == "believed"]
     came = sum(host == learner for host, _, _ in heard)
-    tell("to be taken for a server", bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
-    tell("the connections of the learner, by its servers' labels", bool(came), f"{came} of {len(heard)} were its own")
+    report("to be taken for a server", bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
+    report("the connections of the learner, by its servers' labels", bool(came), f"{came} of {len(heard)} were its own")
     print(json.dumps({"connections": len(heard)}), flush=True)
 
 
@@ -201,9 +201,9 @@ def leave(*addresses: str) -> None:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=3).close()
-            tell(f"to connect out, to {address}", True)
+            report(f"to connect out, to {address}", True)
         except OSError as error:
-            tell(f"to connect out, to {address}", False, type(error).__name__)
+            report(f"to connect out, to {address}", False, type(error).__name__)
 
 
 def answer_at(listening: socket.socket, context: ssl.SSLContext, heard: list[tuple[str, str, bytes]]) -> None:

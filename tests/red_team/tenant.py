@@ -56,7 +56,7 @@ def controllers(admin: Cluster) -> list[Any]:
 
 def _risky(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator[Attempt]:
     """Send each risky override of the learner's template; where the API server takes it, the controller must not."""
-    taken: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for index, (override, path, _) in enumerate(RISKY):
         if path.endswith("image"):  # the chart lets images come from anywhere unless its admin says otherwise
             continue
@@ -66,11 +66,11 @@ def _risky(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator[
         if done.returncode:
             yield Attempt(WHO, f"a template with {path}", "held", _last(done.stderr))
         else:
-            taken[risky["metadata"]["name"]] = path
-    for name, path in taken.items():
-        said = _refused(admin, name)
+            paths[risky["metadata"]["name"]] = path
+    for name, path in paths.items():
+        detail = _refused(admin, name)
         children = admin("get", "deployments,jobs,pods", f"--selector=stage2.dev/job={name}", "--output=name").split()
-        yield Attempt(WHO, f"a template with {path}", "held" if said and not children else "GOT", said)
+        yield Attempt(WHO, f"a template with {path}", "held" if detail and not children else "GOT", detail)
 
 
 def _shapes(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator[Attempt]:
@@ -85,8 +85,8 @@ def _shapes(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator
         odd["spec"]["config"]["custom"]["extra"]["odd"] = "HERE"
         sent = json.dumps(odd).replace('"HERE"', written)  # deeper than Python writes
         done = tenant.run("create", "--validate=false", "-f", "-", stdin=sent)
-        said = _last(done.stderr) if done.returncode else _refused(admin, odd["metadata"]["name"])
-        yield Attempt(WHO, f"a job that is {what}", "held" if said else "GOT", said)
+        detail = _last(done.stderr) if done.returncode else _refused(admin, odd["metadata"]["name"])
+        yield Attempt(WHO, f"a job that is {what}", "held" if detail else "GOT", detail)
     good = _named(job, "good-after-all")
     good["spec"]["suspend"] = True
     tenant("create", "-f", "-", stdin=json.dumps(good))
@@ -102,7 +102,7 @@ def _named(job: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _refused(admin: Cluster, name: str) -> str:
-    """Return why the controller refuses a job, once it has said anything of it; empty where it took it."""
+    """Return why the controller refuses a job, once it has a status; empty where it accepts it."""
 
     def accepted() -> Any:
         conditions = _status(admin, name).get("conditions") or []
@@ -116,5 +116,5 @@ def _status(admin: Cluster, name: str) -> dict[str, Any]:
     return (admin.get("rmj", name) or {}).get("status") or {}
 
 
-def _last(said: str) -> str:
-    return (said.strip().splitlines() or [""])[-1][:160]
+def _last(detail: str) -> str:
+    return (detail.strip().splitlines() or [""])[-1][:160]

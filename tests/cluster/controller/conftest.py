@@ -109,7 +109,7 @@ def admin(kubeconfig: Path, session_folder: Path) -> Iterator[Kubectl]:
     """kubectl on a cluster that has the definition; one that it did not have before goes at the end."""
     kubectl = Kubectl(kubeconfig)
 
-    def bring() -> bool:
+    def create() -> bool:
         found = kubectl.get("crd", CRD_NAME) is not None
         kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
         eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
@@ -118,11 +118,11 @@ def admin(kubeconfig: Path, session_folder: Path) -> Iterator[Kubectl]:
         eventually(lambda: _refused(kubectl, MISSPELT), why="the API server knows the keys of a job")
         return found
 
-    def take(found: bool) -> None:
+    def remove(found: bool) -> None:
         if not found:
             kubectl("delete", "crd,validatingadmissionpolicy,validatingadmissionpolicybinding", CRD_NAME)
 
-    with shared(session_folder, "definition", bring, take):
+    with shared(session_folder, "definition", create, remove):
         yield kubectl
 
 

@@ -50,6 +50,6 @@ def test_a_controller_survived_if_it_is_the_same_one_and_ready(before: Any, afte
 
 
 def test_the_table_counts_what_was_not_tried_apart() -> None:
-    said = table([left("a", "held"), left("b", "not tried"), left("c", "open"), left("d", "GOT")])
-    assert said.splitlines()[0].startswith("GOT")
-    assert said.splitlines()[-1] == "4 attempts: 1 GOT, 1 open, 1 not tried, 1 held"
+    detail = table([left("a", "held"), left("b", "not tried"), left("c", "open"), left("d", "GOT")])
+    assert detail.splitlines()[0].startswith("GOT")
+    assert detail.splitlines()[-1] == "4 attempts: 1 GOT, 1 open, 1 not tried, 1 held"

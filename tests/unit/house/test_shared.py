@@ -18,33 +18,33 @@ def note(what):
     with (folder / "said").open("a") as file:
         file.write(what + "\\n")
 
-def bring():
-    note("brought")
+def create():
+    note("created")
     return {"by": name}
 
-with shared(folder, "thing", bring, lambda made: note("taken from " + made["by"])) as made:
+with shared(folder, "thing", create, lambda value: note("removed what came from " + value["by"])) as value:
     (folder / name).touch()
     while len(list(folder.glob("user-*"))) < 3:
         time.sleep(0.01)
-    note("used what is of " + made["by"])
+    note("used what is of " + value["by"])
 """
 
 
-def test_the_first_of_several_processes_brings_and_the_last_takes(tmp_path):
+def test_the_first_of_several_processes_creates_and_the_last_removes(tmp_path):
     command = [sys.executable, "-c", USER, str(tmp_path)]
     processes = [subprocess.Popen([*command, f"user-{number}"]) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     first, *used, last = (tmp_path / "said").read_text().splitlines()
-    assert first == "brought"
+    assert first == "created"
     assert len(used) == 3
     assert len({line.rpartition(" ")[2] for line in (*used, last)}) == 1
-    assert last.startswith("taken from user-")
+    assert last.startswith("removed what came from user-")
 
 
-def test_what_could_not_be_brought_is_tried_again_by_the_next(tmp_path):
+def test_a_creation_that_fails_is_tried_again_by_the_next_user(tmp_path):
     tries = []
 
-    def bring():
+    def create():
         tries.append(1)
         if len(tries) == 1:
             raise OSError("not now")
@@ -52,7 +52,7 @@ def test_what_could_not_be_brought_is_tried_again_by_the_next(tmp_path):
 
     for expected in (None, "there"):
         try:
-            with shared(tmp_path, "thing", bring, lambda _: None) as made:
+            with shared(tmp_path, "thing", create, lambda _: None) as made:
                 assert made == expected
         except OSError:
             assert expected is None
