@@ -30,9 +30,8 @@ _PAGE = 500  # objects
 PAGE_OF_JOBS = 50
 """Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
 decode, the loop stands."""
-_NODE = kinds.NODE.kind
 # A node tells of all images that it keeps; of pods a page takes 1 MB, and five times that once it is read.
-_PAGES = {names.KIND: PAGE_OF_JOBS, _NODE: 50, kinds.POD.kind: 200}
+_PAGES = {names.KIND: PAGE_OF_JOBS, kinds.NODE.kind: 50, kinds.POD.kind: 200}
 
 
 class ApiRefused(Exception):
@@ -114,8 +113,6 @@ class Api:
             metadata = metadata or page["metadata"]
             for item in page["items"]:
                 item["metadata"].pop("managedFields", None)
-                if kind == _NODE:
-                    item.get("status", {}).pop("images", None)  # most of it
                 items.append(item)
         return {"items": items, "metadata": metadata}
 
@@ -149,7 +146,7 @@ class Api:
         found: Sequence[Object] = page["items"]
         return found
 
-    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> AsyncIterator[Object]:
+    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str | None) -> AsyncIterator[Object]:
         """Yield the events of a kind in all namespaces since a resource version, for some time.
 
         It ends early where that version is too old. The typed API has watches too, but its models cost 100 MB.

@@ -1,8 +1,9 @@
 """What keeps the controller's picture of the cluster true, beside kopf's watches on jobs and their children.
 
 `Freshness` compares what those watches delivered with lists. A watch can go silent while the process looks healthy, so
-liveness means here that what was listed was also delivered. `PodsWatch` follows the bound pods of every namespace. kopf
-would hold all of them at once, several times over; this watch lists them in pages and keeps only what they request.
+liveness means here that what was listed was also delivered. `ClusterWatch` follows nodes, and the bound pods of every
+namespace. kopf would hold all of them at once, several times over; these watches list in pages and keep only what
+placement needs.
 """
 
 import asyncio
@@ -25,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 FAILURES = (ApiRefused, aiohttp.ClientError, TimeoutError)
 """What a request raises that the API server does not answer, or refuses."""
-BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""The field selector of pods that take room on a node."""
+SELECTORS = {"Node": None, "Pod": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
+"""The field selectors of nodes, and of pods that take room on one."""
 _FIRST_COMPARISON_S = 5.0
 _BEHIND_LIMIT = 3  # comparisons in a row that found something undelivered
 _RELIST_S = 240
 _RETRY_S = 2.0
-_UNLISTED_LIMIT_S = 600.0  # of the pods; they are listed at least every _RELIST_S
+_UNLISTED_LIMIT_S = 600.0  # nodes and pods are listed at least every _RELIST_S
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Freshness:
     async def try_lists(self) -> None:
         """Request one object of each kind that a leader lists. Raise what the API server refuses."""
         of_jobs = [(kind, namespace) for kind in self._kinds for namespace in self._namespaces]
-        of_nodes = [("Node", None), ("Pod", None)] if self._capacity else []
+        of_nodes = [(kind, None) for kind in SELECTORS] if self._capacity else []
         for kind, namespace in dict.fromkeys((*of_jobs, *of_nodes)):
             await self._api.try_list(kind, namespace)
 
@@ -80,7 +81,6 @@ class Freshness:
             listed, _ = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
-        await self._list_nodes()
         self._last_round = time.monotonic()
 
     async def run(self) -> None:
@@ -99,7 +99,6 @@ class Freshness:
         missed = 0
         for kind in self._kinds:
             missed += await self._compare(kind)
-        await self._list_nodes()
         if self._capacity:
             jobs = (job["metadata"] for job in self._store.known(names.KIND))
             self._capacity.retain_jobs({Key(job["namespace"], job["name"]) for job in jobs})
@@ -118,11 +117,6 @@ class Freshness:
     def age_s(self) -> float:
         """Return the seconds since the last comparison."""
         return time.monotonic() - self._last_round
-
-    async def _list_nodes(self) -> None:
-        if self._capacity:
-            listed = await self._api.list("Node", None, labelled=False)
-            self._capacity.retain_nodes(listed["items"], int(listed["metadata"]["resourceVersion"]))
 
     async def _compare(self, kind: str) -> int:
         """Return how many changes of a kind the watch missed."""
@@ -149,53 +143,64 @@ class Freshness:
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)
 
 
-class PodsWatch:
-    """A watch that reports the bound pods of all namespaces to the account of the nodes."""
+class ClusterWatch:
+    """Watches that report all nodes, and the bound pods of all namespaces, to the account of the nodes."""
 
     def __init__(self, api: Api, capacity: Capacity) -> None:
         self._api = api
         self._capacity = capacity
-        self._version = ""
-        self._listed_at: float | None = None
+        self._versions: dict[str, str] = {}  # by kind, the resource version of the last list
+        self._listed_at: dict[str, float] = {}
 
     async def fill(self, give_up_after_s: float = math.inf) -> None:
-        """List all bound pods, however often that takes. Raise the last failure after `give_up_after_s`."""
+        """List all nodes and bound pods, however often that takes. Raise the last failure after `give_up_after_s`."""
+        for kind in SELECTORS:
+            await self._fill(kind, give_up_after_s)
+
+    async def run(self) -> None:
+        """Follow changes until cancelled."""
+        async with asyncio.TaskGroup() as watches:
+            for kind in SELECTORS:
+                watches.create_task(self._follow(kind))
+
+    def problem(self) -> str | None:
+        """Return why the account may be wrong; None while it is right, or before the first lists."""
+        for kind, listed_at in self._listed_at.items():
+            silent_s = time.monotonic() - listed_at
+            if silent_s > _UNLISTED_LIMIT_S:
+                return f"no whole list of all {kinds.RESOURCES[kind].plural} for {silent_s:.0f} s"
+        return None
+
+    async def _follow(self, kind: str) -> None:
+        """Follow one kind. A watch that ends or breaks starts again with a list."""
+        while True:
+            version, fields = self._versions[kind], SELECTORS[kind]
+            try:
+                async for event in self._api.watch(kind, version, ends_after_s=_RELIST_S, fields=fields):
+                    keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
+                    keep(kind, event["object"])
+            except FAILURES as error:
+                logger.warning("the watch on all %s starts again: %s", kinds.RESOURCES[kind].plural, error)
+            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
+            await self._fill(kind, math.inf)
+
+    async def _fill(self, kind: str, give_up_after_s: float) -> None:
         started = time.monotonic()
         while True:
             try:
-                return await self._list()
+                return await self._list(kind)
             except FAILURES as error:
                 if time.monotonic() - started >= give_up_after_s:
                     raise
-                logger.warning("cannot list the pods of all namespaces: %s", error)
+                logger.warning("cannot list all %s: %s", kinds.RESOURCES[kind].plural, error)
                 await asyncio.sleep(_RETRY_S)
 
-    async def run(self) -> None:
-        """Follow changes until cancelled. A watch that ends or breaks starts again with a list."""
-        while True:
-            try:
-                async for event in self._api.watch("Pod", self._version, ends_after_s=_RELIST_S, fields=BOUND_PODS):
-                    keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
-                    keep("Pod", event["object"])
-            except FAILURES as error:
-                logger.warning("the watch on the pods of all namespaces starts again: %s", error)
-            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
-            await self.fill()
-
-    def problem(self) -> str | None:
-        """Return why the account of the nodes may be wrong; None while it is right, or before the first list."""
-        silent_s = time.monotonic() - self._listed_at if self._listed_at is not None else 0.0
-        if silent_s <= _UNLISTED_LIMIT_S:
-            return None
-        return f"no whole list of the pods of all namespaces for {silent_s:.0f} s"
-
-    async def _list(self) -> None:
+    async def _list(self, kind: str) -> None:
         version, present = "", set()
-        async for page in self._api.pages("Pod", None, labels=None, fields=BOUND_PODS):
+        async for page in self._api.pages(kind, None, labels=None, fields=SELECTORS[kind]):
             version = version or page["metadata"]["resourceVersion"]
             for body in page["items"]:
-                self._capacity.put("Pod", body)
+                self._capacity.put(kind, body)
                 present.add(body["metadata"]["uid"])
-        self._version = version
-        self._capacity.retain_pods(present, int(version))
-        self._listed_at = time.monotonic()
+        self._capacity.retain(kind, present)
+        self._versions[kind], self._listed_at[kind] = version, time.monotonic()

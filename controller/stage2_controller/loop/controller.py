@@ -16,7 +16,7 @@ from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
-from stage2_controller.cluster.watches import FAILURES, Freshness, PodsWatch, Scope
+from stage2_controller.cluster.watches import FAILURES, ClusterWatch, Freshness, Scope
 from stage2_controller.metrics import CONTENT_TYPE, Endpoints, Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
@@ -63,7 +63,7 @@ class Controller:
     metrics: Metrics
     progress: ProgressPolls
     capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
-    pods_watch: PodsWatch | None = None  # where nodes are chosen
+    cluster_watch: ClusterWatch | None = None  # where nodes are chosen
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another one leads now
@@ -141,8 +141,6 @@ class Controller:
         gone = event["type"] == "DELETED"
         unchanged = kind == kinds.REPLICA_SET.kind and not gone and self._knows_owner(body)
         (self.store.remove if gone else self.store.put)(kind, body)
-        if self.capacity and kind == "Node":
-            (self.capacity.remove if gone else self.capacity.put)(kind, body)
         key = key_of(kind, body)
         if key is None or unchanged:
             return
@@ -180,13 +178,13 @@ class Controller:
             self.metrics.leads.set(0)
 
     async def _lead(self) -> None:
-        if self.pods_watch:  # only a leader that chooses nodes needs them
+        if self.cluster_watch:  # only a leader that chooses nodes needs them
             try:
-                await self.pods_watch.fill(_BLIND_S)
+                await self.cluster_watch.fill(_BLIND_S)
             except FAILURES as error:
-                self._end_blind(f"cannot list the pods of all namespaces: {str(error) or type(error).__name__}")
+                self._end_blind(f"cannot list nodes and pods: {str(error) or type(error).__name__}")
                 return
-            self._tasks.append(self._task(self.pods_watch.run()))
+            self._tasks.append(self._task(self.cluster_watch.run()))
         self.reconciler.restore()
         for job in self.store.known(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -217,7 +215,7 @@ class Controller:
         return self._deaf() if self.ready else None
 
     def _deaf(self) -> str | None:
-        return self.freshness.problem() or (self.pods_watch.problem() if self.pods_watch else None)
+        return self.freshness.problem() or (self.cluster_watch.problem() if self.cluster_watch else None)
 
     def _not_ready(self) -> str | None:
         if self._unlisted:
@@ -295,7 +293,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         metrics=metrics,
         progress=progress,
         capacity=capacity,
-        pods_watch=PodsWatch(api, capacity) if capacity else None,
+        cluster_watch=ClusterWatch(api, capacity) if capacity else None,
         election=_election(api, *options.lease) if options.lease else None,
     )
 

@@ -1,4 +1,4 @@
-"""The kopf operator: kopf watches jobs, their children and nodes, and hands every event to the controller.
+"""The kopf operator: kopf watches jobs and their children, and hands every event to the controller.
 
 Handlers are `on.event`, so kopf keeps no state in the objects and needs no finalizer. It never retries them; the work
 queue does.
@@ -49,7 +49,7 @@ async def serve(settings: Settings, options: Options) -> str | None:
         decode_events_quickly()
         with suppress(asyncio.CancelledError):
             await kopf.operator(
-                registry=registry(controller, _watched(settings, options)),
+                registry=registry(controller, kueue=settings.kueue),
                 settings=kopf_settings(),
                 standalone=True,
                 clusterwide=not options.namespaces,
@@ -70,7 +70,7 @@ def why_ended(controller: Controller) -> str | None:
     return None
 
 
-def registry(controller: Controller, watched: list[Resource]) -> kopf.OperatorRegistry:
+def registry(controller: Controller, *, kueue: bool) -> kopf.OperatorRegistry:
     """Return kopf's handlers for one controller."""
     handlers = kopf.OperatorRegistry()
 
@@ -87,7 +87,7 @@ def registry(controller: Controller, watched: list[Resource]) -> kopf.OperatorRe
     async def stop(**_: Any) -> None:
         await controller.stop()
 
-    for resource in watched:
+    for resource in kinds.watched(kueue=kueue):
         _watch(handlers, controller, resource)
     return handlers
 
@@ -96,10 +96,6 @@ def _watch(handlers: kopf.OperatorRegistry, controller: Controller, resource: Re
     @kopf.on.event(resource.api_version, resource.plural, registry=handlers, id=f"see-{resource.plural}")
     async def see(event: kopf.RawEvent, **_: Any) -> None:
         controller.observe(resource.kind, event)
-
-
-def _watched(settings: Settings, options: Options) -> list[Resource]:
-    return [*kinds.watched(kueue=settings.kueue), *((kinds.NODE,) if options.placement else ())]
 
 
 def kopf_settings() -> kopf.OperatorSettings:

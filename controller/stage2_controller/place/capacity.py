@@ -15,7 +15,7 @@ from stage2_controller.place import node_fit, pod_requests
 from stage2_controller.place.node_fit import Need, NodeInfo
 from stage2_controller.spec.names import Key
 from stage2_controller.spec.objects import Amounts
-from stage2_controller.store import key_of, version_of
+from stage2_controller.store import key_of
 
 PROMISE_S = 300.0
 """How long room is kept for pods that are not bound: a busy cluster makes and binds pods one after the other."""
@@ -115,10 +115,7 @@ class Snapshot:
 class _Pod:
     """A bound pod. `key` and `role`: of the job that it belongs to, if it is one of ours."""
 
-    uid: str
-    node: str
     held: Held
-    version: int
     key: Key | None
     role: str | None
 
@@ -144,7 +141,6 @@ class Capacity:
         self._freed = freed
         self._clock = clock
         self._nodes: dict[str, Object] = {}
-        self._node_versions: dict[str, int] = {}  # of the newest news of each node, also of its end
         self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
         self._node_of: dict[str, str] = {}  # by uid of a pod
         self._states: dict[str, NodeState] = {}  # of the nodes that have not changed since
@@ -155,37 +151,24 @@ class Capacity:
 
     def put(self, kind: str, body: Object) -> None:
         """Take in the state of a Node or Pod."""
-        if kind == "Node":
-            self._put_node(body)
-        elif kind == "Pod":
-            self._put_pod(body)
+        (self._put_node if kind == "Node" else self._put_pod)(body)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget a Node or Pod."""
         if kind == "Node":
-            name, version = body["metadata"]["name"], version_of(body)
-            if version >= self._node_versions.get(name, 0):  # else it was created again since
-                self._forget_node(name)
-                self._node_versions[name] = version
-        elif kind == "Pod":
+            self._forget_node(body["metadata"]["name"])
+        else:
             self._drop_pod(body["metadata"]["uid"])
 
-    def retain_nodes(self, listed: Sequence[Object], list_version: int) -> None:
-        """Make the nodes those of a list, unless something newer is known of them."""
-        for body in listed:
-            self.put("Node", body)
-        present = {body["metadata"]["uid"] for body in listed}
-        for name, version in list(self._node_versions.items()):
-            node = self._nodes.get(name)
-            if version <= list_version and (node is None or node["metadata"]["uid"] not in present):
-                self._forget_node(name)
-                del self._node_versions[name]
-
-    def retain_pods(self, present: Container[str], list_version: int) -> None:
-        """Forget the pods that a list did not name by their uids, and that were not seen after it was made."""
-        for pod in [pod for pods in self._pods.values() for pod in pods.values()]:
-            if pod.uid not in present and pod.version <= list_version:
-                self._drop_pod(pod.uid)
+    def retain(self, kind: str, present: Container[str]) -> None:
+        """Forget the nodes, or the pods, that a list did not name by their uids."""
+        if kind == "Node":
+            for name, node in list(self._nodes.items()):
+                if node["metadata"]["uid"] not in present:
+                    self._forget_node(name)
+        else:
+            for uid in [uid for uid in self._node_of if uid not in present]:
+                self._drop_pod(uid)
 
     def retain_jobs(self, known: Container[Key]) -> None:
         """Release what is kept for jobs that do not exist any more."""
@@ -320,10 +303,7 @@ class Capacity:
                 self._freed()
 
     def _put_node(self, body: Object) -> None:
-        name, version = body["metadata"]["name"], version_of(body)
-        if version < self._node_versions.get(name, 0):
-            return
-        self._node_versions[name] = version
+        name = body["metadata"]["name"]
         slim, known = _slim(body), self._nodes.get(name)
         self._nodes[name] = slim
         if known != slim:  # heartbeats change nothing here
@@ -342,18 +322,12 @@ class Capacity:
         if not node or ended(body):
             self._drop_pod(uid)
             return
-        known = self._pods[node].get(uid)
-        if known and known.version > version_of(body):
-            return
         self._pods[node][uid] = _Pod(
-            uid=uid,
-            node=node,
             held=Held(
                 pod_requests.requests(spec, body.get("status") or {}),
                 spec.get("priority") or 0,
                 any(owner["kind"] in _OF_EVERY_NODE for owner in metadata.get("ownerReferences") or ()),
             ),
-            version=version_of(body),
             key=key_of("Pod", body),
             role=role_of(body),
         )

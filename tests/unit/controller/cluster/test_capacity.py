@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -88,50 +87,29 @@ def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
 
 def test_a_list_corrects_what_the_watch_missed() -> None:
     made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
-    made.retain_pods(set(), 10)
-    made.retain_nodes([n.node()], 10)
+    made.retain("Pod", set())
+    made.retain("Node", {"uid-of-node-a"})
     assert free(made) == 4
     assert [info.name for info in n.seen(made, FOUR)] == ["node-a"]
-
-
-def at(version: int, node: Any) -> Any:
-    """The same object as it was at another resource version."""
-    return {**node, "metadata": {**node["metadata"], "resourceVersion": str(version)}}
-
-
-def test_a_list_of_nodes_does_not_take_back_what_the_watch_has_told_since() -> None:
-    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")))
-    made.put("Node", at(12, n.node(unschedulable=True)))
-    made.put("Node", at(13, n.node("new")))
-    made.remove("Node", at(14, n.node("deleted")))
-    made.retain_nodes([at(1, n.node()), at(1, n.node("deleted"))], 11)
-    known = {info.name: info.cordoned for info in n.seen(made, FOUR)}
-    assert known == {"node-a": True, "new": False}
-    made.retain_nodes([at(12, n.node(unschedulable=True))], 20)
-    assert [info.name for info in n.seen(made, FOUR)] == ["node-a"]
-    made.put("Node", at(21, n.node("deleted")))  # one that has come again
-    made.remove("Node", at(14, n.node("deleted")))  # told late
-    assert [info.name for info in n.seen(made, FOUR)] == ["node-a", "deleted"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["node", "pods", "promise"])), ids="-".join)
 def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[str, ...]) -> None:
     pods = [n.bound("learner", 1, on="deleted"), n.foreign("deleted")]
-    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")), *pods)
+    made = n.capacity(n.node(), n.node("deleted"), *pods)
     made.promise(n.KEY, FOUR, "deleted")
     free(made)
     assert "deleted" in made._states
     for gone in order:
         if gone == "node":
-            made.remove("Node", at(14, n.node("deleted")))
+            made.remove("Node", n.node("deleted"))
         elif gone == "pods":
             for pod in pods:
                 made.remove("Pod", pod)
         else:
             made.release(n.KEY)
         free(made)
-    made.retain_nodes([n.node()], 20)
-    assert [[*kept] for kept in (made._nodes, made._node_versions, made._states)] == [["node-a"]] * 3
+    assert [[*kept] for kept in (made._nodes, made._states)] == [["node-a"]] * 2
     assert (made._pods, made._node_of, made._promises) == ({}, {}, {})
     assert made._freed_nodes <= {"node-a"}
 
@@ -199,14 +177,6 @@ def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
     made.remove("Node", n.node())
     made.put("Node", n.node())
     assert [info.refused for info in n.seen(made, FOUR)] == [False]
-
-
-def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
-    made = n.capacity(n.node())
-    pod = n.foreign(gpus=2)
-    made.put("Pod", {**pod, "metadata": {**pod["metadata"], "resourceVersion": "9"}})
-    made.put("Pod", {**n.foreign(gpus=1), "metadata": pod["metadata"]})
-    assert free(made) == 2
 
 
 @pytest.mark.parametrize("before", ["nobody's", "another's", "another role"])

@@ -84,7 +84,7 @@ async def test_of_two_controllers_the_one_that_leads_lists_and_the_other_does_no
     lists: list[Listing] = []
     for one in (first, second):
         of_jobs, of_pods = Listing(), Listing()
-        one.freshness, one.pods_watch = cast("Any", of_jobs), cast("Any", of_pods)
+        one.freshness, one.cluster_watch = cast("Any", of_jobs), cast("Any", of_pods)
         lists += [of_jobs, of_pods]
     await first.start()
     await asyncio.wait_for(lists[1].listed.wait(), timeout=10)
@@ -184,7 +184,7 @@ class Deaf(Listing):
 
 async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_nor_ready() -> None:
     made = controller(Idle())
-    made.freshness, made.pods_watch = cast("Any", Listing()), cast("Any", Deaf())
+    made.freshness, made.cluster_watch = cast("Any", Listing()), cast("Any", Deaf())
     await made.start()
     assert (made.endpoints().problem(), made.endpoints().not_ready()) == ("no whole list", "no whole list")
     await made.stop()
@@ -201,10 +201,10 @@ class NoPods(Idle):
 async def test_one_that_leads_and_cannot_list_the_pods_of_all_namespaces_gives_the_lease_back() -> None:
     leases = Leases()
     made = controller(Idle(), leases=leases)
-    made.pods_watch = cast("Any", NoPods())
+    made.cluster_watch = cast("Any", NoPods())
     await made.start()
     await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
-    assert why_ended(made) == "cannot list the pods of all namespaces: pods are away"
+    assert why_ended(made) == "cannot list nodes and pods: pods are away"
     await made.stop()
     assert leases.lease is not None
     assert leases.lease["spec"]["holderIdentity"] == ""
@@ -249,8 +249,6 @@ def test_pods_are_counted_by_their_own_watch_alone() -> None:
     made.capacity = n.capacity(n.node(gpus=8))
     made.observe("Pod", {"type": "ADDED", "object": n.foreign(gpus=2)})
     assert free(made.capacity) == 8
-    made.observe("Node", {"type": "ADDED", "object": n.node(gpus=4)})
-    assert free(made.capacity) == 4
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

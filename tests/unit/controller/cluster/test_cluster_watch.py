@@ -1,4 +1,4 @@
-"""Pods of namespaces that the controller does not serve take room, also when the watch on them breaks."""
+"""Nodes and pods of all namespaces are counted, also when the watch on them breaks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from stage2_controller.cluster import watches
-from stage2_controller.cluster.watches import PodsWatch
+from stage2_controller.cluster.watches import ClusterWatch
 from stage2_controller.place.capacity import Capacity
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
@@ -20,7 +20,7 @@ class Server:
     """An API server that holds pods, and tells one script of events for each watch; then it hangs."""
 
     def __init__(self, *pods: Object, watches: list[list[Object | Exception]]) -> None:
-        self.pods = list(pods)
+        self.pods, self.nodes = list(pods), [n.node(gpus=8)]
         self.scripts = watches
         self.asked: list[str] = []
         self.idle = asyncio.Event()
@@ -28,12 +28,14 @@ class Server:
     async def pages(
         self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
     ) -> AsyncIterator[Object]:
-        assert (kind, namespace, labels, fields) == ("Pod", None, None, watches.BOUND_PODS)
+        assert (namespace, labels, fields) == (None, None, watches.SELECTORS[kind])
         metadata = {"resourceVersion": "100"}
-        for pod in self.pods or [None]:
-            yield {"items": [pod] if pod else [], "metadata": metadata}
+        for body in (self.pods if kind == "Pod" else self.nodes) or [None]:
+            yield {"items": [body] if body else [], "metadata": metadata}
 
     async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> AsyncIterator[Object]:
+        if kind == "Node":
+            await asyncio.Event().wait()
         self.asked.append(version)
         for event in self.scripts.pop(0) if self.scripts else []:
             if isinstance(event, Exception):
@@ -45,7 +47,7 @@ class Server:
 
 async def followed(server: Server, capacity: Capacity) -> None:
     """Follows the server until it has nothing more to tell."""
-    watcher = PodsWatch(cast("Any", server), capacity)
+    watcher = ClusterWatch(cast("Any", server), capacity)
     await watcher.fill()
     running = asyncio.create_task(watcher.run())
     await asyncio.wait_for(server.idle.wait(), 5)
@@ -53,11 +55,11 @@ async def followed(server: Server, capacity: Capacity) -> None:
 
 
 async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
-    account = n.capacity(n.node(gpus=8))
+    account = n.capacity()
     first, second = n.foreign(gpus=1), n.foreign(gpus=2)
     gone = {**first, "metadata": {**first["metadata"], "resourceVersion": "101"}}
     server = Server(first, watches=[[{"type": "ADDED", "object": second}, {"type": "DELETED", "object": gone}]])
-    await PodsWatch(cast("Any", server), account).fill()
+    await ClusterWatch(cast("Any", server), account).fill()
     assert free(account) == 7
     await followed(server, account)
     assert free(account) == 6
@@ -65,10 +67,10 @@ async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
 
 async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "_RETRY_S", 0.0)
-    account = n.capacity(n.node(gpus=8))
+    account = n.capacity()
     unseen = n.foreign(gpus=4)
     server = Server(watches=[[aiohttp.ClientError("gone")]])
-    watcher = PodsWatch(cast("Any", server), account)
+    watcher = ClusterWatch(cast("Any", server), account)
     await watcher.fill()
     server.pods = [unseen]
     await followed(server, account)
@@ -87,7 +89,7 @@ class Away(Server):
 async def test_a_first_list_that_is_refused_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "_RETRY_S", 0.01)
     server = Away(watches=[])
-    watcher = PodsWatch(cast("Any", server), n.capacity())
+    watcher = ClusterWatch(cast("Any", server), n.capacity())
     with pytest.raises(aiohttp.ClientError, match="away"):
         await asyncio.wait_for(watcher.fill(0.05), 5)
     assert watcher.problem() is None, "it has not begun"
@@ -97,11 +99,11 @@ async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_proble
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(watches=[])
-    watcher = PodsWatch(cast("Any", server), n.capacity())
+    watcher = ClusterWatch(cast("Any", server), n.capacity())
     now = 1000.0
     monkeypatch.setattr(watches.time, "monotonic", lambda: now)
     await watcher.fill()
     now = 1599.0
     assert watcher.problem() is None
     now = 1601.0
-    assert watcher.problem() == "no whole list of the pods of all namespaces for 601 s"
+    assert watcher.problem() == "no whole list of all nodes for 601 s"
