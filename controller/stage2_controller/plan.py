@@ -1,7 +1,7 @@
-"""The plan: from a job and what is observed of it to its children and status. Pure: no client, no clock, no randomness.
+"""The plan of one pass: from a job and what is observed of it to its place, its children and its status.
 
-The same desired state serves three executors: the controller (`plan`), static YAML (`children.build.static_children`)
-and local processes (`stage2_controller.spec.containers`).
+Pure: no client, no clock, no randomness. `plan` tells the story. Static YAML (`children.build.static_children`) and
+local processes (`spec.containers`) use the same builders of children.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,251 +12,306 @@ from typing import Any
 from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import comparison, manifest, network, pods
-from stage2_controller.children.build import ParsedJob, parse
+from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import GateCondition, gate
-from stage2_controller.observed import Observed
+from stage2_controller.conditions import Condition
+from stage2_controller.context import PlanContext
+from stage2_controller.observed import Observed, terminating
+from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
 from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue, workload
 from stage2_controller.queue.workload import WorkloadInputs, build_workload, pod_sets
 from stage2_controller.report import status as statuses
-from stage2_controller.situation import Situation
-from stage2_controller.spec import names
+from stage2_controller.spec import kinds, names
 from stage2_controller.spec.credentials import Hosts
 from stage2_controller.spec.settings import Settings
-from stage2_controller.stage import Manifests, additions, existing, stage
 
+Manifests = tuple[Manifest, ...]
 NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one pass: what has to be true of a job, and when to look again."""
+    """What has to be true of a job after this pass, and when to look again."""
 
     status: dict[str, Any]
     children: Manifests = ()  # in the order of their creation
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
-    placement: Place | None = None  # the job's place; None: it needs none
-    keeps_place: bool = False  # refused, but what already runs goes on
-    workload_patch: Mapping[str, Any] | None = None  # what Kueue has to be told
-    slices: Manifests = ()  # what has to be written of the addresses behind the Service
-    gate: GateCondition | None = None  # the readiness of the rollout pod that has to be told
+    placement: Place | None = None  # None: the job needs no place
+    keeps_place: bool = False  # the spec is invalid, but what already runs continues
+    workload_patch: Mapping[str, Any] | None = None  # for the status of Kueue's Workload
+    slices: Manifests = ()  # EndpointSlices of the Service that have to be written
+    gate: GateCondition | None = None  # a new readiness of the rollout pod
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
 
 
 def plan(
     raw: Mapping[str, Any],
+    parsed: ParsedJob | Exception,
     observed: Observed,
     *,
     settings: Settings,
     now: datetime,
     new_credentials: NewCredentials,
     nodes: Snapshot | None = None,
-    parse_cached: Callable[[Mapping[str, Any]], ParsedJob] | None = None,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
-    `new_credentials` makes the content of the Secret of a job that has none yet. Without `nodes` the scheduler chooses
-    the node of the servers, and the learner follows them. `parse_cached` gives jobs that are parsed already.
+    parsed: what its spec says, or the exception of parsing it. new_credentials: creates the content of a new Secret.
+    nodes: None where the scheduler chooses the node of the servers, and the learner follows them.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
-    try:
-        parsed = parse_cached(raw) if parse_cached else parse(raw, settings)
-    except ConfigError as error:
-        return _refused(raw, observed, error.within(conditions.MESSAGE_CHARS), now)
-    situation = Situation(
-        raw=_forgiven(raw, parsed.spec_hash), parsed=parsed, observed=observed, settings=settings, now=now
+    if isinstance(parsed, ConfigError):
+        return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
+    if isinstance(parsed, Exception):
+        raise parsed
+    context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
+    context = replace(context, outcome=_outcome(context))
+    context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
+    context = replace(context, quota=_quota(context))
+    context = replace(context, placement=_place(context, nodes))
+    status = statuses.accepted(context)
+    if context.outcome:
+        return _finished(context, status)
+    children, deletions = _children(context, new_credentials, one_host=nodes is not None)
+    return Plan(
+        status=status,
+        children=() if context.blocked else children,
+        deletions=deletions,
+        placement=context.placement,
+        workload_patch=_workload_patch(context),
+        slices=network.slices_to_write(observed),
+        gate=gate(observed, status),
+        again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(context, status),
     )
-    situation = _ended(situation)
-    situation = _blocked(situation)
-    situation = _queued(situation)
-    situation = _placed(situation, nodes)
-    status = statuses.accepted(situation)
-    if situation.outcome:
-        return _finished(situation, status)
-    return _going_on(situation, status, nodes=nodes, new_credentials=new_credentials)
 
 
-def _forgiven(raw: Mapping[str, Any], spec_hash: str) -> Mapping[str, Any]:
-    """Return the job without the status of a failure if its spec was corrected since: it begins anew."""
-    status = raw.get("status") or {}
-    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
-    corrected = edited and status.get("specHash", spec_hash) != spec_hash
-    return {**raw, "status": {}} if corrected and status.get("phase") == reasons.FAILED else raw
+def plan_after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> Plan:
+    """Return the plan of a pass that met a bug of the controller: it changes nothing but the condition Accepted."""
+    return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True)
 
 
-def _ended(situation: Situation) -> Situation:
-    """Find out whether the job has ended; a failure of pods that were made from another spec is none of this one's."""
-    ended = outcome.outcome(
-        situation.job,
-        situation.server_names,
-        situation.observed,
-        spec_hash=situation.parsed.spec_hash,
-        status=situation.previous,
-        now=situation.now,
-    )
-    told_before = outcome.final(situation.previous)
-    if ended and ended.phase == reasons.FAILED and situation.spec_changed and not told_before:
-        ended = None
-    return replace(situation, outcome=ended)
-
-
-def _blocked(situation: Situation) -> Situation:
-    """Find out whether objects of others keep the job's children from being written."""
-    return situation if situation.outcome else replace(situation, blocked=comparison.obstacle(situation.observed))
-
-
-def _queued(situation: Situation) -> Situation:
-    """Find out whether Kueue has admitted a job that names a queue."""
-    if situation.queue is None or situation.outcome or situation.idle:
-        return situation
-    if not situation.settings.kueue:
-        return replace(situation, quota=kueue.disabled(situation.queue))
-    if kueue.finished(situation.observed.workload) or situation.asked_before:
-        return replace(situation, quota=kueue.asked_anew(situation.queue))
-    if unknown := kueue.without_class(situation.raw, situation.observed):
-        return replace(situation, quota=unknown)
-    found = situation.observed.workload
-    if found and situation.is_held and not kueue.admitted(found) and not kueue.turned_away(found):
-        return replace(situation, quota=kueue.inactive(found, situation.queue))
-    before = conditions.find(situation.previous, reasons.QUOTA_RESERVED)
-    return replace(situation, quota=kueue.reserved(situation.observed, situation.queue, before))
-
-
-def _placed(situation: Situation, nodes: Snapshot | None) -> Situation:
-    """Find the node of a job that is to run, or see to it that the scheduler finds one for all of it."""
-    if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
-        return situation
-    observed, host = situation.observed, kueue.host(situation.observed.workload)
-    need = replace(situation.parsed.need_with(additions(situation)), host=host)
-    place = placement.choose(
-        node_fit.with_priority(need, observed.pod_priority_class),
-        observed,
-        nodes,
-        by_scheduler=situation.job.spec.placement.mode == "Scheduler" and host is None,
-        nodes_may_come=situation.settings.nodes_may_come,
-        status=situation.previous,
-        now=situation.now,
-    )
-    return replace(situation, placement=place)
-
-
-def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
-    """Plan for a spec that breaks a rule: nothing is created, and what already runs goes on to its end."""
+def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
+    """Return the plan for an invalid spec: nothing is created, and what already runs continues to its end."""
     previous = raw.get("status") or {}
     started = observed.learner is not None or observed.deployment is not None or outcome.final(previous) is not None
     generation = raw["metadata"].get("generation", 0)
     ended = None if outcome.final(previous) else outcome.of_learner(observed)
     status = statuses.refused(previous, message=message, started=started, ended=ended, generation=generation, now=now)
-    if ended:  # whatever the spec says by now, its servers are of no use any more
-        told = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
-        return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=told)
+    if ended:  # its servers have no use any more, whatever the spec says
+        patch = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
+        return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=patch)
     return Plan(status=status, keeps_place=True, slices=network.slices_to_write(observed))
 
 
-def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
-    """Plan for a job that has ended: its servers go at once, and a learner that was cut off goes with them."""
-    kinds = ("Deployment",) if situation.observed.learner_ended() else ("Deployment", "Job")
-    made = Plan(status=status, deletions=existing(situation.observed, *kinds), workload_patch=_told_to_kueue(situation))
-    ttl = situation.job.spec.ttl_seconds_after_finished
+def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
+    """Return the job, without the status of a failure if its spec was corrected since: it starts again."""
+    status = raw.get("status") or {}
+    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
+    corrected = edited and status.get("specHash", parsed.spec_hash) != parsed.spec_hash
+    return {**raw, "status": {}} if corrected and status.get("phase") == reasons.FAILED else raw
+
+
+def _outcome(context: PlanContext) -> Outcome | None:
+    """Return whether the job has ended, and how. A failure of pods of another spec does not count."""
+    ended = outcome.outcome(
+        context.job,
+        context.server_names,
+        context.observed,
+        spec_hash=context.parsed.spec_hash,
+        status=context.previous,
+        now=context.now,
+    )
+    if ended and ended.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
+        return None
+    return ended
+
+
+def _quota(context: PlanContext) -> Condition | None:
+    """Return whether Kueue has admitted the job; None where it names no queue, or needs no quota now."""
+    queue, found = context.queue, context.observed.workload
+    if queue is None or context.outcome or context.is_idle:
+        return None
+    if not context.settings.kueue:
+        return kueue.disabled(queue)
+    if kueue.finished(found) or context.has_old_workload:
+        return kueue.asked_anew(queue)
+    if unknown := kueue.without_class(context.raw, context.observed):
+        return unknown
+    if found and context.is_held and not kueue.admitted(found) and not kueue.turned_away(found):
+        return kueue.inactive(found, queue)
+    return kueue.reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
+
+
+def _place(context: PlanContext, nodes: Snapshot | None) -> Place | None:
+    """Return the place of a job that is to run; None for others."""
+    if context.outcome or context.must_stop or context.is_idle or not context.admitted:
+        return None
+    observed, host = context.observed, kueue.host(context.observed.workload)
+    need = replace(context.parsed.need_with(_additions(context)), host=host)
+    return placement.choose(
+        node_fit.with_priority(need, observed.pod_priority_class),
+        observed,
+        nodes,
+        by_scheduler=context.job.spec.placement.mode == "Scheduler" and host is None,
+        nodes_may_come=context.settings.nodes_may_come,
+        status=context.previous,
+        now=context.now,
+    )
+
+
+def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
+    """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
+    unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
+    made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
+    ttl = context.job.spec.ttl_seconds_after_finished
     if ttl is None:
         return made
-    left = conditions.seconds_left(conditions.instant(status["completionTime"]), ttl, situation.now)
+    left = conditions.seconds_left(conditions.instant(status["completionTime"]), ttl, context.now)
     return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
 
 
-def _going_on(
-    situation: Situation,
-    status: dict[str, Any],
-    *,
-    nodes: Snapshot | None,
-    new_credentials: NewCredentials,
-) -> Plan:
-    """Plan for a job that goes on: its children as far as they may exist now."""
-    children, deletions = stage(situation)
-    if children and situation.observed.secret is None and situation.admitted:
-        children = (_new_secret(situation, new_credentials), *children)
-    if situation.asks_anew or kueue.left_behind(situation.raw, situation.observed.workload):
-        deletions = (*deletions, *existing(situation.observed, "Workload"))
-    else:
-        children = _with_workload(children, situation, nodes)
-    if situation.renews_secret and _has_no_pods(situation.observed):
-        deletions = (*deletions, *existing(situation.observed, "Secret"))
-    if not situation.blocked and network.must_be_replaced(children, situation.observed):
-        deletions = (*deletions, "Service")
-        children = tuple(child for child in children if child["kind"] != "Service")
-    return Plan(
-        status=status,
-        children=() if situation.blocked else children,
-        deletions=deletions,
-        placement=situation.placement,
-        workload_patch=_told_to_kueue(situation),
-        slices=network.slices_to_write(situation.observed),
-        gate=gate(situation.observed, status),
-        again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
+def _children(
+    context: PlanContext, new_credentials: NewCredentials, *, one_host: bool
+) -> tuple[Manifests, tuple[str, ...]]:
+    """Return the children that may exist now, and the kinds that must not.
+
+    one_host: Kueue may choose a host, since the controller ties the job's pods to it.
+    """
+    observed = context.observed
+    children, deletions = _children_of_job(context)
+    if children and observed.secret is None and context.admitted:
+        children = (_new_secret(context, new_credentials), *children)
+    if context.needs_new_workload or kueue.left_behind(context.raw, observed.workload):
+        deletions += existing(observed, "Workload")
+    elif context.queue is not None and context.settings.kueue and not context.lacks_class:
+        # Before Kueue admits the job, its Workload is all that exists.
+        children = (*(children if context.admitted else ()), _workload(context, context.queue, one_host=one_host))
+    if context.renews_secret and not (observed.pods or observed.deployment or observed.learner):
+        deletions += existing(observed, "Secret")
+    if not context.blocked and network.must_be_replaced(children, observed):
+        deletions += ("Service",)
+        children = _without(children, "Service")
+    return children, deletions
+
+
+def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
+    """Return the children besides Secret and Workload that may exist now, and the kinds that must not.
+
+    A job without a place has no children. One with a place gets servers and learner in one pass, so that pods hold all
+    of it; a learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
+    resumed between two passes: it starts again. Where nobody serves the job's queue nothing starts, and what runs
+    continues. Where a stranger's object has the name of the Deployment or the Job, the other one would wait for ever.
+    """
+    observed, both = context.observed, existing(context.observed, "Job", "Deployment")
+    if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and _misses_half(context):
+        return (), both
+    if context.must_stop:
+        return _without(_build(context), *kinds.ROLE_OF_PODS), both
+    if context.quota and context.quota.reason == reasons.KUEUE_DISABLED:
+        return (), ()
+    if _has_no_place(context) or not context.admitted:
+        return (), both
+    return _without(_build(context), *(("Job",) if observed.old_learner() else ())), ()
+
+
+def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
+    """Return those of the kinds of which a child exists that nobody has deleted yet."""
+    return tuple(kind for kind in wanted if (there := observed.child(kind)) is not None and not terminating(there))
+
+
+def _build(context: PlanContext) -> Manifests:
+    place = context.placement
+    return build(
+        context.parsed,
+        context.settings,
+        additions=_additions(context),
+        node=place.node if place and place.tied else None,
+        avoid=place.avoid if place else (),
+        shun=place.avoid_if_possible if place else (),
     )
 
 
-def _new_secret(situation: Situation, new_credentials: NewCredentials) -> Manifest:
-    owner = situation.parsed.owner
-    hosts = names.certificate_hosts(owner.name, owner.namespace) if situation.job.spec.tls.enabled else {}
-    return manifest.secret(owner, new_credentials(hosts, situation.now))
+def _additions(context: PlanContext) -> Additions:
+    """Return what Kueue's admission adds to the pods."""
+    return kueue.additions(context.observed) if context.quota is not None and context.admitted else {}
 
 
-def _has_no_pods(observed: Observed) -> bool:
-    return not observed.pods and observed.deployment is None and observed.learner is None
+def _misses_half(context: PlanContext) -> bool:
+    """Return whether the servers or the learner are missing, and no learner trains."""
+    observed = context.observed
+    if observed.learner is None:
+        return True
+    return bool(context.processes.servers) and observed.deployment is None and not outcome.learner_begun(observed)
 
 
-def _with_workload(children: Manifests, situation: Situation, nodes: Snapshot | None) -> Manifests:
-    """Return the children with the Workload of a job that names a queue; before it is admitted, that alone.
+def _has_no_place(context: PlanContext) -> bool:
+    """Return whether no child may exist: there is no node, or pods that wait for one are to be tied to another."""
+    place, observed = context.placement, context.observed
+    if place is None or not place.tied:
+        return False
+    bound = any(pod["spec"].get("nodeName") for pod in observed.pods)
+    waits_untied = bool(placement.standing(observed)) and placement.tied_to(observed) is None and not bound
+    return place.node is None or waits_untied
 
-    Without `nodes` nothing would tie its pods to a host that Kueue chose.
-    """
-    if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
-        return children
-    active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
-    found, parsed = situation.observed.workload, situation.parsed
+
+def _without(manifests: Manifests, *unwanted: str) -> Manifests:
+    return tuple(one for one in manifests if one["kind"] not in unwanted)
+
+
+def _new_secret(context: PlanContext, new_credentials: NewCredentials) -> Manifest:
+    owner = context.parsed.owner
+    hosts = names.certificate_hosts(owner.name, owner.namespace) if context.job.spec.tls.enabled else {}
+    return manifest.secret(owner, new_credentials(hosts, context.now))
+
+
+def _workload(context: PlanContext, queue: str, *, one_host: bool) -> Manifest:
+    """Return the Workload of a job that names a queue. What holds quota keeps its pods."""
+    found, parsed = context.observed.workload, context.parsed
+    active = not (context.job.spec.suspend or context.returns_quota or context.is_held)
     wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.asked_for(found, parsed.spec_hash)
     if wanted is None:
-        one_host = nodes is not None and situation.job.spec.placement.mode == "Reserve"
+        one_host = one_host and context.job.spec.placement.mode == "Reserve"
         wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash
     inputs = WorkloadInputs(
         pod_sets=wanted,
-        queue=kueue.queue_of(found, situation.queue),
+        queue=kueue.queue_of(found, queue),
         active=active,
-        priority=kueue.priority(situation.observed, situation.observed.pod_priority_class),
-        deactivated=kueue.deactivated_mark(found, by_us=not (active or situation.is_held)),
+        priority=kueue.priority(context.observed, context.observed.pod_priority_class),
+        deactivated=kueue.deactivated_mark(found, by_us=not (active or context.is_held)),
         spec_hash=spec_hash,
     )
-    return (*(children if situation.admitted else ()), build_workload(parsed.owner, inputs))
+    return build_workload(parsed.owner, inputs)
 
 
-def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
-    if situation.queue is None:
+def _workload_patch(context: PlanContext) -> dict[str, Any] | None:
+    if context.queue is None:
         return None
-    at = conditions.timestamp(situation.now)
-    return workload.status_patch(situation.observed.workload, situation.observed, situation.outcome, at=at)
+    at = conditions.timestamp(context.now)
+    return workload.status_patch(context.observed.workload, context.observed, context.outcome, at=at)
 
 
-def _learner_look(situation: Situation) -> float | None:
-    """Return the seconds until events may say why the learner's Job has no pod; they are no object that is watched."""
-    since = binding.learner_unmade_since(situation.observed, situation.previous)
-    left = conditions.seconds_left(since, binding.UNMADE_S, situation.now) if since else None
-    return left if left is None or left > 0 else binding.UNMADE_S
-
-
-def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
+def _next_look(context: PlanContext, status: Mapping[str, Any]) -> float | None:
+    """Return the seconds until the next pass, if none is caused before."""
     looks = [
-        situation.settings.progress_s if status["phase"] == reasons.RUNNING else None,
-        outcome.seconds_left(situation.job, status, situation.now),
-        outcome.seconds_to_start(situation.job, situation.observed, status, situation.now),
-        situation.placement.again_after_s if situation.placement else None,
-        comparison.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
-        kueue.CLASS_AGAIN_S if situation.lacks_class else None,
-        _learner_look(situation),
+        context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        outcome.seconds_left(context.job, status, context.now),
+        outcome.seconds_to_start(context.job, context.observed, status, context.now),
+        context.placement.again_after_s if context.placement else None,
+        comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,
+        kueue.CLASS_AGAIN_S if context.lacks_class else None,
+        _next_look_at_events(context),
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
+
+
+def _next_look_at_events(context: PlanContext) -> float | None:
+    """Return the seconds until events may say why the learner's Job has no pod: no watch shows them."""
+    since = binding.learner_unmade_since(context.observed, context.previous)
+    left = conditions.seconds_left(since, binding.UNMADE_S, context.now) if since else None
+    return left if left is None or left > 0 else binding.UNMADE_S

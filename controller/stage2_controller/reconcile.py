@@ -1,4 +1,7 @@
-"""One pass over one job: observe, plan, write what differs, tell the status once, then its events."""
+"""One pass over one job: parse it, observe it, choose its place, build and apply its children, write its status.
+
+`Reconciler._pass` tells the story. What it decides is pure and stands in `plan`.
+"""
 
 import asyncio
 import logging
@@ -9,20 +12,17 @@ from typing import Any
 
 import aiohttp
 
-from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome
 from stage2_controller.children.build import JobCache, ParsedJob, is_large, parse_or_error
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress import ProgressPolls
-from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import node_fit, placement
-from stage2_controller.place.capacity import Capacity, Snapshot
-from stage2_controller.place.placement import current_node
-from stage2_controller.plan import Plan, plan
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.plan import Plan, plan, plan_after_bug
 from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
 from stage2_controller.spec import credentials, names
@@ -33,7 +33,7 @@ from stage2_controller.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 1.0  # somebody wrote at the same time, and the watch has not told yet
+_OVERTAKEN_S = 1.0  # until the next pass where somebody wrote at the same time, and the watch has not shown it yet
 
 
 def utc_now() -> datetime:
@@ -41,22 +41,8 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-ParseCached = Callable[[Mapping[str, Any]], ParsedJob]
-
-
-def _given(made: ParsedJob | BaseException) -> ParseCached:
-    """Return what gives a parsed job that is there, or raises why it is not."""
-
-    def parse_cached(_: Mapping[str, Any]) -> ParsedJob:
-        if isinstance(made, ParsedJob):
-            return made
-        raise made.with_traceback(None) if isinstance(made, ConfigError) else made  # a bug's traceback is logged
-
-    return parse_cached
-
-
 class Reconciler:
-    """The passes that bring jobs to what their plan says. The queue makes one at a time for each job."""
+    """The passes over jobs. The queue makes one at a time for each job."""
 
     def __init__(
         self,
@@ -76,22 +62,22 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._clock = clock
-        self._jobs = JobCache(settings)
-        self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
-        self._internal_errors = InternalErrors()
+        self._jobs = JobCache()
+        self._parser = ThreadPoolExecutor(1, "parse-jobs")  # one: more would keep the event loop from its processor
+        self._logged_bugs: dict[Key, tuple[str, int]] = {}  # the uid and generation that each was logged for
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
     async def __call__(self, key: Key) -> float | None:
-        """Make one pass; return the seconds until the next one is wanted. Raise RetryLater if the API server fails."""
-        result = "retry"  # also of a pass that is cancelled: a replica that loses its Lease has met no bug
+        """Make one pass; return the seconds until the next one. Raise RetryLater if the API server fails."""
+        result = "retry"  # also of a pass that is cancelled, since a replica lost its Lease
         try:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
         except NameTaken:
             result, again_after_s = "done", 0.0
-        except RetryLater as reason:  # what was refused is told, and counted from there
+        except RetryLater as reason:
             result = "error" if isinstance(reason, Broken) else "retry"
             raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
@@ -104,108 +90,93 @@ class Reconciler:
         return again_after_s
 
     async def _pass(self, key: Key) -> float | None:
-        job = self._store.one(names.KIND, key, key.name)
-        if job is None or terminating(job):
+        raw = self._store.one(names.KIND, key, key.name)
+        if raw is None or terminating(raw):
             self.forget(key)
             return None
-        parse_cached = await self._read(job)
-        observed = await self._observer.observe(key, job)
-        if not self._is_there(key, job):  # a promise that is made from here on nobody would end
+        parsed = await self._parse(raw)
+        seen = await self._observer.observe(key, raw)
+        if not self._still_exists(key, raw):  # nobody would end a promise that is made from here on
             self.forget(key)
             return None
         now = self._clock()
-        nodes = self._capacity.snapshot(key) if self._capacity else None
-        made, bug = self._plan(key, job, observed, nodes, now, parse_cached)
-        self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
-        refusals = await self._writer.delete(key, made.deletions, observed)
-        refusals += await self._writer.write(key, job, made.children, observed)
-        if refusals and self._capacity and current_node(self._observer.watched(key, job)) is None:
-            self._capacity.unclaim(key)  # no pod is on its way
-        refusals += await self._writer.publish(key, made.slices)
-        stale = not await self._tell_kueue(key, made)
-        if made.gate:
-            await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
-        told = await self._tell(key, job, made, refusals, now)
-        stale |= not await self._end(key, job, told, made)
+        made, bug = self._plan(key, raw, parsed, seen, now)
+        self._record_place(key, made)  # before anything else is awaited: no other job must be promised the same room
+        refusals = await self._apply(key, raw, seen, made, now)
+        current = await self._patch_workload(key, made)
+        written = await self._write_status(key, raw, made, refusals, now)
+        current &= await self._end(key, raw, written, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
         if bug:
-            raise Broken("a bug of the controller, told in the job's condition Accepted") from bug
-        return _AGAIN_S if stale else made.again_after_s
+            raise Broken("a bug of the controller; the job's condition Accepted reports it") from bug
+        return made.again_after_s if current else _OVERTAKEN_S
 
     def restore(self) -> None:
         """Keep room for the pods of all jobs that have a node, before the first pass gives away what is free."""
-        for job in list(self._store.known(names.KIND)) if self._capacity else ():
-            if outcome.final(job.get("status") or {}):
+        for raw in list(self._store.known(names.KIND)) if self._capacity else ():
+            if outcome.final(raw.get("status") or {}):
                 continue
-            key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
-            observed = self._observer.watched(key, job)
-            node = current_node(observed)
+            key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+            observed = self._observer.watched(key, raw)
+            node = placement.current_node(observed)
             if self._capacity and node:
                 children = {names.ROLE_ROLLOUT: observed.deployment, names.ROLE_LEARNER: observed.learner}
-                standing = {role: child for role, child in children.items() if child and not terminating(child)}
-                templates = {role: child["spec"]["template"] for role, child in standing.items()}
+                templates = {role: child["spec"]["template"] for role, child in children.items() if child}
                 self._capacity.promise(key, node_fit.need_of(templates, gpu_resource=""), node)
 
-    def _is_there(self, key: Key, job: Object) -> bool:
-        """Return whether this very job still exists: while something is awaited, the watch may tell of its end."""
-        known = self._store.one(names.KIND, key, key.name)
-        return known is not None and not terminating(known) and known["metadata"]["uid"] == job["metadata"]["uid"]
-
     def forget(self, key: Key) -> None:
-        """Drop what is known of a job that is gone, and its claim to a node."""
+        """Drop what is known of a job that is gone, and the room that is kept for it."""
         self._observer.forget(key)
         self._jobs.forget(key)
-        self._internal_errors.forget(key)
+        self._logged_bugs.pop(key, None)
         self._progress.forget(key)
         if self._capacity:
             self._capacity.release(key)
 
-    async def _read(self, job: Object) -> ParseCached:
-        """Return what gives a pass the parsed job, or raises what its spec raises.
+    def _still_exists(self, key: Key, raw: Object) -> bool:
+        """Return whether the store still has this very job: the watch may have delivered its end meanwhile."""
+        known = self._store.one(names.KIND, key, key.name)
+        return known is not None and not terminating(known) and known["metadata"]["uid"] == raw["metadata"]["uid"]
 
-        A large spec is read in a thread: meanwhile the loop serves the other jobs. So the pass holds what was read,
-        also a bug, and what passes of other jobs may displace until it plans.
-        """
-        known = self._jobs.get(job)
-        if known is None and not is_large(job):
-            return self._jobs.parse
-        made: ParsedJob | BaseException = known or await self._read_aside(job)
-        if isinstance(made, ParsedJob | ConfigError):
-            self._jobs.put(job, made)
-        return _given(made)
-
-    async def _read_aside(self, job: Object) -> ParsedJob | BaseException:
-        reading = asyncio.get_running_loop().run_in_executor(self._reader, parse_or_error, job, self._settings)
-        (made,) = await asyncio.gather(reading, return_exceptions=True)
-        return made
+    async def _parse(self, raw: Object) -> ParsedJob | Exception:
+        """Return the parsed job, or why it cannot be parsed. A large one is parsed in a thread."""
+        known = self._jobs.get(raw)
+        if known is not None:
+            return known
+        try:
+            if is_large(raw):
+                loop = asyncio.get_running_loop()
+                result = await loop.run_in_executor(self._parser, parse_or_error, raw, self._settings)
+            else:
+                result = parse_or_error(raw, self._settings)
+        except Exception as error:  # noqa: BLE001  # a bug, which the job's status reports
+            return error
+        return self._jobs.put(raw, result)
 
     def _plan(
-        self,
-        key: Key,
-        job: Object,
-        observed: Observed,
-        nodes: Snapshot | None,
-        now: datetime,
-        parse_cached: ParseCached,
+        self, key: Key, raw: Object, parsed: ParsedJob | Exception, seen: Observed, now: datetime
     ) -> tuple[Plan, Exception | None]:
-        """Return the plan; where making it meets a bug, one that says so, and the bug."""
+        """Return the plan. If planning meets a bug, return a plan that reports it, and the bug."""
         try:
             made = plan(
-                job,
-                observed,
+                raw,
+                parsed,
+                seen,
                 settings=self._settings,
                 now=now,
                 new_credentials=credentials.new,
-                nodes=nodes,
-                parse_cached=parse_cached,
+                nodes=self._capacity.snapshot(key) if self._capacity else None,
             )
-        except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
-            return self._internal_errors.plan(key, job, error, now=now), error
+        except Exception as error:  # whatever it is, the job reports it
+            spec = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
+            if self._logged_bugs.get(key) != spec:
+                self._logged_bugs[key] = spec
+                logger.error("%s: a bug of the controller, logged once for this spec", key, exc_info=error)
+            return plan_after_bug(raw, error, now), error
         return made, None
 
-    def _settle(self, key: Key, made: Plan) -> None:
-        """Enter the job's place into the account of the nodes."""
+    def _record_place(self, key: Key, made: Plan) -> None:
         if self._capacity is None:
             return
         if made.keeps_place:
@@ -213,42 +184,53 @@ class Reconciler:
         else:
             placement.record(made.placement, self._capacity, key, came=made.status.get("startTime") or "")
 
-    async def _tell_kueue(self, key: Key, made: Plan) -> bool:
-        """Answer in the job's Workload; False if Kueue has written it since it was seen."""
+    async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan, now: datetime) -> list[str]:
+        """Delete and write children, and return what the API server refused."""
+        refusals = await self._writer.delete(key, made.deletions, seen)
+        refusals += await self._writer.write(key, raw, made.children, seen)
+        if refusals and self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
+            self._capacity.unclaim(key)  # no pod will come
+        refusals += await self._writer.publish(key, made.slices)
+        if made.gate:
+            await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
+        return refusals
+
+    async def _patch_workload(self, key: Key, made: Plan) -> bool:
+        """Patch the status of the job's Workload; return False if Kueue has written it since it was read."""
         if not made.workload_patch:
             return True
         name = child_name("Workload", key)
         return await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
 
-    async def _tell(self, key: Key, job: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
-        """Write the job's status where it is another one, and its events; return the job as it is known then."""
-        previous: Mapping[str, Any] = job.get("status") or {}
+    async def _write_status(self, key: Key, raw: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
+        """Write the job's status if it has changed, then its events; return the job as it is then."""
+        previous: Mapping[str, Any] = raw.get("status") or {}
         status = made.status
         if made.children or refusals:
-            status = statuses.with_refusals(status, job, refusals, now=now)
+            status = statuses.with_refusals(status, raw, refusals, now=now)
         status = conditions.bounded(status)
         if status == previous:
-            return job
-        written = await self._api.apply_status(job, status)
+            return raw
+        written = await self._api.apply_status(raw, status)
         if written is None:
-            return job
-        if self._is_there(key, job):  # what has gone since the answer must not come back by it
+            return raw
+        if self._still_exists(key, raw):  # a job that is gone by now must not come back into the store
             self._store.put(names.KIND, written)
         for event in events(previous, status):
             try:
-                await self._api.emit(job, event, at=conditions.timestamp(now))
-            except ApiRefused as error:  # an event is a courtesy; the status has already told
+                await self._api.emit(raw, event, at=conditions.timestamp(now))
+            except ApiRefused as error:  # the status says it already
                 logger.warning("no event: %s", error)
         return written
 
-    async def _end(self, key: Key, job: Object, told: Object, made: Plan) -> bool:
-        """Drop what a job that has ended needs no more; delete it once its time to live has passed.
+    async def _end(self, key: Key, raw: Object, written: Object, made: Plan) -> bool:
+        """Drop what a job that has ended needs no more, and delete it once its time to live has passed.
 
-        False if it is not the job any more that was planned: whoever corrects a failed one wants it to run.
+        Return False if somebody has changed the job since it was planned: a corrected job must run.
         """
         if outcome.final(made.status):
             self._observer.forget(key)
         if not made.delete_job:
             return True
-        same = told["metadata"]["generation"] == job["metadata"]["generation"]
-        return same and await self._api.delete_as_read(names.KIND, told)
+        same = written["metadata"]["generation"] == raw["metadata"]["generation"]
+        return same and await self._api.delete_as_read(names.KIND, written)

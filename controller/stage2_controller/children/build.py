@@ -141,16 +141,8 @@ class JobCache:
     It keeps the error of an invalid spec too, so that every pass over one does not parse it again.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._results: OrderedDict[Key, tuple[tuple[str, int], ParsedJob | ConfigError]] = OrderedDict()
-
-    def parse(self, raw: Mapping[str, Any]) -> ParsedJob:
-        """Return the parsed job, from the cache where it holds it. Raise ConfigError if the spec breaks a rule."""
-        result = self.get(raw) or self.put(raw, parse_or_error(raw, self._settings))
-        if isinstance(result, ConfigError):
-            raise result.with_traceback(None)
-        return result
 
     def get(self, raw: Mapping[str, Any]) -> ParsedJob | ConfigError | None:
         """Return what the cache holds for the present spec of a job."""

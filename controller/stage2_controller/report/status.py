@@ -5,36 +5,38 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from stage2_api.errors import shortened
 from stage2_api.job import LearnerSpec
 from stage2_controller import reasons
-from stage2_controller.conditions import Condition, merged, passed, timestamp, truth
+from stage2_controller.conditions import Condition, find, merged, passed, timestamp, truth
+from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
-from stage2_controller.situation import Situation
 from stage2_controller.spec import names
 from stage2_controller.spec.objects import at
 
+_BUG_CHARS = 1000  # of an exception's text
 # Kept from the learner's last report while it cannot be asked.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
-def accepted(situation: Situation) -> dict[str, Any]:
+def accepted(context: PlanContext) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
-    learner = situation.observed.report()
-    report = {**situation.previous, **(learner.reported() if learner else {})}
+    learner = context.observed.report()
+    report = {**context.previous, **(learner.reported() if learner else {})}
     status: dict[str, Any] = {
-        "phase": _phase(situation),
-        "observedGeneration": situation.job.metadata.generation,
-        "specHash": situation.parsed.spec_hash,
-        "startTime": _start_time(situation),
-        "completionTime": _completion_time(situation),
-        "node": _node(situation),
-        "rollout": _ready_of_all(situation),
-        "servers": _servers(situation, report.get("sync") or {}),
-        "images": _images(situation),
-        "restarts": _restarts(situation),
+        "phase": _phase(context),
+        "observedGeneration": context.job.metadata.generation,
+        "specHash": context.parsed.spec_hash,
+        "startTime": _start_time(context),
+        "completionTime": _completion_time(context),
+        "node": _node(context),
+        "rollout": _ready_of_all(context),
+        "servers": _servers(context, report.get("sync") or {}),
+        "images": _images(context),
+        "restarts": _restarts(context),
         **{key: _without_nulls(report.get(key)) for key in _REPORTED},
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
@@ -42,15 +44,15 @@ def accepted(situation: Situation) -> dict[str, Any]:
         "bestStep": report.get("bestStep"),
         "bestScore": _finite(report.get("bestScore")),
     }
-    found = _conditions(situation, status["sync"], status["servers"])
-    name = {"name": situation.job.metadata.name, "namespace": situation.job.metadata.namespace}
+    found = _conditions(context, status["sync"], status["servers"])
+    name = {"name": context.job.metadata.name, "namespace": context.job.metadata.namespace}
     found.append(explanation.training(found, {"metadata": name, "status": status}))
-    status["message"] = _message(situation, found)
+    status["message"] = _message(context, found)
     status["conditions"] = merged(
-        situation.previous.get("conditions") or [],
+        context.previous.get("conditions") or [],
         found,
-        generation=situation.job.metadata.generation or 0,
-        now=situation.now,
+        generation=context.job.metadata.generation or 0,
+        now=context.now,
     )
     return {key: value for key, value in status.items() if value not in (None, "", [], {})}
 
@@ -97,10 +99,10 @@ def refused(
     }
 
 
-def _message(situation: Situation, found: Sequence[Condition]) -> str:
+def _message(context: PlanContext, found: Sequence[Condition]) -> str:
     """Return one sentence about the job: its outcome, else the first thing that is missing."""
-    if situation.outcome:
-        return situation.outcome.message
+    if context.outcome:
+        return context.outcome.message
     ordered = (
         reasons.CHILDREN_APPLIED,
         reasons.SUSPENDED,
@@ -112,10 +114,10 @@ def _message(situation: Situation, found: Sequence[Condition]) -> str:
     missing = [item.message for item in found if item.type in ordered and item.status != "True"]
     if missing:
         return missing[0]
-    learner = situation.observed.report()
+    learner = context.observed.report()
     if learner:
         return learner.message or learner.phase
-    before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
+    before = context.previous.get("message") if context.previous.get("phase") == reasons.RUNNING else None
     return before or "the learner runs"
 
 
@@ -130,68 +132,68 @@ def _finite(figure: float | None) -> float | None:
     return figure if figure is not None and math.isfinite(figure) else None
 
 
-def _phase(situation: Situation) -> str:
-    if situation.outcome:
-        return situation.outcome.phase
-    if situation.job.spec.suspend:
+def _phase(context: PlanContext) -> str:
+    if context.outcome:
+        return context.outcome.phase
+    if context.job.spec.suspend:
         return reasons.SUSPENDED
-    pod = situation.observed.pod(names.ROLE_LEARNER)
+    pod = context.observed.pod(names.ROLE_LEARNER)
     if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
-    return reasons.STARTING if _bound(situation) else reasons.PENDING
+    return reasons.STARTING if _bound(context) else reasons.PENDING
 
 
-def _start_time(situation: Situation) -> str | None:
+def _start_time(context: PlanContext) -> str | None:
     """Return the start. As with batch/v1 Jobs, a resumed job starts again, and its deadline counts from there."""
-    if situation.job.spec.suspend and not situation.outcome:
+    if context.job.spec.suspend and not context.outcome:
         return None
-    return _before_or_now(situation, "startTime")
+    return _before_or_now(context, "startTime")
 
 
-def _completion_time(situation: Situation) -> str | None:
-    if situation.outcome is None:
+def _completion_time(context: PlanContext) -> str | None:
+    if context.outcome is None:
         return None
-    return _before_or_now(situation, "completionTime")
+    return _before_or_now(context, "completionTime")
 
 
-def _before_or_now(situation: Situation, key: str) -> str:
+def _before_or_now(context: PlanContext, key: str) -> str:
     """Return the time in the last status, else the time of this pass."""
-    before = situation.previous.get(key)
-    return passed(before, situation.now) if before else timestamp(situation.now)
+    before = context.previous.get(key)
+    return passed(before, context.now) if before else timestamp(context.now)
 
 
-def _node(situation: Situation) -> str | None:
-    chosen = situation.placement.node if situation.placement else None
-    return _bound(situation) or chosen or (situation.previous.get("node") if situation.outcome else None)
+def _node(context: PlanContext) -> str | None:
+    chosen = context.placement.node if context.placement else None
+    return _bound(context) or chosen or (context.previous.get("node") if context.outcome else None)
 
 
-def _bound(situation: Situation) -> str | None:
+def _bound(context: PlanContext) -> str | None:
     """Return the node of the pods that are not being deleted."""
-    pods = [situation.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    pods = [context.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
     nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
     return next(filter(None, nodes), None)
 
 
-def _container_statuses(situation: Situation) -> dict[str, Object]:
+def _container_statuses(context: PlanContext) -> dict[str, Object]:
     # A job that is done has released its servers.
-    pod = None if situation.outcome else situation.observed.pod(names.ROLE_ROLLOUT)
+    pod = None if context.outcome else context.observed.pod(names.ROLE_ROLLOUT)
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
     return {item["name"]: item for item in statuses}
 
 
-def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not situation.processes.servers:
+def _servers(context: PlanContext, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not context.processes.servers:
         return []
-    statuses = _container_statuses(situation)
-    addresses = [address.base_url for address in situation.processes.addresses]
+    statuses = _container_statuses(context)
+    addresses = [address.base_url for address in context.processes.addresses]
     versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
     servers = [
         _server(name, url, statuses.get(name, {}), versions.get(_host_and_port(url)))
-        for name, url in zip(situation.server_names, addresses, strict=True)
+        for name, url in zip(context.server_names, addresses, strict=True)
     ]
-    pushed_before = (situation.previous.get("sync") or {}).get("version")
+    pushed_before = (context.previous.get("sync") or {}).get("version")
     if sync.get("version") == pushed_before:
-        _forget_earlier_processes(servers, situation.previous)
+        _forget_earlier_processes(servers, context.previous)
     return servers
 
 
@@ -214,11 +216,11 @@ def _restarted(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
 
 
-def _images(situation: Situation) -> list[dict[str, str]]:
+def _images(context: PlanContext) -> list[dict[str, str]]:
     """Return the images that the containers run, or ran where they are gone."""
-    known = {item["name"]: item for item in situation.previous.get("images") or []}
+    known = {item["name"]: item for item in context.previous.get("images") or []}
     for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
-        pod = situation.observed.pod(role)
+        pod = context.observed.pod(role)
         for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
             digest = item.get("imageID", "").rpartition("@")[2]
             if digest.startswith("sha256:"):
@@ -236,23 +238,23 @@ def _server(name: str, url: str, container: Object, version: int | None) -> dict
     return entry if version is None else {**entry, "version": version}
 
 
-def _ready_of_all(situation: Situation) -> str | None:
-    names_, statuses = situation.server_names, _container_statuses(situation)
+def _ready_of_all(context: PlanContext) -> str | None:
+    names_, statuses = context.server_names, _container_statuses(context)
     ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
     return f"{ready}/{len(names_)}" if names_ else None
 
 
-def _restarts(situation: Situation) -> int:
-    failed: int = (situation.observed.learner or {}).get("status", {}).get("failed", 0)
-    learner = situation.observed.report()
-    before: int = situation.previous.get("restarts") or 0
+def _restarts(context: PlanContext) -> int:
+    failed: int = (context.observed.learner or {}).get("status", {}).get("failed", 0)
+    learner = context.observed.report()
+    before: int = context.previous.get("restarts") or 0
     return max(failed + (learner.restarts if learner else 0), before)
 
 
-def _valid(situation: Situation) -> str:
+def _valid(context: PlanContext) -> str:
     message = "the spec keeps every rule"
-    written = at(situation.raw, "spec", "learner", "startDeadlineSeconds")
-    counts = situation.job.spec.learner.start_deadline_seconds
+    written = at(context.raw, "spec", "learner", "startDeadlineSeconds")
+    counts = context.job.spec.learner.start_deadline_seconds
     if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
         return message
     return (
@@ -262,35 +264,35 @@ def _valid(situation: Situation) -> str:
 
 
 def _conditions(
-    situation: Situation, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
+    context: PlanContext, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
 ) -> list[Condition]:
-    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, _valid(situation))]
-    if situation.blocked:
-        found.append(situation.blocked)
-    if situation.job.spec.suspend and not situation.outcome:
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, _valid(context))]
+    if context.blocked:
+        found.append(context.blocked)
+    if context.job.spec.suspend and not context.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
-    if situation.quota:
-        found.append(situation.quota)
-    if situation.placement and situation.placement.condition:
-        found.append(situation.placement.condition)
-    if situation.processes.servers:
-        found.append(_rollout_ready(situation))
-    found.append(_learner_running(situation))
-    if situation.processes.servers:
+    if context.quota:
+        found.append(context.quota)
+    if context.placement and context.placement.condition:
+        found.append(context.placement.condition)
+    if context.processes.servers:
+        found.append(_rollout_ready(context))
+    found.append(_learner_running(context))
+    if context.processes.servers:
         found.append(_weights_in_sync(sync, servers))
-    if situation.outcome:
-        found.append(Condition(situation.outcome.phase, "True", situation.outcome.reason, situation.outcome.message))
+    if context.outcome:
+        found.append(Condition(context.outcome.phase, "True", context.outcome.reason, context.outcome.message))
     return found
 
 
-def _rollout_ready(situation: Situation) -> Condition:
-    if situation.outcome:
+def _rollout_ready(context: PlanContext) -> Condition:
+    if context.outcome:
         return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
-    finding = rollout_finding(situation.observed, situation.server_names)
+    finding = rollout_finding(context.observed, context.server_names)
     if finding:
         return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
-    message = f"all {len(situation.server_names)} servers answer"
+    message = f"all {len(context.server_names)} servers answer"
     return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
 
 
@@ -299,27 +301,27 @@ def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Find
     return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
 
 
-def _learner_running(situation: Situation) -> Condition:
+def _learner_running(context: PlanContext) -> Condition:
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
 
-    if situation.outcome:
-        return condition(False, reasons.LEARNER_FINISHED, situation.outcome.message)
-    if situation.renews_secret:
+    if context.outcome:
+        return condition(False, reasons.LEARNER_FINISHED, context.outcome.message)
+    if context.renews_secret:
         message = "certificates of the job end soon, or its Secret has none: its pods end, and go on with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
-    if situation.observed.old_learner():
+    if context.observed.old_learner():
         return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
-    pod = situation.observed.pod(names.ROLE_LEARNER)
+    pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
-    finding = diagnose.learner(pod, situation.observed.learner_refused)
+    finding = diagnose.learner(pod, context.observed.learner_refused)
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, "the learner runs")
     if finding.reason == reasons.SERVER_CRASHED:
-        limit = situation.job.spec.learner.backoff_limit
+        limit = context.job.spec.learner.backoff_limit
         return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
     return condition(False, finding.reason, finding.message)
 
@@ -366,3 +368,20 @@ def with_refusals(
     old = (job.get("status") or {}).get("conditions") or []
     entries = merged(old, found, generation=status["observedGeneration"], now=now)
     return {**status, "conditions": entries, **({"message": applied.message} if refusals else {})}
+
+
+def after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
+    """Return the status after a pass that met a bug: as it was, but whether the spec can run is unknown."""
+    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
+    message = f"{shortened(error, _BUG_CHARS)}; this is a bug of the controller, report it with the spec"
+    found = [Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message)]
+    trains = find(previous, reasons.TRAINING)
+    if trains is None or trains["status"] != "True":
+        found.append(explanation.training(found, raw))
+    old = previous.get("conditions") or []
+    replaced = {condition.type for condition in found}
+    kept = [item for item in old if item["type"] not in replaced and item["reason"] != reasons.INVALID_SPEC]
+    was_invalid = any(item["type"] == reasons.FAILED and item["reason"] == reasons.INVALID_SPEC for item in old)
+    first, *others = merged(old, found, generation=generation, now=now)
+    phase = reasons.PENDING if was_invalid else previous.get("phase", reasons.PENDING)
+    return {**previous, "phase": phase, "observedGeneration": generation, "conditions": [first, *kept, *others]}

@@ -8,9 +8,11 @@ from typing import Any
 
 from stage2_api.pod import layout
 from stage2_api.pod.report import LearnerReport, ReportedServer, ReportedSync
-from stage2_controller.children import manifest
+from stage2_controller.children import build, manifest
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, plan
+from stage2_controller.place.capacity import Snapshot
+from stage2_controller.plan import Plan
+from stage2_controller.plan import plan as make_plan
 from stage2_controller.spec import credentials, names
 from stage2_controller.spec.settings import Settings
 
@@ -49,7 +51,20 @@ COLOCATE = {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate
 
 def planned(raw: Object, observed: Observed = NOTHING, *, after_s: float = 0) -> Plan:
     """The plan of a pass `after_s` seconds after NOW."""
-    return plan(raw, observed, settings=SETTINGS, now=NOW + timedelta(seconds=after_s), new_credentials=new_credentials)
+    return plan(raw, observed, now=NOW + timedelta(seconds=after_s))
+
+
+def plan(
+    raw: Object,
+    observed: Observed,
+    *,
+    settings: Settings = SETTINGS,
+    now: datetime = NOW,
+    nodes: Snapshot | None = None,
+) -> Plan:
+    """The plan of a pass over a job, parsed now."""
+    parsed: Any = build.parse_or_error(raw, settings)
+    return make_plan(raw, parsed, observed, settings=settings, now=now, new_credentials=new_credentials, nodes=nodes)
 
 
 def new_credentials(hosts: Mapping[str, Any], now: datetime) -> Object:

@@ -10,7 +10,7 @@ from stage2_api.validation.size import LARGEST
 from stage2_controller import reasons
 from stage2_controller.children.build import JobCache, is_large, parse
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, plan
+from stage2_controller.plan import Plan
 from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
@@ -37,17 +37,16 @@ def hash_before(raw: b.Object) -> str:
 
 def planned(raw: b.Object, observed: Observed = b.NOTHING) -> Plan:
     """The plan of a pass under the narrow policy."""
-    return plan(raw, observed, settings=NARROW, now=b.NOW, new_credentials=b.new_credentials)
+    return b.plan(raw, observed, settings=NARROW, now=b.NOW)
 
 
 def test_a_job_is_parsed_once_until_its_spec_changes_or_it_is_forgotten() -> None:
-    cache, raw = JobCache(b.SETTINGS), b.job()
-    first = cache.parse(raw)
-    assert cache.parse(b.job()) is first
-    assert cache.parse(b.edited(raw)) is not first
-    first = cache.parse(raw)
+    cache, raw = JobCache(), b.job()
+    first = cache.put(raw, parse(raw, b.SETTINGS))
+    assert cache.get(b.job()) is first
+    assert cache.get(b.edited(raw)) is None
     cache.forget(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
-    assert cache.parse(raw) is not first
+    assert cache.get(raw) is None
 
 
 def test_a_bound_that_is_younger_than_a_job_leaves_it_what_it_was_accepted_with() -> None:

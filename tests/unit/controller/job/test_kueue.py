@@ -8,7 +8,7 @@ import pytest
 from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, plan
+from stage2_controller.plan import Plan
 from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
@@ -322,7 +322,7 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
 def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
     nodes = n.capacity(n.node()).snapshot(n.KEY)
     settings = replace(b.SETTINGS, kueue=False)
-    return plan(raw, observed, settings=settings, now=b.NOW, new_credentials=b.new_credentials, nodes=nodes)
+    return b.plan(raw, observed, settings=settings, now=b.NOW, nodes=nodes)
 
 
 def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_written() -> None:

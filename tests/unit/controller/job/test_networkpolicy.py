@@ -7,7 +7,6 @@ import pytest
 
 from stage2_controller.children import manifest
 from stage2_controller.children.network import CONTROLLER_LABELS
-from stage2_controller.plan import plan
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
@@ -64,9 +63,7 @@ def policy(namespace: str | None = "stage2-system", transport: str = "auto", *, 
     job = b.job(config=config, **spec)
     matching = job["spec"]["config"]["custom"].setdefault("extra", {}).setdefault("rollout_matching", {})
     matching.setdefault("vllm", {})["sync"] = {"transport": transport}
-    return b.child(
-        plan(job, b.NOTHING, settings=settings, now=b.NOW, new_credentials=b.new_credentials), "NetworkPolicy"
-    )
+    return b.child(b.plan(job, b.NOTHING, settings=settings, now=b.NOW), "NetworkPolicy")
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nccl"])

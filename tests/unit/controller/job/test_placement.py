@@ -12,7 +12,7 @@ from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import LOOK_AGAIN_S
-from stage2_controller.plan import Plan, plan
+from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -21,12 +21,11 @@ from tests.unit.controller import nodes as n
 def planned(
     raw: Any, account: Capacity, observed: Observed = b.NOTHING, *, after_s: float = 0, nodes_may_come: bool = False
 ) -> Plan:
-    return plan(
+    return b.plan(
         raw,
         observed,
         settings=replace(b.SETTINGS, nodes_may_come=nodes_may_come),
         now=b.NOW + timedelta(seconds=after_s),
-        new_credentials=b.new_credentials,
         nodes=account.snapshot(n.KEY),
     )
 

@@ -10,7 +10,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod import layout
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, plan
+from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
@@ -140,7 +140,7 @@ def test_a_time_to_start_that_the_admin_cuts_short_is_said_before_it_is_over() -
 
     def planned(raw: b.Object, *, after_s: float = 0) -> Plan:
         now = b.NOW + timedelta(seconds=after_s)
-        return plan(raw, loading, settings=settings, now=now, new_credentials=b.new_credentials)
+        return b.plan(raw, loading, settings=settings, now=now)
 
     raw = b.job()
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)

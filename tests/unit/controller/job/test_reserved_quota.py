@@ -7,7 +7,6 @@ from typing import Any
 from stage2_controller import reasons
 from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
-from stage2_controller.plan import plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, condition, queued, workload
@@ -26,7 +25,7 @@ def without_image(**spec: Any) -> Any:
 def written_after_an_upgrade(raw: Any, account: Any, observed: Observed, after_s: float = 0) -> Any:
     """The Workload that is written."""
     now, view = b.NOW + timedelta(seconds=after_s), account.snapshot(n.KEY)
-    made = plan(raw, observed, settings=UPGRADED, now=now, new_credentials=b.new_credentials, nodes=view)
+    made = b.plan(raw, observed, settings=UPGRADED, now=now, nodes=view)
     (found,) = [
         one.manifest for one in comparison.writes(made.children, observed) if one.manifest["kind"] == "Workload"
     ]

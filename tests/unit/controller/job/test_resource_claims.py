@@ -10,7 +10,7 @@ from stage2_controller import reasons
 from stage2_controller.children.build import parse, static_children
 from stage2_controller.observed import Observed
 from stage2_controller.place.binding import REFUSED_S
-from stage2_controller.plan import Plan, plan
+from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from stage2_controller.spec.settings import AdminPolicy
 from tests.unit.controller import builders as b
@@ -146,7 +146,7 @@ def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
     assert failed
     assert failed.refused == b.NODE
     after = replace(account.snapshot(n.KEY), refused=frozenset({b.NODE}))
-    made = plan(raw, b.NOTHING, settings=b.SETTINGS, now=b.NOW, new_credentials=b.new_credentials, nodes=after)
+    made = b.plan(raw, b.NOTHING, settings=b.SETTINGS, now=b.NOW, nodes=after)
     servers, learner = pods(made)
     others = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [b.NODE]}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": others}]}

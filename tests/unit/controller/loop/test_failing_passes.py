@@ -16,5 +16,5 @@ async def test_a_job_whose_workload_kueue_wrote_at_the_same_time_has_another_pas
     async def overtaken(key: Key, made: Plan) -> bool:
         return False
 
-    monkeypatch.setattr(stage.leader, "_tell_kueue", overtaken)
+    monkeypatch.setattr(stage.leader, "_patch_workload", overtaken)
     assert await stage.leader(KEY) == 1

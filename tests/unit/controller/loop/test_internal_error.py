@@ -9,10 +9,9 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.conditions import find
-from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.plan import Plan
+from stage2_controller.plan import Plan, plan_after_bug
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
@@ -27,7 +26,7 @@ KEY = Key("team-a", "job-3v1")
 
 
 def broken(raw: Mapping[str, Any]) -> Plan:
-    return InternalErrors().plan(KEY, raw, BUG, now=b.NOW)
+    return plan_after_bug(raw, BUG, b.NOW)
 
 
 def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
@@ -78,15 +77,6 @@ def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
     assert reasons.INTERNAL_ERROR not in str(again.status)
 
 
-def test_the_traceback_is_logged_once_for_a_generation(caplog: pytest.LogCaptureFixture) -> None:
-    faults, raw = InternalErrors(), b.job()
-    edited = {**raw, "metadata": {**raw["metadata"], "generation": 2}}
-    with caplog.at_level(logging.ERROR):
-        for seen in (raw, raw, edited, edited):
-            faults.plan(KEY, seen, BUG, now=b.NOW)
-    assert [record.exc_info is not None for record in caplog.records] == [True, True]
-
-
 class Told:
     """An API server that holds nothing and takes in statuses and events."""
 
@@ -128,6 +118,18 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("stage2_controller.children.build.parse", fail)
     return met
+
+
+async def test_the_traceback_is_logged_once_for_a_generation(bug: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    store, raw = Store(), b.job()
+    leader = reconciler(Told(), store)
+    with caplog.at_level(logging.ERROR):
+        for generation in (1, 1, 2, 2):
+            metadata = {"generation": generation, "resourceVersion": str(len(bug) + 1)}
+            store.put(names.KIND, {**raw, "metadata": {**raw["metadata"], **metadata}})
+            with pytest.raises(Broken):
+                await leader(KEY)
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
 async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The situation of an accepted job in one pass: what is known of it, found out step by step. Pure."""
+"""The context of a plan: a valid job in one pass, and what the steps of the plan have found out about it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from stage2_controller.spec.settings import Settings
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The job, what is observed of it, and the findings of the steps that the plan has taken."""
+class PlanContext:
+    """The job, what is observed of it, and the results of the steps that the plan has taken."""
 
     raw: Mapping[str, Any]  # the job as the API server holds it
     parsed: ParsedJob
     observed: Observed
     settings: Settings
     now: datetime
-    outcome: Outcome | None = None  # None: it goes on
-    blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
+    outcome: Outcome | None = None  # None: the job has not ended
+    blocked: Condition | None = None  # ChildrenApplied, where objects of others keep the children from being written
     quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
-    placement: Place | None = None  # None: nothing is to run, or there is nothing to say of the scheduler's choice
+    placement: Place | None = None  # None: nothing is to run
 
     @property
     def job(self) -> RolloutMatchingJob:
@@ -40,7 +40,7 @@ class Situation:
 
     @property
     def processes(self) -> Processes:
-        """Its servers and its learner."""
+        """The servers and the learner."""
         return self.parsed.processes
 
     @property
@@ -55,7 +55,7 @@ class Situation:
 
     @property
     def queue(self) -> str | None:
-        """The queue of Kueue that the job names; one whose label went meanwhile has the queue that gave it quota."""
+        """The queue of Kueue that the job names. If its label was removed, the queue that gave it quota."""
         return kueue.queue_name(self.raw) or kueue.queue_of(self.observed.workload, None)
 
     @property
@@ -69,15 +69,15 @@ class Situation:
         return self.quota is not None and self.quota.reason == reasons.NO_PRIORITY_CLASS
 
     @property
-    def idle(self) -> bool:
-        """Whether the job is kept from having children and has none: it claims no place."""
+    def is_idle(self) -> bool:
+        """Whether the job cannot have children and has none: it needs no quota and no place."""
         return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
 
     @property
     def returns_quota(self) -> bool:
-        """Whether the job's quota goes back: Kueue turned the job away, or the host that it assigned is of no use.
+        """Whether the job's quota goes back: Kueue turned the job away, or the job found no room on the assigned host.
 
-        It was cordoned, is gone, or others took its room; Kueue itself looks again only at jobs without quota.
+        Kueue looks again only at jobs without quota.
         """
         workload, choice = self.observed.workload, self.placement
         if kueue.gives_back(workload) or kueue.turned_away(workload):
@@ -89,28 +89,28 @@ class Situation:
     def is_held(self) -> bool:
         """Whether others have deactivated the job's Workload, and so decide when it is active again.
 
-        What an older controller deactivated because the job was suspended has no mark.
+        A Workload that an older controller deactivated for a suspended job has no mark.
         """
         was_suspended = self.job.spec.suspend or self.previous.get("phase") == reasons.SUSPENDED
         return not was_suspended and kueue.deactivated_by_others(self.observed.workload)
 
     @property
-    def asks_anew(self) -> bool:
+    def needs_new_workload(self) -> bool:
         """Whether the job's Workload has to go before Kueue looks at the job again.
 
-        It is one of a run that failed, before the spec was corrected, of a spec before this one, whose pods have ended,
-        or was turned away, before the job was suspended.
+        It belongs to a failed run whose spec was corrected, to an earlier spec whose pods have ended, or to a suspended
+        job that Kueue had turned away.
         """
         workload = self.observed.workload
         if kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload)):
             return True
-        return self.asked_before and all(map(ended, self.observed.pods))
+        return self.has_old_workload and all(map(ended, self.observed.pods))
 
     @property
-    def asked_before(self) -> bool:
-        """Whether the job's Workload asks for what its spec was: it was suspended, edited and resumed at once.
+    def has_old_workload(self) -> bool:
+        """Whether the job's Workload is of an earlier spec: the job was suspended, edited and resumed at once.
 
-        A learner of the present spec that stands beside one is an older controller's, and goes on.
+        A learner of the present spec beside such a Workload comes from an older controller, and continues.
         """
         if self.observed.learner is not None and not self.spec_changed:
             return False
@@ -118,20 +118,19 @@ class Situation:
 
     @property
     def spec_changed(self) -> bool:
-        """Whether the learner that exists was made from another spec."""
+        """Whether the existing learner was built from another spec."""
         return comparison.spec_changed(self.observed, self.parsed.spec_hash)
 
     @property
     def must_stop(self) -> bool:
-        """Whether no pod of the job may exist: it is suspended, its spec was edited under its learner, or its Secret
-        has to be made anew."""
+        """Whether no pod may exist: the job is suspended, its spec was edited, or its Secret has to be replaced."""
         return self.job.spec.suspend or self.spec_changed or self.renews_secret
 
     @property
     def renews_secret(self) -> bool:
-        """Whether the job's Secret has to be made anew: its certificates end soon, or it has none and pods need them.
+        """Whether the job's Secret has to be replaced: its certificates expire soon, or pods need some and it has none.
 
-        Pods that were made before jobs had certificates go on without.
+        Pods that were created before jobs had certificates continue without.
         """
         secret, learner = self.observed.secret, self.observed.learner
         if secret is None or credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
@@ -141,6 +140,5 @@ class Situation:
 
     @property
     def _mounts_certificates(self) -> bool:
-        """Whether pods are made with certificates; a Deployment of before that was deleted came back with them."""
-        made = (self.observed.learner, self.observed.deployment)
-        return any(pods.mounts_certificates(one) for one in made if one is not None)
+        children = (self.observed.learner, self.observed.deployment)
+        return any(pods.mounts_certificates(child) for child in children if child is not None)
