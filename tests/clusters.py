@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.shared import shared
 from tests.tools import LOCAL_CLUSTER, tool
@@ -236,3 +238,14 @@ def run_job(
         meanwhile(job)
         assert time.monotonic() < deadline, job
         time.sleep(1)
+
+
+@contextmanager
+def example_run(kubeconfig: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Iterator[Ran]:
+    """Run an example job, whose training configuration `change` makes smaller, to its end; remove it afterwards."""
+    manifest = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
+    change(manifest["spec"]["config"])
+    try:
+        yield run_job(kubeconfig, manifest)
+    finally:
+        kubectl(kubeconfig, "delete", "rmj", name, "--ignore-not-found", "--wait")

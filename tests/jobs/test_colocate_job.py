@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
-from tests.clusters import ROOT, Ran, kubectl, run_job, whole_record
+from tests.clusters import Ran, example_run, kubectl, whole_record
 
 JOB = "job-colocate-tiny"
 STEPS = 3
@@ -16,14 +16,14 @@ OWNED = f"stage2.dev/job={JOB}"
 
 @pytest.fixture(scope="module")
 def ran(installed: Path) -> Iterator[Ran]:
-    """The example, cut to a few steps, run to its end; removed afterwards."""
-    manifest = yaml.safe_load((ROOT / "examples" / f"{JOB}.yaml").read_text())
-    manifest["spec"]["config"]["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "save_steps": STEPS}
-    manifest["spec"]["config"]["custom"] |= {"train_sample_limit": 64, "val_sample_limit": 4}
-    try:
-        yield run_job(installed, manifest)
-    finally:
-        kubectl(installed, "delete", "rmj", JOB, "--ignore-not-found", "--wait")
+    """The example, cut to a few steps, run to its end."""
+
+    def smaller(config: dict[str, Any]) -> None:
+        config["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "save_steps": STEPS}
+        config["custom"] |= {"train_sample_limit": 64, "val_sample_limit": 4}
+
+    with example_run(installed, JOB, smaller) as ran:
+        yield ran
 
 
 def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:

@@ -6,11 +6,12 @@ It trains what the shipped 6v2 trains, DoRA with the image encoder: each copy of
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.clusters import ROOT, Ran, kubectl, run_job, whole_record
+from tests.clusters import ROOT, Ran, example_run, kubectl, whole_record
 
 JOB = "job-grpo-6v2-tiny"
 SHIPPED = ROOT / "examples" / "job-grpo-6v2.yaml"
@@ -20,17 +21,16 @@ COPIES = 2
 
 @pytest.fixture(scope="module")
 def ran(installed: Path) -> Iterator[Ran]:
-    """The example, cut to a few steps, with a data-parallel server, run to its end; removed afterwards."""
-    manifest = yaml.safe_load((ROOT / "examples" / f"{JOB}.yaml").read_text())
-    config = manifest["spec"]["config"]
-    config["training"] |= {"max_steps": STEPS, "save_steps": STEPS}
-    config["tuner"] = yaml.safe_load(SHIPPED.read_text())["spec"]["config"]["tuner"]
-    config["custom"]["extra"]["rollout_matching"] = {"vllm": {"sync": {"verify_every": 1}}}
-    config["custom"]["extra"]["rollout_server"]["vllm_data_parallel_size"] = COPIES
-    try:
-        yield run_job(installed, manifest)
-    finally:
-        kubectl(installed, "delete", "rmj", JOB, "--ignore-not-found", "--wait")
+    """The example, cut to a few steps, with a data-parallel server, run to its end."""
+
+    def smaller(config: dict[str, Any]) -> None:
+        config["training"] |= {"max_steps": STEPS, "save_steps": STEPS}
+        config["tuner"] = yaml.safe_load(SHIPPED.read_text())["spec"]["config"]["tuner"]
+        config["custom"]["extra"]["rollout_matching"] = {"vllm": {"sync": {"verify_every": 1}}}
+        config["custom"]["extra"]["rollout_server"]["vllm_data_parallel_size"] = COPIES
+
+    with example_run(installed, JOB, smaller) as ran:
+        yield ran
 
 
 def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:

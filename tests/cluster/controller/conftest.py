@@ -313,6 +313,12 @@ class Kubelet:
 
         self._tell(job_name, "learner", told)
 
+    def job_runs(self, job_name: str) -> None:
+        """Servers answer and the learner runs: wait until the job's phase is Running."""
+        self.servers_answer(job_name)
+        self.learner_runs(job_name)
+        eventually(lambda: phase(self._kubectl, job_name) == "Running", why=f"{job_name} runs", timeout_s=60)
+
     def learner_ends(self, job_name: str, exit_code: int, message: str = "") -> None:
         """The learner's container ended."""
         times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}

@@ -75,9 +75,7 @@ def test_one_leads_and_the_other_takes_over_when_it_is_killed(
     eventually(follower.is_ready, why="it has tried what it may list")
     tried = follower.requests(".+")
     kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     assert follower.requests(".+") == tried < KINDS, "but for the Lease"
     assert follower.figure("stage2_reconcile_seconds_count") == 0
     assert follower.requests(".+", "leases") > 0

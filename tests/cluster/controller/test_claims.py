@@ -99,9 +99,7 @@ def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node
     asked = [one["resources"] for pod in pods for one in pod["spec"]["containers"]]
     assert all(resources.keys() == {"claims"} for resources in asked), asked
 
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 0)
     eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job is done")
     eventually(lambda: held(kubectl) == [], why="its devices are free again", timeout_s=60)

@@ -51,7 +51,7 @@ def test_a_job_that_takes_too_long_ends_with_all_its_pods(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(activeDeadlineSeconds=5))
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
@@ -61,7 +61,7 @@ def test_a_learner_that_fails_more_often_than_it_may_fails_the_job(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 1, "out of luck")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
@@ -71,7 +71,7 @@ def test_a_learner_that_has_had_all_its_tries_in_its_own_pod_gets_no_other_pod(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 2}))
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
     kubelet.learner_ends("job-3v1", EXIT_EXHAUSTED, "out of luck, three times")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
@@ -85,12 +85,12 @@ def test_a_failed_job_runs_again_when_its_corrected_spec_is_applied(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 1, "out of luck")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 1}))
     eventually(lambda: phase(kubectl, "job-3v1") in ("Pending", "Starting"), why="it begins anew")
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     assert reason(kubectl, "job-3v1", "Failed") is None
 
 
@@ -98,7 +98,7 @@ def test_a_learner_that_is_evicted_starts_again_and_has_not_failed(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
     name = first["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
@@ -118,7 +118,7 @@ def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_ye
     kubelet.servers_answer("job-3v1", ready=False)
     eventually(lambda: "Not training because of servers" in _explained(kubectl), why="servers do not answer")
     eventually(lambda: "server-0" in _explained(kubectl), why="it names the server once its pod is seen")
-    _runs(kubectl, kubelet)
+    kubelet.job_runs("job-3v1")
     missing = "Not training because of weights (NotSyncedYet): the learner has not pushed its weights yet"
     eventually(lambda: missing in _explained(kubectl), why="servers answer, and the learner has done nothing yet")
     assert "no optimizer step is done yet" in _explained(kubectl)
@@ -135,10 +135,3 @@ def _explained(kubectl: Kubectl) -> str:
 def _another(kubelet: Kubelet, first: Object) -> bool:
     pod = kubelet.pod("job-3v1", "learner")
     return pod is not None and pod["metadata"]["uid"] != first["metadata"]["uid"]
-
-
-def _runs(kubectl: Kubectl, kubelet: Kubelet) -> None:
-    kubelet.servers_answer("job-3v1")
-    eventually(lambda: kubelet.pod("job-3v1", "learner"), why="the learner starts")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")

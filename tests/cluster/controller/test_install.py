@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, job
 from tests.cluster.controller.test_steadiness import settled, versions
 from tests.clusters import ON_A_KUBELET
 
@@ -46,9 +46,7 @@ def test_running_jobs_do_not_notice_an_upgrade_a_rollback_or_an_uninstall(
 ) -> None:
     release.upgrade()
     kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the installed controller serves the job")
+    kubelet.job_runs("job-3v1")
     before = _without_the_controller(settled(kubectl))
 
     release.upgrade("--set=controller.logLevel=debug", "--set=workloadImage.tag=newer")

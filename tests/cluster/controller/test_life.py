@@ -93,9 +93,7 @@ def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
     assert phase(kubectl, "job-3v1") == "Pending"
     hold()
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="its own servers exist")
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
 
 
 def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until_it_is_gone(
@@ -139,9 +137,7 @@ def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(
     eventually(lambda: phase(kubectl, "job-3v1") == "Suspended", why="the phase says so")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the servers are back")
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs again")
+    kubelet.job_runs("job-3v1")
     resumed_uid, resumed = learner()
     assert (resumed, step()) == (first, 4)
     assert resumed_uid != uid

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, phase, reason
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
 pytestmark = pytest.mark.timeout(300)
@@ -148,9 +148,7 @@ def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load_or_the_lear
         return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
 
     eventually(lambda: "Insufficient nvidia.com/gpu" in told(), why="the neighbour finds no GPU")
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     assert node_of(kubectl, "job-3v1") == tight
 
     # The gap at a backoff: a learner that failed is started again by its own container, with its GPU in hand.
@@ -241,9 +239,7 @@ def test_the_whole_job_moves_when_its_node_is_deleted(
 ) -> None:
     first = nodes.add(f"{kubectl.namespace}-first", gpus=4, labels=HERE)
     kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     assert node_of(kubectl, "job-3v1") == first
     nodes.remove(first)
     eventually(lambda: node_of(kubectl, "job-3v1") == node, why="the job has another node", timeout_s=90)
@@ -261,13 +257,9 @@ def test_a_higher_priority_takes_the_node_of_a_lower_one_and_the_lower_one_waits
     kubectl("create", "priorityclass", urgent, "--value=1000")
     try:
         kubectl.apply(job("low"))
-        kubelet.servers_answer("low")
-        kubelet.learner_runs("low")
-        eventually(lambda: phase(kubectl, "low") == "Running", why="the first job runs")
+        kubelet.job_runs("low")
         kubectl.apply(job("high", placement={"nodeSelector": HERE, "priorityClassName": urgent}))
-        kubelet.servers_answer("high")
-        kubelet.learner_runs("high")
-        eventually(lambda: phase(kubectl, "high") == "Running", why="the urgent job runs", timeout_s=60)
+        kubelet.job_runs("high")
         eventually(lambda: reason(kubectl, "low", "Placed") == "NoSingleNodeFits", why="the other waits", timeout_s=90)
         selector = "stage2.dev/job=low"
         eventually(

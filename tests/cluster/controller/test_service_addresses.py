@@ -14,7 +14,6 @@ from tests.cluster.controller.conftest import (
     Kubelet,
     eventually,
     job,
-    phase,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,9 +33,7 @@ def behind(kubectl: Kubectl) -> list[str]:
 def running(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     """A job whose servers are behind their Service."""
     kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     eventually(lambda: behind(kubectl) == [SERVERS_ADDRESS], why="its servers are behind their Service")
 
 

@@ -86,9 +86,7 @@ def test_what_happens_while_the_controller_is_away_is_caught_up(
 @pytest.mark.alone  # applies are counted for the whole API server
 def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
     before, applied = settled(kubectl), applies(kubectl)
     kubectl("annotate", "rmj", "job-3v1", "poke=1")  # a pass that has nothing to do
     time.sleep(5)  # the learner is asked for its progress meanwhile, and does not answer

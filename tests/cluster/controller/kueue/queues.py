@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, Object, eventually, job, phase
+from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, Object, eventually, job
 from tests.clusters import ROOT
 
 EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
@@ -65,10 +65,7 @@ def until_running(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
     """Wait until a job is admitted; play its pods until it runs."""
     why = f"{name} is admitted: {quota_message(kubectl, name)}"
     eventually(lambda: kubelet.pod(name, "rollout"), why=why, timeout_s=60)
-    kubelet.servers_answer(name)
-    eventually(lambda: kubelet.pod(name, "learner"), why=f"the learner of {name} starts")
-    kubelet.learner_runs(name)
-    eventually(lambda: phase(kubectl, name) == "Running", why=f"{name} runs")
+    kubelet.job_runs(name)
 
 
 def quota_message(kubectl: Kubectl, name: str) -> str:

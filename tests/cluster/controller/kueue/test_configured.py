@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, phase
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job
 from tests.cluster.controller.kueue.queues import QUEUE, queue, quota_message
 from tests.cluster.controller.kueue.test_provisioning import restart
 from tests.cluster.controller.kueue.test_queues import workloads
@@ -76,9 +76,7 @@ def test_where_kueue_knows_jobs_nothing_is_charged_twice_and_claimed_devices_are
         assert QUEUE not in learner["metadata"]["labels"]
         kubectl.apply(_claiming("second"))
         eventually(lambda: DEVICES in quota_message(kubectl, "second"), why="the quota is used up", timeout_s=60)
-        kubelet.servers_answer("first")
-        kubelet.learner_runs("first")
-        eventually(lambda: phase(kubectl, "first") == "Running", why="the job runs")
+        kubelet.job_runs("first")
 
 
 def _claiming(name: str) -> Object:

@@ -19,7 +19,6 @@ from tests.cluster.controller.conftest import (
     Object,
     eventually,
     job,
-    phase,
     reason,
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
@@ -157,9 +156,7 @@ def runs_on(kubectl: Kubectl, kubelet: Kubelet, node: str, request: str) -> None
         assert pod["metadata"]["annotations"][CONSUMES] == request
         assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/provisioning-class-name"] == CLASS
         assert pod["spec"]["nodeSelector"][POOL] == kubectl.namespace
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.job_runs("job-3v1")
 
 
 @pytest.mark.parametrize("market", [3], indirect=True)
