@@ -86,4 +86,4 @@ def servers_forgotten():
     from stage2_trainer.telemetry.timeline import TIMELINE
 
     yield
-    TIMELINE.know(())
+    TIMELINE.set_servers(())

@@ -105,7 +105,7 @@ class ServerBackend:
         self._infer_timeout = aiohttp.ClientTimeout(sock_read=infer_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._runner = asyncio.Runner()
         self.base_urls = tuple(base_urls)
-        TIMELINE.know(self.base_urls)
+        TIMELINE.set_servers(self.base_urls)
         self._token = token
         self._sessions: list[aiohttp.ClientSession] = []
         self._logged_step: int | None = None

@@ -51,7 +51,7 @@ class SwiftBackend:
     ) -> None:
         self._clients = list(clients)
         self.base_urls = tuple(client.base_url for client in clients)
-        TIMELINE.know(self.base_urls)
+        TIMELINE.set_servers(self.base_urls)
         self._sampling = sampling
         self._infer_timeout_s = infer_timeout_s
 

@@ -1,6 +1,6 @@
-"""The learner's state: kept in one place, served at GET /progress, and left behind in the termination log.
+"""The learner's state: held by a reporter, served at GET /progress, and left in the termination log.
 
-Whoever holds the job's bearer token may ask; the controller copies the answer into the job's status.
+Whoever has the job's bearer token may ask; the controller copies the answer into the job's status.
 """
 
 from __future__ import annotations
@@ -27,57 +27,8 @@ LONGEST_S = 10.0
 """Seconds of a connection, from its first byte to the end of the answer."""
 
 
-class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
-    """An HTTP server with a thread for each connection: those beyond the bound are closed at once, slow ones later.
-
-    Whoever reaches the port may open connections and say nothing: each would be a thread of the training process.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, *arguments: Any, tls: ssl.SSLContext | None = None, **options: Any) -> None:
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._tls = tls
-        super().__init__(*arguments, **options)
-
-    def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection; the first read shakes hands, in the thread that answers."""
-        request, address = super().get_request()
-        if self._tls is not None:
-            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-        return request, address
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Leave whoever ends a connection, or speaks no TLS, to itself; a bug is told with its traceback."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or not at all."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer within the time that a connection has."""
-        limit = threading.Timer(LONGEST_S, _end, [request])
-        limit.daemon = True
-        limit.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            limit.cancel()
-            self._free.release()
-
-
-def _end(request: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        request.shutdown(socket.SHUT_RDWR)
-
-
 class ReportChanges(TypedDict, total=False):
-    """Fields of the report that change, by the names of `LearnerReport`."""
+    """Changed fields of the report, by the names of `LearnerReport`."""
 
     step: int
     max_steps: int
@@ -92,7 +43,7 @@ class ReportChanges(TypedDict, total=False):
 
 
 class Reporter:
-    """The learner's current progress; written by the training thread, read by the HTTP one."""
+    """The learner's current progress, written by the training thread and read by the HTTP one."""
 
     def __init__(self, *, restarts: int = 0) -> None:
         self._lock = threading.Lock()
@@ -110,51 +61,93 @@ class Reporter:
             self._current = self._current.model_copy(update=changes)
 
     def write_termination_log(self, path: Path) -> None:
-        """Leave the last state where Kubernetes picks it up."""
+        """Write the last state to where Kubernetes reads it."""
         path.write_text(termination_message(self.current), encoding="utf-8")
 
 
-class ProgressServer:
-    """A server of a reporter's state on a thread of its own, from `with` to the end of the block.
+class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
+    """An HTTP server that runs within a `with` block, with a thread for each connection.
 
-    tls: with what it answers over TLS; None: plain HTTP.
+    Anybody who reaches the port may open connections and send nothing, and each would be a thread of the training
+    process. So connections beyond a limit are closed at once, and slow ones after `LONGEST_S`. tls: None for plain HTTP.
     """
 
-    def __init__(
-        self, reporter: Reporter, *, host: str, port: int, token: str, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self._http = _Server((host, port), reporter, token, tls)
-        self._thread = threading.Thread(target=self._http.serve_forever, name="progress", daemon=True)
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any, name: str, tls: ssl.SSLContext | None = None) -> None:
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._tls = tls
+        self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
+        super().__init__(*arguments)
 
     @property
     def port(self) -> int:
-        """The port in use (the one chosen by the system when 0 was asked for)."""
-        return int(self._http.server_address[1])
+        """The port in use (chosen by the system if 0 was requested)."""
+        return int(self.server_address[1])
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; the TLS handshake follows at the first read, in the connection's thread."""
+        request, address = super().get_request()
+        if self._tls is not None:
+            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
 
-class _Server(BoundedHTTPServer):
-    def __init__(self, address: tuple[str, int], reporter: Reporter, token: str, tls: ssl.SSLContext | None) -> None:
-        super().__init__(address, _Handler, tls=tls)
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnect or do not speak TLS; print the traceback of a bug."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or close the connection if there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and close the connection after `LONGEST_S`."""
+        limit = threading.Timer(LONGEST_S, _close, [request])
+        limit.daemon = True
+        limit.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            limit.cancel()
+            self._free.release()
+
+
+def _close(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class ProgressServer(BoundedHTTPServer):
+    """Serves a reporter's state to whoever has the token."""
+
+    def __init__(
+        self, reporter: Reporter, *, host: str, port: int, token: str, tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__((host, port), _Handler, name="progress", tls=tls)
         self.reporter = reporter
         self.authorization = f"Bearer {token}".encode()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: ProgressServer
 
     def do_GET(self) -> None:
         """Answer GET /progress to whoever has the token."""
-        given = self.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, self.server.authorization):
+        credentials = self.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(credentials, self.server.authorization):
             self._answer(HTTPStatus.UNAUTHORIZED, {"error": "the job's bearer token is needed"})
         elif self.path != PROGRESS_ROUTE:
             self._answer(HTTPStatus.NOT_FOUND, {"error": f"only {PROGRESS_ROUTE} is served here"})
@@ -162,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, self.server.reporter.current.document())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the controller asks every few seconds."""
+        """Log nothing: the controller asks every few seconds."""
 
     def _answer(self, status: HTTPStatus, document: Mapping[str, Any]) -> None:
         body = json.dumps(document).encode()

@@ -1,15 +1,14 @@
 """The learner's figures for Prometheus, in the exposition format at GET /metrics (`STAGE2_METRICS_PORT`).
 
-Figures of an optimizer step come from its record, and stay until the next one; phase and sync come from the reporter
-whenever somebody asks. There is nothing secret in them, and scrapers rarely carry tokens, so the route is open.
+Figures of an optimizer step come from its record and stay until the next one; phase and sync come from the reporter at
+each request. They are not secret, and scrapers rarely carry tokens, so the route needs none.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
 from prometheus_client.core import GaugeMetricFamily
@@ -60,18 +59,19 @@ COUNTERS = {
 def metered(
     log: EventLog, reporter: Reporter, environment: Mapping[str, str], *, host: str, stack: ExitStack
 ) -> EventLog:
-    """Serve metrics where a port is asked for, and return the log that feeds them; `stack` ends it."""
+    """Serve metrics if a port is configured, and return the log that feeds them; `stack` closes the server."""
     port = environment.get(METRICS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return log
     registry = CollectorRegistry()
     registry.register(ProgressCollector(reporter))
-    stack.enter_context(MetricsServer(registry, host=host, port=int(port)))
+    handler = MetricsHandler.factory(registry)
+    stack.enter_context(BoundedHTTPServer((host, int(port)), handler, name="metrics"))
     return MeteredLog(log, registry)
 
 
 class MeteredLog:
-    """An EventLog that also keeps the figures of `step` events as metrics."""
+    """An EventLog that also exports the figures of `step` events as metrics."""
 
     def __init__(self, log: EventLog, registry: CollectorRegistry) -> None:
         self._log = log
@@ -85,7 +85,7 @@ class MeteredLog:
         self._counters = {key: Counter(name, help_, registry=registry) for name, (key, help_) in COUNTERS.items()}
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
-        """Pass the event on, and take its figures."""
+        """Pass the event on, and export its figures."""
         self._log.write(event, figures)
         if event != "step":
             return
@@ -102,18 +102,18 @@ class MeteredLog:
                 gauge.labels(server["server"]).set(server[key])
 
     def flush(self) -> None:
-        """Return once all that was said is on disk."""
+        """Return once everything logged is on disk."""
         self._log.flush()
 
 
 class ProgressCollector(Collector):
-    """A collector that reads step, phase and sync from the reporter when it is asked."""
+    """Reads step, phase and sync from the reporter at each request."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current state; the phase as one series each, 1 for the current one."""
+        """Yield the current state; each phase is a series, 1 for the current one."""
         now = self._reporter.current
         yield GaugeMetricFamily("stage2_step", "Optimizer steps that are done.", value=now.step)
         yield GaugeMetricFamily("stage2_max_steps", "Optimizer steps of the run.", value=now.max_steps)
@@ -124,20 +124,3 @@ class ProgressCollector(Collector):
         if now.sync is not None:
             help_ = "Optimizer step whose weights the servers hold."
             yield GaugeMetricFamily("stage2_sync_version", help_, value=now.sync.version)
-
-
-class MetricsServer:
-    """A server of a registry, from `with` to the end of the block."""
-
-    def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
-        self._server = BoundedHTTPServer((host, port), MetricsHandler.factory(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

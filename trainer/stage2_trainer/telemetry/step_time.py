@@ -1,8 +1,8 @@
-"""The wall time of an optimizer step, split into what it went to, and how busy the servers were meanwhile.
+"""The wall time of an optimizer step, split into its parts, and how busy the servers were meanwhile.
 
 The parts add up to the step: each instant of the training thread belongs to one of them. Where that thread waits for
-rollouts, the instant is `generate` while a server has a request of ours, else `encode` or `match` while a thread
-beside it does that, else `wait`.
+rollouts, the instant is `generate` while a server has a request of ours, else `encode` or `match` while another thread
+does that, else `wait`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Named = tuple[str, float, float]
 
 
 def seconds(intervals: Iterable[Interval]) -> float:
-    """Return the sum of their lengths."""
+    """Return the total length of intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """Return what of each lies in the window, without empty ones."""
+    """Return the intervals cut to the window, without empty ones."""
     cut = ((max(start, window[0]), min(end, window[1])) for start, end in intervals)
     return [(start, end) for start, end in cut if start < end]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the disjoint intervals, in order, that cover the same time."""
+    """Return disjoint intervals, in order, that cover the same time."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -40,7 +40,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def divided(intervals: Iterable[Interval], by: Sequence[Interval]) -> tuple[list[Interval], list[Interval]]:
-    """Return what lies within `by` and what does not; the intervals of `by` are disjoint and in order."""
+    """Return the time within `by` and the time outside it; the intervals of `by` are disjoint and in order."""
     inside: list[Interval] = []
     outside: list[Interval] = []
     for start, end in intervals:
@@ -53,9 +53,9 @@ def divided(intervals: Iterable[Interval], by: Sequence[Interval]) -> tuple[list
 
 
 def innermost(spans: Iterable[Named], window: Interval, *, rest: str) -> list[Named]:
-    """Return the window cut into pieces, each with the name of the innermost span over it, or with `rest`.
+    """Cut the window into pieces, each named after the innermost span over it, or `rest`.
 
-    Spans of one thread, so that each lies within another or beside it.
+    The spans are of one thread, so each lies within another or beside it.
     """
     pieces: list[Named] = []
     open_ones: list[Named] = []
@@ -102,7 +102,7 @@ PART_OF = {
 
 @dataclass(frozen=True)
 class ServerTime:
-    """One server during a step: the share of it with a request of ours under way, and the mean number of them."""
+    """One server during a step: the share of the time with a request of ours, and the mean number of requests."""
 
     server: str
     busy_share: float
@@ -111,7 +111,7 @@ class ServerTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The wall seconds of a step, by part and all together, its servers, and the CPU seconds of all threads."""
+    """The wall seconds of a step, in total and by part, its servers, and the CPU seconds of all threads."""
 
     wall: float = 0.0
     parts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -133,7 +133,7 @@ class StepTime:
 
     @classmethod
     def joined(cls, times: Sequence[StepTime]) -> StepTime:
-        """Return the mean over learner processes, whose parts add up as theirs do; servers work for all of them."""
+        """Return the mean over learner processes, whose parts still add up; servers work for all of them."""
         count = len(times)
         names = dict.fromkeys(server.server for time in times for server in time.servers)
         return cls(

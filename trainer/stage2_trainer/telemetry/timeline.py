@@ -1,7 +1,7 @@
-"""The timeline of this process: what its threads do and which requests its servers have, and when.
+"""The timeline of this process: what its threads do, which requests its servers have, and when.
 
-There is one for the process, as there is one root logger, for there is one run in a process: whoever measures something
-need not be handed it. It feeds the split of each step (`step_time`) and, where one is asked for, the trace.
+There is one for the process, like the root logger, since a process has one run: nobody has to pass it on. It feeds the
+split of each step (`step_time`) and the trace, if there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to `name`, and note it on the process's timeline."""
+        """Add the block's time to `name`, and record it on the process's timeline."""
         start = perf_counter()
         with TIMELINE.measure(name):
             yield
@@ -47,7 +47,7 @@ _LEARNER = 1  # the process id of the learner in the trace; servers have those a
 
 
 class TraceFile:
-    """A trace that is written while the run goes on; after `most` events nothing is added but that it is full."""
+    """A trace for Perfetto, written as the run proceeds. After `most` events a last one states that it is full."""
 
     def __init__(self, path: Path, *, process: str, most: int = MOST_EVENTS) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class TraceFile:
             self._add({**event, "dur": self._us(end) - self._us(start), "args": dict(figures or {})})
 
     def request(self, server: str, number: int, times: Interval) -> None:
-        """Add a request of a server, by a number that no other has."""
+        """Add a request of a server, by its unique number."""
         with self._lock:
             if server not in self._servers:
                 self._servers[server] = _LEARNER + len(self._servers) + 1
@@ -83,12 +83,12 @@ class TraceFile:
             self._add({**event, "ph": "e", "ts": self._us(times[1])})
 
     def flush(self) -> None:
-        """Bring what there is to the disk."""
+        """Write buffered events."""
         with self._lock:
             self._write()
 
     def close(self) -> None:
-        """End the file."""
+        """Complete and close the file."""
         with self._lock:
             self._write()
             if not self._file.closed:
@@ -103,14 +103,8 @@ class TraceFile:
             return
         self._left -= 1
         if self._left == 0:
-            event = {
-                "ph": "i",
-                "s": "g",
-                "pid": _LEARNER,
-                "tid": 1,
-                "name": "the trace is full",
-                "ts": event.get("ts", 0),
-            }
+            full = {"ph": "i", "s": "g", "pid": _LEARNER, "tid": 1, "name": "the trace is full"}
+            event = {**full, "ts": event.get("ts", 0)}
         self._waiting.append(json.dumps(event))
         if len(self._waiting) >= _WAITING_EVENTS:
             self._write()
@@ -123,7 +117,7 @@ class TraceFile:
 
 
 def open_trace(config: RunConfig, rank: int, stack: ExitStack) -> TraceFile | None:
-    """Open this process's trace in the output folder, where one is asked for; `stack` closes it."""
+    """Open this process's trace in the output folder, if configured; `stack` closes it."""
     if not config.training.trace:
         return None
     name = TRACE_FILE if rank == 0 else f"rank-{rank}-{TRACE_FILE}"
@@ -146,8 +140,8 @@ class Timeline:
         self._cpu_start = process_time()
         self._open = False
 
-    def know(self, servers: Sequence[str]) -> None:
-        """Forget the servers of before, and have these: one that is asked nothing counts too."""
+    def set_servers(self, servers: Sequence[str]) -> None:
+        """Set the servers to report on; a server without requests counts too."""
         with self._lock:
             self._done = {server: [] for server in servers}
 
@@ -161,7 +155,7 @@ class Timeline:
             self._start, self._cpu_start = perf_counter(), process_time()
 
     def end(self, step: int) -> StepTime:
-        """End the step, which the calling thread has trained, and return its split."""
+        """End the step, and return its split; the calling thread is the one that trains."""
         thread = threading.current_thread().name
         with self._lock:
             window, cpu = (self._start, perf_counter()), process_time() - self._cpu_start
@@ -180,7 +174,7 @@ class Timeline:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Note the block as a span of this thread."""
+        """Record the block as a span of this thread."""
         start = perf_counter()
         try:
             yield
@@ -188,7 +182,7 @@ class Timeline:
             self.note(name, start)
 
     def note(self, name: str, start: float) -> None:
-        """Note a span of this thread that began at `start` and ends now."""
+        """Record a span of this thread that began at `start` and ends now."""
         thread, span = threading.current_thread().name, (name, start, perf_counter())
         with self._lock:
             if self._open:
@@ -198,7 +192,7 @@ class Timeline:
 
     @contextmanager
     def request(self, server: str) -> Iterator[None]:
-        """Note the block as a request that the server has."""
+        """Record the block as a request of the server."""
         number, start = next(self._numbers), perf_counter()
         with self._lock:
             self._under_way[number] = (server, start)

@@ -10,11 +10,10 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, MetricsHandler
 
 from stage2_trainer.telemetry import progress
 from stage2_trainer.telemetry.progress import BoundedHTTPServer, ProgressServer, Reporter
-from stage2_trainer.telemetry.prometheus import MetricsServer
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,13 +31,8 @@ class Handler(BaseHTTPRequestHandler):
 def address(monkeypatch):
     monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
     monkeypatch.setattr(progress, "LONGEST_S", 0.5)
-    server = BoundedHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with BoundedHTTPServer(("127.0.0.1", 0), Handler, name="bounded") as server:
+        yield server.server_address
 
 
 def answered(address):
@@ -54,11 +48,8 @@ def progress_server(stack):
 
 
 def metrics_server(stack):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    stack.enter_context(MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port))
-    return port
+    handler = MetricsHandler.factory(CollectorRegistry())
+    return stack.enter_context(BoundedHTTPServer(("127.0.0.1", 0), handler, name="metrics")).port
 
 
 @pytest.mark.parametrize(

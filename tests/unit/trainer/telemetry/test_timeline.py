@@ -72,7 +72,7 @@ def test_processes_are_joined_so_that_the_parts_still_add_up():
 
 def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step():
     timeline, answered = Timeline(), threading.Event()
-    timeline.know(["a", "idle"])
+    timeline.set_servers(["a", "idle"])
 
     def ask():
         with timeline.request("a"):
