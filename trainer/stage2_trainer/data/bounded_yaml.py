@@ -1,7 +1,7 @@
-"""YAML of unknown origin, read with bounds on size, depth and what its aliases stand for.
+"""Untrusted YAML, read with bounds on its size, depth and expanded aliases.
 
-A file of a few lines may stand for more values than memory holds, and readers that call themselves for each level end
-the process. So libyaml's flat list of events is counted before anything is built of it.
+A few lines can expand to more values than memory holds, and recursive readers crash on deep nesting. So libyaml's flat
+stream of events is counted before anything is built from it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from stage2_trainer.data.files import read_named
 LARGEST_BYTES = 2 << 20
 """More than the API server takes as one object."""
 LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
-"""What libyaml, from 0.2.6 on, says of 1,000 levels; it reads ahead, so it may say so before an event tells of them."""
+"""The message of libyaml (0.2.6 and later) for 1,000 levels; it reads ahead, so this may precede their events."""
 MERGE = "tag:yaml.org,2002:merge"
 MOST_VALUES = 200_000
-"""Keys, values and list items of a file, those of an alias counted wherever it stands."""
+"""Keys, values and list items of a file; those of an anchor count again for each alias."""
 TOO_DEEP = f"must not be nested deeper than {DEEPEST} levels"
 
-_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
 
 
 class UnreadableYaml(ValueError):
-    """Text that is no YAML, or more of it than a configuration can be: what was found, the rule, and the way out."""
+    """Text that is not YAML, or exceeds a bound. Has what was found, the rule, and the way out."""
 
     def __init__(self, found: str, rule: str, way_out: str) -> None:
         super().__init__(f"{found}; {rule}; {way_out}")
@@ -36,9 +36,9 @@ class UnreadableYaml(ValueError):
 
 
 class _StrictLoader(_Safe):  # type: ignore[misc]
-    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one.
+    """A safe loader that refuses duplicate keys, of which plain YAML silently keeps the last.
 
-    texts: keys of a document below which every scalar is the text that the file has.
+    texts: keys of a document below which every scalar stays text.
     """
 
     texts: Collection[str] = ()
@@ -71,7 +71,7 @@ def _at(what: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
 
 
 def _texts(node: yaml.Node) -> yaml.Node:
-    """Return a copy of a node whose scalars are text, whatever YAML or a tag would make of them."""
+    """Return a copy of a node whose scalars are text, whatever YAML or a tag would make them."""
     kind, value = "str", node.value
     if isinstance(node, yaml.SequenceNode):
         kind, value = "seq", [_texts(one) for one in value]
@@ -81,13 +81,13 @@ def _texts(node: yaml.Node) -> yaml.Node:
 
 
 def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
-    """Return the documents of a YAML file that a person has named, in order, without empty ones.
+    """Return the documents of a YAML file that a person names, in order, without empty ones.
 
-    texts: keys of a document below which every scalar, a key too, is the text that the file has: `010`, not 8.
+    texts: keys of a document below which every scalar, including keys, stays text: `010`, not 8.
 
     Raises:
         OSError: the file cannot be read, or is a device or a FIFO.
-        UnreadableYaml: it is no file of text, no YAML, or beyond a bound.
+        UnreadableYaml: it is not text, not YAML, or exceeds a bound.
     """
     text = _text(path)
     try:
@@ -95,11 +95,16 @@ def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
         return [document for document in _documents(text, texts) if document is not None]
     except UnreadableYaml:
         raise
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # what PyYAML makes of !!bool or !!int
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # PyYAML raises these, for !!bool say
         if isinstance(error, yaml.MarkedYAMLError) and error.problem == LIBYAML_TOO_DEEP:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise _too_much(f"too many levels in line {line}", TOO_DEEP) from error
-        raise UnreadableYaml(_found(error), "the file must be YAML", "mend the line named") from error
+        raise UnreadableYaml(_found(error), "the file must be YAML", "correct that line") from error
 
 
 def _found(error: Exception) -> str:
@@ -132,9 +137,9 @@ def _text(path: Path) -> str:
 
 
 def _count(text: str) -> None:
-    """Raise UnreadableYaml where values lie too deep, or are too many once aliases stand for what they name."""
-    sizes: dict[str, int] = {}  # of what an anchor names
-    open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size so far, from the document down
+    """Raise UnreadableYaml if values are nested too deep, or too many with aliases expanded."""
+    sizes: dict[str, int] = {}  # by anchor
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size so far, from the document inwards
     for event in yaml.parse(text, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, 1))
@@ -168,4 +173,4 @@ def _require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
 
 
 def _too_much(found: str, rule: str) -> UnreadableYaml:
-    return UnreadableYaml(found, rule, "take out what is too much")
+    return UnreadableYaml(found, rule, "shorten the file")

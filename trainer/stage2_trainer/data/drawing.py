@@ -1,4 +1,4 @@
-"""Drawing objects on images: outlines with their descriptions, and grids of such pictures."""
+"""Draws objects on images: outlines with their descriptions, and grids of such pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stage2_trainer.matching.parse import Kind
 
 _MARGIN = 6
 LONGEST = 200
-"""Characters of a name that are drawn; more have no place in a picture, and are slow."""
+"""Characters of a name that are drawn; more do not fit a picture, and are slow."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Outline:
 
 
 def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int = 288) -> Image.Image:
-    """A copy of the image, scaled to `width` pixels, with every object outlined and labelled."""
+    """Return a copy of the image, scaled to `width` pixels, with every object outlined and labelled."""
     height = round(image.height * width / image.width)
     canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)
@@ -42,7 +42,7 @@ def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int
 
 
 def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.Image:
-    """Pictures of equal size in a table with a title above each column."""
+    """Return a table of pictures of equal size, with a title above each column."""
     cell_width, cell_height = rows[0][0].size
     head = 24
     size = (
@@ -80,13 +80,13 @@ def captioned_page(cells: Sequence[tuple[Image.Image, str]], *, columns: int, wi
 
 
 def _one_line(text: str) -> str:
-    """Return the beginning of a text, with escapes where it breaks the line, which Pillow refuses, or is not shown."""
+    """Return the beginning of a text, escaped if it has line breaks, which Pillow refuses, or invisible characters."""
     shown = text[:LONGEST]
     return shown if shown.isprintable() else repr(shown)[1:-1]
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """Return a text, its beginning left out where it is wider than the space for it."""
+    """Return a text, shortened at its beginning to fit the width."""
     shown = text
     while font.getlength(shown) > width and len(shown) > 1:
         text = text[1:]

@@ -1,7 +1,7 @@
 """Images: from a path or `data:` URL to RGB pixels, and to the string that travels in a request.
 
 Learner and server must see the same pixels. An image that every reader decodes alike (8 bits, RGB or grey, upright, one
-frame, nothing transparent) travels as its file has it; any other is made into one first, by the rules of `shown`.
+frame, opaque) is sent as its file is; any other is converted first, by the rules of `displayed`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stage2_trainer.data.files import open_regular
 
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
-"""Pixels of an image, 270 MB when it is decoded: a file of a few kB may stand for any number. Pillow only warns."""
+"""Pixels of an image, 270 MB once decoded: a file of a few kB may expand to any number. Pillow only warns."""
 MOST_ASPECT = 200
-"""Times that an image's longer side is its shorter one: Qwen's image processor raises on one that is beyond it."""
+"""Ratio of an image's longer side to its shorter one; Qwen's image processor refuses more."""
 MOST_BYTES = 256 << 20
 """Bytes of an image's file."""
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""Pillow's names of what is read. It knows forty more, and hands PostScript to Ghostscript where a machine has that."""
+"""Pillow's names of the formats that are read. It knows forty more, and passes PostScript to Ghostscript."""
 UPRIGHT = 1
 SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
@@ -40,18 +40,18 @@ SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 
 
 class ImageError(ValueError):
-    """An image is not there, or cannot be used. The message names it, and says why."""
+    """An image is missing or cannot be used. The message names it and the reason."""
 
     def __init__(self, source: str, why: object, *, way_out: str = "replace the file or drop its record") -> None:
         super().__init__(f"image {_named(source)}: {why}; {way_out}")
 
     @classmethod
     def of(cls, source: str, error: Exception) -> ImageError:
-        """Return that an image cannot be read, because of what a decoder or the machine said."""
+        """Return the error of an image that a decoder or the machine could not read."""
         return cls(source, f"cannot be read ({_why(error)})")
 
     def __reduce__(self) -> tuple[Callable[[str], ImageError], tuple[str]]:
-        """Travel between processes, as rows of a data loader's do."""
+        """Support pickling, since a data loader sends rows between processes."""
         return _with_message, (str(self),)
 
 
@@ -63,38 +63,38 @@ def _with_message(message: str) -> ImageError:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of an image: its format, width and height of its pixels as they lie, and EXIF's orientation."""
+    """The header of an image: its format, the width and height of its stored pixels, and EXIF's orientation."""
 
     format: str
     stored: tuple[int, int]
     orientation: int = UPRIGHT
 
     @property
-    def turned(self) -> bool:
-        """Whether it is shown otherwise than its pixels lie."""
+    def rotated(self) -> bool:
+        """Whether it is displayed rotated or mirrored."""
         return self.orientation != UPRIGHT
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the image as it is shown."""
+        """Width and height of the image as displayed."""
         width, height = self.stored
         return (height, width) if self.orientation in SIDEWAYS else (width, height)
 
 
 def load_image(source: str) -> Image.Image:
-    """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError where there is none."""
+    """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raises ImageError."""
     encoded = image_bytes(source)
     try:
         with opened(io.BytesIO(encoded)) as image:
-            return shown(image)
+            return displayed(image)
     except MemoryError:
         raise
-    except Exception as error:  # what is broken makes Pillow's decoders raise whatever they came to
+    except Exception as error:  # Pillow's decoders may raise anything for a broken file
         raise ImageError.of(source, error) from error
 
 
 def opened(file: BinaryIO) -> Image.Image:
-    """Return an image of which the header is read. Raises ValueError where no model can take it, or no memory."""
+    """Open an image and read its header. Raises ValueError if it is too large for a model or for memory."""
     image = Image.open(file, formats=_formats())
     if (pixels := image.width * image.height) > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
@@ -106,18 +106,18 @@ def opened(file: BinaryIO) -> Image.Image:
 
 @functools.cache
 def _formats() -> list[str]:
-    """Return those of the formats that this build of Pillow reads."""
+    """Return the formats that this build of Pillow reads."""
     Image.init()
     return [one for one in FORMATS if one in Image.OPEN]
 
 
-def shown(image: Image.Image) -> Image.Image:
-    """Return the RGB pixels (8 bits) of an image as it is shown.
+def displayed(image: Image.Image) -> Image.Image:
+    """Return the RGB pixels (8 bits) of an image as a viewer displays it.
 
-    It is turned as its EXIF says; what is transparent stands on white; of 16 bits the upper eight count; of several
-    frames the first; palettes and CMYK are converted as Pillow does.
+    EXIF's rotation is applied; transparency is on white; 16 bits keep the upper eight; the first of several frames
+    counts; palettes and CMYK are converted as Pillow does.
     """
-    image.load()  # here what is broken is an error, and below it would be an image that is black from there on
+    image.load()  # a broken file is an error here; below, the rest of its image would be black
     image = _upright(image)
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
@@ -129,20 +129,20 @@ def shown(image: Image.Image) -> Image.Image:
 
 
 def orientation(image: Image.Image, file: BinaryIO) -> int:
-    """Return EXIF's number for how an image, opened from this file, is to be turned; 1: not at all.
+    """Return EXIF's orientation of an image that was opened from this file; 1 is upright.
 
-    Pixels are not decoded, but those of a PNG that may say it behind them.
+    No pixels are decoded, except of a PNG that may have EXIF after them.
     """
     if image.format == "PNG" and not _has_orienting_chunk(file):
         return UPRIGHT
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT))
-    except Exception:  # noqa: BLE001  # Pillow raises whatever it came to; a viewer shows such an image unturned
+    except Exception:  # noqa: BLE001  # Pillow may raise anything; a viewer ignores broken EXIF
         return UPRIGHT
 
 
 def image_bytes(source: str) -> bytes:
-    """Return the encoded file's bytes of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError."""
+    """Return the encoded bytes of a path, a `file://` URL or a base64 `data:` URL. Raises ImageError."""
     if source.startswith("data:"):
         head, separator, body = source.partition(",")
         if not separator or not head.endswith(";base64"):
@@ -162,12 +162,12 @@ def image_bytes(source: str) -> bytes:
 
 
 def file_path(source: str) -> Path:
-    """Return the path of an image that is no `data:` URL."""
+    """Return the path of an image that is not a `data:` URL."""
     return Path(source.removeprefix("file://"))
 
 
 def read_header(source: str) -> Header:
-    """Return the header of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError where there is none."""
+    """Return the header of a path, a `file://` URL or a base64 `data:` URL. Raises ImageError."""
     if source.startswith("data:"):
         return header_of(image_bytes(source), source)
     try:
@@ -178,7 +178,7 @@ def read_header(source: str) -> Header:
 
 
 def header_of(encoded: bytes, source: str) -> Header:
-    """Return the header of an encoded image, `source` in messages. Raise ImageError where there is none."""
+    """Return the header of an encoded image; `source` names it in errors. Raises ImageError."""
     return _header(io.BytesIO(encoded), source)
 
 
@@ -188,12 +188,12 @@ def _header(file: BinaryIO, source: str) -> Header:
             return Header(image.format or "", image.size, orientation(image, file))
     except MemoryError:
         raise
-    except Exception as error:  # what is broken makes Pillow raise whatever it came to
+    except Exception as error:  # Pillow may raise anything for a broken file
         raise ImageError.of(source, error) from error
 
 
 def source_fault(sources: Iterable[str]) -> ImageError | None:
-    """Return what is wrong with the first image that cannot be read; None where all can be."""
+    """Return the error of the first image that cannot be read; None if all can."""
     try:
         for source in sources:
             load_image(source)
@@ -204,7 +204,7 @@ def source_fault(sources: Iterable[str]) -> ImageError | None:
 
 @functools.cache
 def blank_image() -> str:
-    """Return a small grey image as a `data:` URL, for where an image is needed and its content is not."""
+    """Return a small grey image as a `data:` URL, a placeholder."""
     encoded = io.BytesIO()
     Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "grey").save(encoded, format="PNG")
     return _data_url("image/png", encoded.getvalue())
@@ -213,8 +213,8 @@ def blank_image() -> str:
 def image_url(source: str) -> str:
     """Return the `data:` URL of an image, so that a server needs no file system in common with the learner.
 
-    One that readers may decode otherwise travels as a PNG of the pixels that `load_image` returns; one that cannot be
-    read as an image at all, as it is. Raise ImageError.
+    An image that readers may decode differently becomes a PNG of the pixels that `load_image` returns. A file that is
+    no known image is sent as it is. Raises ImageError.
     """
     encoded = image_bytes(source)
     if not _is_plain(encoded):
@@ -227,7 +227,7 @@ def image_url(source: str) -> str:
 
 
 def _is_plain(encoded: bytes) -> bool:
-    """Whether every reader decodes an image alike, or none can."""
+    """Whether every reader decodes an image alike, or none can decode it."""
     try:
         with opened(io.BytesIO(encoded)) as image:
             return (
@@ -235,16 +235,16 @@ def _is_plain(encoded: bytes) -> bool:
                 and image.mode in PLAIN_MODES
                 and not image.has_transparency_data
                 and getattr(image, "n_frames", 1) == 1
-                and not _may_be_turned(image, io.BytesIO(encoded))
+                and not _may_be_rotated(image, io.BytesIO(encoded))
             )
     except UnidentifiedImageError:
         return True
-    except Exception:  # noqa: BLE001  # a header that is half broken: whoever reads the image says so
+    except Exception:  # noqa: BLE001  # a half broken header: whoever reads the image reports it
         return False
 
 
-def _may_be_turned(image: Image.Image, file: BinaryIO) -> bool:
-    """Whether an image may be shown otherwise than its pixels lie; of a PNG without decoding it, as Pillow would."""
+def _may_be_rotated(image: Image.Image, file: BinaryIO) -> bool:
+    """Whether an image may be rotated; for a PNG, without decoding it as Pillow would."""
     return _has_orienting_chunk(file) if image.format == "PNG" else orientation(image, file) != UPRIGHT
 
 
@@ -253,7 +253,7 @@ def _has_orienting_chunk(png: BinaryIO) -> bool:
 
 
 def _chunks(png: BinaryIO) -> Iterator[bytes]:
-    """Yield type and beginning of each chunk of a PNG (PNG specification, 5.3: length, type, data, checksum)."""
+    """Yield the type and first bytes of each chunk of a PNG (specification, 5.3: length, type, data, checksum)."""
     position = len(PNG_SIGNATURE)
     png.seek(position)
     while len(head := png.read(CHUNK_HEAD + KEYWORD_BYTES)) >= CHUNK_HEAD:
@@ -263,10 +263,10 @@ def _chunks(png: BinaryIO) -> Iterator[bytes]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return an image turned as its EXIF says; as it is where that cannot be read."""
+    """Return an image rotated by its EXIF; unchanged if that cannot be read."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001  # Pillow raises whatever it came to; a viewer shows such an image unturned
+    except Exception:  # noqa: BLE001  # Pillow may raise anything; a viewer ignores broken EXIF
         return image
 
 
@@ -280,7 +280,7 @@ def _named(source: str) -> str:
 
 def _why(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return f"no image format that is known: {', '.join(_formats())}"  # Pillow names a buffer in memory
+        return f"no image format that is known: {', '.join(_formats())}"  # Pillow's message names a memory buffer
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""A sequence whose items are built each time that they are looked at, so that none of them is kept in memory."""
+"""A sequence that builds its items at each access, so that none stays in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence of `length` items; `build` makes the one at an index.
+    """A sequence of `length` items; `build` returns the one at an index.
 
     >>> list(LazySequence(3, lambda index: index * index)[1:])
     [1, 4]

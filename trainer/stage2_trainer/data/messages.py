@@ -1,4 +1,4 @@
-"""Chat messages: a record's images and prompt as the user turn that a rollout server is sent."""
+"""Chat messages: a record's images and prompt as the user turn that goes to a rollout server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stage2_trainer.data.run_records import size_fault
 
 @dataclass(frozen=True)
 class Prompts:
-    """The configured prompts: the text of the user's turn, and the system turn if any."""
+    """The configured prompts: the text of the user turn, and of the system turn if any."""
 
     user: str
     system: str | None = None
@@ -28,8 +28,8 @@ class Prompts:
 def chat_messages(record: Record, prompt: str, *, system: str | None = None) -> list[dict[str, Any]]:
     """Return OpenAI chat messages: an optional system turn, then one user turn of image parts and a text part.
 
-    The ground truth is never part of them: what is generated from these messages is the model's own answer. Raise
-    ImageError where an image cannot be used, or has another size than the record says.
+    The ground truth is never part of them: the model's answer is its own. Raises ImageError if an image cannot be used,
+    or has another size than its record states.
     """
     if fault := size_fault(record):
         raise fault
@@ -41,7 +41,7 @@ def chat_messages(record: Record, prompt: str, *, system: str | None = None) -> 
 
 
 def image_sources(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the URLs of all image parts, in the order in which their tokens stand in the prompt."""
+    """Return the URLs of all image parts, in the order of their tokens in the prompt."""
     return [
         part["image_url"]["url"]
         for message in messages
@@ -51,16 +51,16 @@ def image_sources(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def check_images(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
-    """Return the images of all image parts, in the same order. Raise ImageError that names one that cannot be read."""
+def load_images(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """Return the images of all image parts, in the same order. Raises ImageError for one that cannot be read."""
     return [load_image(source) for source in image_sources(messages)]
 
 
 def record_fault(record: Record) -> ImageError | None:
-    """Return what keeps a record's images from being trained on; None where nothing does."""
+    """Return why a record's images cannot be trained on; None if they can."""
     return source_fault(record.images) or size_fault(record)
 
 
 def image_fault(messages: Sequence[Mapping[str, Any]]) -> ImageError | None:
-    """Return what is wrong with the first image that cannot be read; None where all can be."""
+    """Return the error of the first image that cannot be read; None if all can."""
     return source_fault(image_sources(messages))

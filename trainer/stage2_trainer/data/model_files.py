@@ -1,4 +1,8 @@
-"""The files of a model folder, without reading its tensors: where they lie, and a fingerprint of what they hold."""
+"""The files of a model folder, without reading its tensors: where they are, what they are, and whether to trust them.
+
+Pickled weights, and Python of the model's own, are loaded only if a person asks for it. The loaders get the same
+switches (`use_safetensors`, `trust_remote_code`); the checks here give an error that explains it.
+"""
 
 from __future__ import annotations
 
@@ -16,87 +20,6 @@ from stage2_api.model import Model
 from stage2_api.runconfig import HUB_NAME, RunConfig
 from stage2_trainer.data.files import irregular_file
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-CODE_KEY = "auto_map"
-GENERATE = "custom_generate/generate.py"
-MODEL_PATH = "model.model"
-PICKLED = "has its weights in {0}, a pickle, and no safetensors: a pickle may name any command"
-CODE = "has code of its own ({0}), which would run in learner and servers"
-IN_SAFETENSORS = "save it again as safetensors, or give a checkpoint that has them"
-WITHOUT_CODE = "give a checkpoint without it"
-
-
-def model_problems(model: Model, folder: Path) -> list[Problem]:
-    """Return what a run may not load of its model's folder, with the key that asks for it as the way out."""
-    return [
-        *(
-            Problem(MODEL_PATH, str(folder), rule, f"{IN_SAFETENSORS}, or set model.allow_pickled_weights: true")
-            for rule in ([] if model.allow_pickled_weights else _pickled(folder))
-        ),
-        *(
-            Problem(
-                MODEL_PATH,
-                str(folder),
-                rule,
-                f"{WITHOUT_CODE}, or, where you have read the code, set model.allow_remote_code: true",
-            )
-            for rule in ([] if model.allow_remote_code else _code(folder))
-        ),
-    ]
-
-
-def require_trusted(model: Model, folder: Path) -> None:
-    """Raise ConfigError for what `model_problems` finds."""
-    if problems := model_problems(model, folder):
-        raise ConfigError(problems)
-
-
-def require_plain(folder: Path, *, path: str, value: str) -> None:
-    """Raise ConfigError where a folder has pickled weights alone, or code: no command of ours loads either.
-
-    path, value: the argument that led to the folder.
-    """
-    problems = [Problem(path, value, rule, IN_SAFETENSORS) for rule in _pickled(folder)]
-    problems += [Problem(path, value, rule, WITHOUT_CODE) for rule in _code(folder)]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _pickled(folder: Path) -> list[str]:
-    """Return the rule that pickled weights break; nothing where there are safetensors, which loaders then take."""
-    if any(folder.glob("*.safetensors")):
-        return []
-    found = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-    return [PICKLED.format(found[0])] if found else []
-
-
-def _code(folder: Path) -> list[str]:
-    """Return the rules that code breaks, one for each file that names some."""
-    found = [f"{CODE_KEY} in {file.name}" for file in sorted(folder.glob("*config*.json")) if _names_code(file)]
-    found += [GENERATE] if (folder / GENERATE).exists() else []
-    return [CODE.format(one) for one in found]
-
-
-def _names_code(file: Path) -> bool:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):  # whoever loads it says so
-        return False
-    return any(CODE_KEY in one for one in _objects(content))
-
-
-def _objects(content: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects of a JSON document."""
-    left = [content]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            yield one
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-
-
 logger = logging.getLogger(__name__)
 
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -112,20 +35,28 @@ DESCRIPTIONS = (
     "video_preprocessor_config.json",
     WEIGHT_INDEX,
 )
-"""Files of a model folder that hold a JSON object each, where they are there."""
+"""Files of a model folder that hold a JSON object each, if they exist."""
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+CODE_KEY = "auto_map"
+GENERATE = "custom_generate/generate.py"
+MODEL_PATH = "model.model"
+PICKLED = "has its weights in {0}, a pickle, and no safetensors: a pickle may name any command"
+CODE = "has code of its own ({0}), which would run in learner and servers"
+IN_SAFETENSORS = "save it again as safetensors, or give a checkpoint that has them"
+WITHOUT_CODE = "give a checkpoint without it"
 
 
 def model_path(model: str) -> Path:
-    """Return the folder of a model: a path, or the name on a hub of one that is in the cache. Raises OSError."""
+    """Return the folder of a model: a path, or a hub's name whose files are in the cache. Raises OSError."""
     if os.path.isdir(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError) as error:  # not in the cache, or no name that a hub could have
+    except (OSError, ValueError) as error:  # not in the cache, or not a valid name
         raise FileNotFoundError(f"{model} is no folder here, and no model in the cache") from error
 
 
@@ -136,10 +67,10 @@ def is_mixture(folder: Path) -> bool:
 
 
 def with_local_model(config: RunConfig) -> RunConfig:
-    """Return the configuration with the folder of its model in the place of a hub's name; see `fetched_model`.
+    """Return the configuration with its model's folder in place of a hub's name; see `fetched_model`.
 
     Raises:
-        ConfigError: neither hub nor cache has it, or it may not be loaded as it is (`data.model_trust`).
+        ConfigError: neither hub nor cache has it, or it must not be loaded as it is (`require_trusted`).
     """
     folder = fetched_model(config.model.model)
     require_trusted(config.model, folder)
@@ -150,10 +81,10 @@ def with_local_model(config: RunConfig) -> RunConfig:
 
 
 def fetched_model(model: str, *, path: str = "model.model") -> Path:
-    """Return the folder of a model: a path as it is, or the newest of that name on a hub, which is fetched once.
+    """Return the folder of a model: a path as it is, or the newest version of a hub's name, which is fetched once.
 
-    All processes that share a cache (`HF_HOME`) share the files. Where the hub cannot be reached, what the cache has of
-    it is taken, if it is whole. path: where the name was written, for errors.
+    All processes that share a cache (`HF_HOME`) share the files. If the hub cannot be reached, the cached model is used
+    if it is whole. path: the key that names the model, for errors.
 
     Raises:
         ConfigError: it is no folder, and neither hub nor cache has it.
@@ -164,7 +95,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=list(FETCHED)))
-    except Exception as error:  # the hub's library brings an HTTP library of its own, whose errors have no other name
+    except Exception as error:  # the hub's library does not wrap the errors of its HTTP library
         cached = _whole_in_cache(model)
         if cached is None:
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
@@ -189,7 +120,7 @@ def _first_line(error: Exception) -> str:
 
 
 def flaw_of_model(folder: Path) -> str | None:
-    """Return what is wrong with the files of a model folder, as a rule; None where nothing is to be seen."""
+    """Return what is wrong with the files of a model folder, as a rule; None if nothing is."""
     if (odd := irregular_file(folder)) is not None:
         return f"{odd.name} is not a regular file"
     for name in DESCRIPTIONS:
@@ -210,8 +141,8 @@ def weight_files(folder: Path) -> list[Path]:
 def model_fingerprint(model: str) -> str:
     """Return a digest of a model: its config.json, and of each file of weights the size, header, and a few samples.
 
-    Of 16 GB it reads a few megabytes. Training changes every tensor that it trains nearly everywhere, so another model
-    of the same shapes is told by its samples; one that differs in a few numbers only may not be.
+    It reads a few megabytes of 16 GB. Training changes nearly every number of a tensor, so samples distinguish models
+    of the same shapes, unless they differ in a few numbers only.
 
     Raises:
         OSError: there is no such folder, here or in the cache.
@@ -230,3 +161,64 @@ def model_fingerprint(model: str) -> str:
                 opened.seek(begin + (size - begin) * number // SAMPLES, os.SEEK_SET)
                 digest.update(opened.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def model_problems(model: Model, folder: Path) -> list[Problem]:
+    """Return what a run must not load from its model's folder, with the key that allows it as the way out."""
+    pickled = f"{IN_SAFETENSORS}, or set model.allow_pickled_weights: true"
+    code = f"{WITHOUT_CODE}, or, where you have read the code, set model.allow_remote_code: true"
+    rules = [(rule, pickled) for rule in ([] if model.allow_pickled_weights else _pickled(folder))]
+    rules += [(rule, code) for rule in ([] if model.allow_remote_code else _code(folder))]
+    return [Problem(MODEL_PATH, str(folder), rule, way_out) for rule, way_out in rules]
+
+
+def require_trusted(model: Model, folder: Path) -> None:
+    """Raise ConfigError for what `model_problems` finds."""
+    if problems := model_problems(model, folder):
+        raise ConfigError(problems)
+
+
+def require_plain(folder: Path, *, path: str, value: str) -> None:
+    """Raise ConfigError if a folder has only pickled weights, or code: no command of stage2 loads either.
+
+    path, value: the argument that names the folder.
+    """
+    problems = [Problem(path, value, rule, IN_SAFETENSORS) for rule in _pickled(folder)]
+    problems += [Problem(path, value, rule, WITHOUT_CODE) for rule in _code(folder)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _pickled(folder: Path) -> list[str]:
+    """Return the rule that pickled weights break; nothing if there are safetensors, which loaders prefer."""
+    if any(folder.glob("*.safetensors")):
+        return []
+    found = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    return [PICKLED.format(found[0])] if found else []
+
+
+def _code(folder: Path) -> list[str]:
+    """Return the rules that code breaks, one for each file that names code."""
+    found = [f"{CODE_KEY} in {file.name}" for file in sorted(folder.glob("*config*.json")) if _names_code(file)]
+    found += [GENERATE] if (folder / GENERATE).exists() else []
+    return [CODE.format(one) for one in found]
+
+
+def _names_code(file: Path) -> bool:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):  # the loader reports it
+        return False
+    return any(CODE_KEY in one for one in _objects(content))
+
+
+def _objects(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects of a JSON document."""
+    left = [content]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            yield one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one

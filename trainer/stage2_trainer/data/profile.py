@@ -1,6 +1,6 @@
-"""What a data file holds: records, objects, classes, sizes, units, lengths of answers, and what looks wrong in it.
+"""Inspection of a data file: a survey of its mistakes, and a profile of what it holds and what looks wrong.
 
-One pass over the lines, and the headers of the images. What is kept grows with the number of descriptions and of images
+Each is one pass over the lines and the headers of the images. Memory grows with the number of descriptions and images
 (a few dozen bytes each), not with the objects.
 """
 
@@ -26,15 +26,35 @@ from stage2_trainer.data.run_records import SizeError, size_fault, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import Kind
 
+Size = Literal["small", "medium", "large"]
+Written = Literal["tokens", "bins", "pixels", "both", "none"]
+Count = Callable[[Sequence[str]], Sequence[int]]
+"""A function from answers to their lengths."""
+
+SMALL, MEDIUM = 32**2, 96**2  # COCO's limits, in square pixels
+NAMED = 3
 NAMED_IMAGES = 5
+HEAD_BYTES = 4096
+MOST_CLASSES = 100_000
+BATCH = 256
+SHOWN = 12
+SEED = 17
+
+TWO_AT_ONE_PLACE = "two objects at one place"
+NO_AREA = "an object without area"
+ONE_BIN = "an object one bin wide or high"
+MISSING_IMAGE = "an image that is missing"
+BROKEN_IMAGE = "an image that cannot be read"
+OTHER_SIZE = "an image of another size than its record says"
+SAME_IMAGE = "an image that another record has, too"
 
 
 @dataclass
 class Survey:
-    """The findings of the first lines of a data file.
+    """The findings in the first lines of a data file.
 
-    records: those that are right. objects: of these, by kind. missing: images that are no files, in the order of the
-    file, each once. whole: whether there was nothing more to read.
+    records: the number of correct ones. objects: theirs, by kind. missing: images that are not files, in the order of
+    the data file, each once. whole: whether the file was read to its end.
     """
 
     path: Path
@@ -46,7 +66,7 @@ class Survey:
 
     @property
     def problems(self) -> list[Problem]:
-        """All that must be put right: broken lines, then missing images, the first few by name."""
+        """All that must be corrected: broken lines, then missing images, the first few by name."""
         if not self.missing:
             return self.broken
         rule = f"{len(self.missing)} {'images are' if len(self.missing) > 1 else 'image is'} missing"
@@ -57,9 +77,9 @@ class Survey:
 def survey(
     path: Path | str, rules: RecordRules, limit: int | None = None, on_line: Callable[[Line], None] | None = None
 ) -> Survey:
-    """Look over the first `limit` records of a JSONL file; `on_line` is told of each line.
+    """Check the first `limit` records of a JSONL file; `on_line` is called with each line.
 
-    Raises ConfigError when the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all.
     """
     found, lenient = Survey(Path(path)), rules.without_images()
     for line in lines(path):
@@ -88,86 +108,21 @@ def _add(found: Survey, record: Record) -> None:
     found.missing.update(dict.fromkeys(filter(is_missing, record.images)))
 
 
-HEAD_BYTES = 4096
-
-
-class SameImages:
-    """Tells which images were met before. Of each it keeps two numbers, and compares whole files where these agree."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._first: dict[int, int] = {}
-
-    def met(self, source: str, line: Line) -> bool:
-        """Whether an earlier line of the file has this image, which is there."""
-        try:
-            offset = self._first.setdefault(_key(source), line.offset)
-            return offset != line.offset and any(_same(source, other) for other in self._images(offset))
-        except OSError:
-            return False  # it went away, or cannot be read: others say so
-
-    def _images(self, offset: int) -> list[str]:
-        """Return the images of the line that begins there, which was read before."""
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            images = json.loads(file.readline())["images"]
-        folder = self._path.parent
-        return [one if one.startswith("data:") else str((folder / one).resolve()) for one in images]
-
-
-def _key(source: str) -> int:
-    """Return a number that images of the same bytes share, and few others."""
-    if source.startswith("data:"):
-        return hash(source)
-    path = file_path(source)
-    with open_regular(path) as file:
-        return hash((os.fstat(file.fileno()).st_size, zlib.crc32(file.read(HEAD_BYTES))))
-
-
-def _same(source: str, other: str) -> bool:
-    if source == other:
-        return True
-    if source.startswith("data:") or other.startswith("data:"):
-        return False
-    return filecmp.cmp(file_path(source), file_path(other), shallow=False)
-
-
-Size = Literal["small", "medium", "large"]
-Written = Literal["tokens", "bins", "pixels", "both", "none"]
-Count = Callable[[Sequence[str]], Sequence[int]]
-"""A function that returns the lengths of answers."""
-
-SMALL, MEDIUM = 32**2, 96**2  # square pixels, below which COCO calls an object so
-NAMED = 3
-MOST_CLASSES = 100_000
-BATCH = 256
-SHOWN = 12
-SEED = 17
-
-TWO_AT_ONE_PLACE = "two objects at one place"
-NO_AREA = "an object without area"
-ONE_BIN = "an object one bin wide or high"
-MISSING_IMAGE = "an image that is missing"
-BROKEN_IMAGE = "an image that cannot be read"
-OTHER_SIZE = "an image of another size than its record says"
-SAME_IMAGE = "an image that another record has, too"
-
-
 @dataclass
 class Lengths:
-    """The lengths of many things, and which are the longest."""
+    """A distribution of lengths, and the longest by name."""
 
     counts: Counter[int] = field(default_factory=Counter)
     longest: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, length: int, name: str) -> None:
-        """Count one, of this name."""
+        """Count one."""
         self.counts[length] += 1
         if len(self.longest) < NAMED or length > self.longest[-1][0]:
             self.longest = sorted([*self.longest, (length, name)], key=lambda one: -one[0])[:NAMED]
 
     def quantile(self, share: float) -> int:
-        """Return the length that this share of them do not exceed; 0 of none."""
+        """Return the length that this share does not exceed; 0 if there are none."""
         rest = share * self.counts.total()
         for length in sorted(self.counts):
             rest -= self.counts[length]
@@ -178,7 +133,7 @@ class Lengths:
 
 @dataclass
 class Suspicions:
-    """What looks wrong: by reason how often, and the first few places."""
+    """What looks wrong: the count and the first few places of each reason."""
 
     counts: Counter[str] = field(default_factory=Counter)
     places: dict[str, list[str]] = field(default_factory=dict)
@@ -193,10 +148,10 @@ class Suspicions:
 
 @dataclass
 class Profile:
-    """What a data file holds.
+    """The content of a data file.
 
-    broken: lines that are no records, and what is wrong with the first of them. written: records by how their
-    coordinates are written. kinds, sizes, classes: objects. shown: some records whose images can be read.
+    broken: the number of lines that are not records. problems: of the first of them. written: records by the form of
+    their coordinates. kinds, sizes, classes: objects. shown: some records whose images can be read.
     """
 
     path: Path
@@ -215,7 +170,7 @@ class Profile:
 
     @property
     def alike(self) -> list[list[str]]:
-        """Descriptions that differ in case or spaces only, each group in the order of their counts."""
+        """Groups of descriptions that differ only in case or spaces, the most frequent first."""
         groups: dict[str, list[str]] = {}
         for name, _ in self.classes.most_common():
             groups.setdefault(" ".join(name.casefold().split()), []).append(name)
@@ -225,68 +180,68 @@ class Profile:
 def profile(
     path: Path, rules: RecordRules, lengths_of: Count, on_line: Callable[[Line], None] | None = None
 ) -> Profile:
-    """Look at a data file from its beginning to its end; `on_line` is told of each line.
+    """Profile a whole data file; `on_line` is called with each line.
 
-    Raises ConfigError when the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all.
     """
-    maker = _Maker(Profile(path), rules.without_images(), lengths_of)
+    builder = _ProfileBuilder(Profile(path), rules.without_images(), lengths_of)
     for line in lines(path):
         if on_line is not None:
             on_line(line)
-        maker.add(line)
-    return maker.finished()
+        builder.add(line)
+    return builder.finish()
 
 
-class _Maker:
-    """Makes a profile, line by line."""
+class _ProfileBuilder:
+    """Builds a profile line by line."""
 
-    def __init__(self, made: Profile, rules: RecordRules, lengths_of: Count) -> None:
-        self._made = made
+    def __init__(self, profile: Profile, rules: RecordRules, lengths_of: Count) -> None:
+        self._profile = profile
         self._rules = rules
         self._lengths_of = lengths_of
         self._waiting: list[tuple[str, str]] = []
-        self._same = SameImages(made.path)
+        self._same = SameImages(profile.path)
         self._random = random.Random(SEED)
-        self._drawn_from = 0
+        self._candidates = 0
 
     def add(self, line: Line) -> None:
-        """Look at a line."""
+        """Add a line."""
         try:
             record = line.record(self._rules)
         except ConfigError as error:
-            self._made.broken += 1
-            self._made.problems += error.problems[: MAX_REPORTED_PROBLEMS - len(self._made.problems)]
+            self._profile.broken += 1
+            self._profile.problems += error.problems[: MAX_REPORTED_PROBLEMS - len(self._profile.problems)]
             return
         place = f"line {line.number}, {record.sample_id}"
-        self._made.records += 1
-        self._made.written[written(json.loads(line.text), self._rules)] += 1
-        self._made.objects.add(len(record.objects), place)
+        self._profile.records += 1
+        self._profile.written[written(json.loads(line.text), self._rules)] += 1
+        self._profile.objects.add(len(record.objects), place)
         self._add_objects(record, place)
         self._add_answer(record, place)
         if self._add_images(record, line, place):
-            self._draw(record)
+            self._sample(record)
 
-    def finished(self) -> Profile:
-        """Return the profile."""
+    def finish(self) -> Profile:
+        """Complete the profile and return it."""
         self._measure()
-        self._made.shown.sort(key=lambda record: record.index)
-        if not self._made.records and not self._made.broken:
-            self._made.problems.append(no_records(self._made.path))
-        return self._made
+        self._profile.shown.sort(key=lambda record: record.index)
+        if not self._profile.records and not self._profile.broken:
+            self._profile.problems.append(no_records(self._profile.path))
+        return self._profile
 
     def _add_objects(self, record: Record, place: str) -> None:
-        made, seen = self._made, set()
+        profile, seen = self._profile, set()
         for one in record.objects:
-            made.kinds[one.kind] += 1
-            made.sizes[size_of(one, record)] += 1
-            if one.desc in made.classes or len(made.classes) < MOST_CLASSES:
-                made.classes[one.desc] += 1
+            profile.kinds[one.kind] += 1
+            profile.sizes[size_of(one, record)] += 1
+            if one.desc in profile.classes or len(profile.classes) < MOST_CLASSES:
+                profile.classes[one.desc] += 1
             else:
-                made.further_classes += 1
+                profile.further_classes += 1
             if (reason := _flat(one)) is not None:
-                made.suspicions.add(reason, f"{place}: {one.desc}")
+                profile.suspicions.add(reason, f"{place}: {one.desc}")
             if (one.kind, one.bins) in seen:
-                made.suspicions.add(TWO_AT_ONE_PLACE, f"{place}: {one.desc}")
+                profile.suspicions.add(TWO_AT_ONE_PLACE, f"{place}: {one.desc}")
             seen.add((one.kind, one.bins))
 
     def _add_answer(self, record: Record, place: str) -> None:
@@ -297,38 +252,38 @@ class _Maker:
     def _measure(self) -> None:
         lengths = self._lengths_of([text for text, _ in self._waiting])
         for length, (_, place) in zip(lengths, self._waiting, strict=True):
-            self._made.answers.add(length, place)
+            self._profile.answers.add(length, place)
         self._waiting = []
 
     def _add_images(self, record: Record, line: Line, place: str) -> bool:
-        """Look at the headers of a record's images; return whether it can be shown."""
-        suspicions, sizes = self._made.suspicions, []
+        """Check the headers of a record's images; return whether the record can be shown."""
+        suspicions, sizes = self._profile.suspicions, []
         for source in record.images:
             if is_missing(source):
                 suspicions.add(MISSING_IMAGE, f"{place}: {source}")
                 continue
-            if self._same.met(source, line):
+            if self._same.seen(source, line):
                 suspicions.add(SAME_IMAGE, place)
             try:
                 sizes.append(read_header(source).size)
             except ImageError:
                 suspicions.add(BROKEN_IMAGE, place)
-        said = (record.width, record.height)
-        if len(sizes) == len(record.images) and said not in sizes:
-            suspicions.add(OTHER_SIZE, f"{place}: {SizeError.words(said, sizes[0])}")
-        return said in sizes[:1] and bool(record.objects)
+        stated = (record.width, record.height)
+        if len(sizes) == len(record.images) and stated not in sizes:
+            suspicions.add(OTHER_SIZE, f"{place}: {SizeError.words(stated, sizes[0])}")
+        return stated in sizes[:1] and bool(record.objects)
 
-    def _draw(self, record: Record) -> None:
-        """Keep each record with the same chance (reservoir sampling)."""
-        self._drawn_from += 1
-        if len(self._made.shown) < SHOWN:
-            self._made.shown.append(record)
-        elif (place := self._random.randrange(self._drawn_from)) < SHOWN:
-            self._made.shown[place] = record
+    def _sample(self, record: Record) -> None:
+        """Keep each record with equal probability (reservoir sampling)."""
+        self._candidates += 1
+        if len(self._profile.shown) < SHOWN:
+            self._profile.shown.append(record)
+        elif (place := self._random.randrange(self._candidates)) < SHOWN:
+            self._profile.shown[place] = record
 
 
 def written(raw: Mapping[str, Any], rules: RecordRules) -> Written:
-    """Return how the coordinates of a record that was read by these rules are written."""
+    """Return the form of a record's coordinates, as read by these rules."""
     values = (one.get("bbox_2d") or one.get("poly") for one in raw["objects"])
     kinds = {_is_token(value) for value in values}
     if not kinds:
@@ -339,7 +294,7 @@ def written(raw: Mapping[str, Any], rules: RecordRules) -> Written:
 
 
 def size_of(one: GTObject, record: Record) -> Size:
-    """Return COCO's word for the size of an object: by the area of its box or its polygon, in pixels."""
+    """Return COCO's size of an object, by the area of its box or polygon in pixels."""
     area = _area(one) * record.width * record.height / BINS**2
     return "small" if area < SMALL else "medium" if area < MEDIUM else "large"
 
@@ -350,7 +305,7 @@ def _is_token(value: Any) -> bool:
 
 
 def _area(one: GTObject) -> float:
-    """Return the area of an object in square bins; of a polygon by the shoelace formula."""
+    """Return the area of an object in square bins; the shoelace formula for polygons."""
     xs, ys = one.bins[::2], one.bins[1::2]
     if one.kind == "bbox":
         return float((xs[1] - xs[0]) * (ys[1] - ys[0]))
@@ -367,3 +322,44 @@ def _flat(one: GTObject) -> str | None:
     if not _area(one):
         return NO_AREA
     return ONE_BIN if min(max(xs) - min(xs), max(ys) - min(ys)) == 1 else None
+
+
+class SameImages:
+    """Finds repeated images. It keeps two numbers of each, and compares whole files if these agree."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._first: dict[int, int] = {}
+
+    def seen(self, source: str, line: Line) -> bool:
+        """Whether an earlier line of the file has this image too."""
+        try:
+            offset = self._first.setdefault(_key(source), line.offset)
+            return offset != line.offset and any(_same(source, other) for other in self._images(offset))
+        except OSError:
+            return False  # gone or unreadable: the check of headers reports it
+
+    def _images(self, offset: int) -> list[str]:
+        """Return the images of the line at this offset, which was read before."""
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            images = json.loads(file.readline())["images"]
+        folder = self._path.parent
+        return [one if one.startswith("data:") else str((folder / one).resolve()) for one in images]
+
+
+def _key(source: str) -> int:
+    """Return a number that images of equal bytes share, and few others."""
+    if source.startswith("data:"):
+        return hash(source)
+    path = file_path(source)
+    with open_regular(path) as file:
+        return hash((os.fstat(file.fileno()).st_size, zlib.crc32(file.read(HEAD_BYTES))))
+
+
+def _same(source: str, other: str) -> bool:
+    if source == other:
+        return True
+    if source.startswith("data:") or other.startswith("data:"):
+        return False
+    return filecmp.cmp(file_path(source), file_path(other), shallow=False)

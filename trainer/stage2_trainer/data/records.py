@@ -1,6 +1,6 @@
-"""JSONL records: the one place where a line of a person's data file becomes a Record, for whoever reads it.
+"""JSONL records: the one reader of data files.
 
-One record a line (semantics, section 2): `images`, `objects`, `width`, `height`, optional `units`, `summary` and
+A line is a record (semantics, section 2): `images`, `objects`, `width`, `height`, optional `units`, `summary` and
 `metadata`. Every mistake in the file is reported with its line and field, before a model is loaded.
 """
 
@@ -20,15 +20,15 @@ from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidO
 
 MAX_REPORTED_PROBLEMS = 20
 LONGEST_SIDE = 2**31 - 1
-"""Pixels of an image's side, the most that a PNG can have; areas of far more are no floats."""
+"""Pixels of an image's side, the most that a PNG can have; areas of much longer ones overflow floats."""
 
 
 @dataclass(frozen=True)
 class Record:
     """One image (or several) with its ground truth.
 
-    `objects` have their coordinates in bins 0..999, x and y in turn. `images` are absolute paths or `data:` URLs.
-    `index` is the record's position in the file. `width` and `height` are 0 where they are not read.
+    objects: their coordinates are bins 0..999, x and y in turn. images: absolute paths or `data:` URLs. index: position
+    in the file, from 0. width, height: pixels, 0 where they are not read.
     """
 
     index: int
@@ -42,23 +42,22 @@ class Record:
 
     @property
     def ground_truth(self) -> GroundTruth:
-        """The ground truth that an answer to this record is matched to."""
+        """The ground truth to which an answer is matched."""
         return GroundTruth(self.objects)
 
 
 def no_demand(record: Record) -> None:
-    """Ask nothing of a record beyond its form."""
+    """Accept every well-formed record."""
 
 
 @dataclass(frozen=True)
 class RecordRules:
-    """Rules by which the records of a run are read, and what they must have.
+    """Rules by which the records of a run are read.
 
-    units: what plain numbers are (custom.coord_tokens.skip_bbox_norm); None: what the record says, and without a word
-    they are refused. reads_objects: the run learns from objects, so a record must have them, and its width and height;
-    where it does not, the keys are not looked at: a file of another training may hold them in another form.
-    images_exist: every image must be a file. demand: raises ConfigError, with paths that begin at the record, where a
-    record lacks what the run's trainer needs.
+    units: of plain numbers (custom.coord_tokens.skip_bbox_norm); None takes them from each record's `units`, without
+    which plain numbers are refused. reads_objects: whether a record must have objects, width and height; otherwise
+    these keys are ignored, since a file for another training may have them in another form. images_exist: whether every
+    image must be a file. demand: raises ConfigError, with paths below the record, for what the trainer lacks.
     """
 
     units: Unit | None = None
@@ -67,7 +66,7 @@ class RecordRules:
     demand: Callable[[Record], None] = no_demand
 
     def without_images(self) -> RecordRules:
-        """Return the same rules for a place where the images may be missing."""
+        """Return the same rules, with images that may be missing."""
         return replace(self, images_exist=False)
 
 
@@ -75,13 +74,13 @@ AS_DECLARED = RecordRules()
 
 
 def units_by(skip_bbox_norm: bool | None) -> Unit | None:
-    """Return what plain numbers are by the key of a configuration; without it each record says so."""
+    """Return the units of plain numbers by the configuration's key; None leaves it to each record."""
     return None if skip_bbox_norm is None else "bins" if skip_bbox_norm else "pixels"
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The identity of a data file in the reproducibility record; `sha256` is that of the file's bytes."""
+    """The identity of a data file in the reproducibility record; sha256: of the file's bytes."""
 
     path: str
     records: int
@@ -90,10 +89,10 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a data file that is not blank.
+    """A line of a data file that is not blank.
 
-    path: of the file. position: among those lines, from 0. number: in the file, from 1, blank ones counted. offset: of
-    its first byte in the file.
+    path: of the file. position: among such lines, from 0. number: line number in the file, from 1. offset: of its first
+    byte in the file.
     """
 
     path: Path
@@ -139,22 +138,22 @@ def load_record(
     rules: RecordRules = AS_DECLARED,
     named: str = "position",
 ) -> Record:
-    """Read one record as `load_records` does, and no other: the one at `position` (from 0) of the first `limit`.
+    """Read only the record at `position` (from 0) of the first `limit`, as `load_records` does.
 
-    Raises ConfigError for a position outside the file, which it calls by the name that a person gave it under, and for
-    a broken line.
+    named: the option that gave the position, for errors. Raises ConfigError for a position outside the file, and for a
+    broken line.
     """
     found = next(islice(lines(path), position, limit), None) if position >= 0 else None
     if found is None:
         count = sum(1 for _ in islice(lines(path), limit))
-        rule = f"must lie in 0..{count - 1}" if count else "there is no record to take"
+        rule = f"must lie in 0..{count - 1}" if count else "there is no record"
         where = f"{path} has {count} records, counted from 0"
         raise _invalid(named, position, f"{rule}: {where}", "take one of them")
     return found.record(rules)
 
 
 def lines(path: Path | str) -> Iterator[Line]:
-    """Return the lines of a data file that are not blank. Raises ConfigError when it cannot be read."""
+    """Yield the lines of a data file that are not blank. Raises ConfigError if it cannot be read."""
     path = Path(path)
     if not os.path.isfile(path):
         raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
@@ -171,12 +170,12 @@ def lines(path: Path | str) -> Iterator[Line]:
 
 
 def no_records(path: Path | str) -> Problem:
-    """Return what is wrong with a data file that has no record."""
+    """Return the problem of a data file without a record."""
     return Problem(str(path), None, "must hold at least one record", "write one JSON object a line")
 
 
 def is_missing(image: str) -> bool:
-    """Whether an image of a record is a path at which no file lies."""
+    """Whether an image of a record is a path without a file."""
     return not image.startswith("data:") and not os.path.isfile(image)
 
 
@@ -266,7 +265,7 @@ def _image(item: str, path: str, folder: Path) -> str:
         return item
     try:
         return str((folder / item).resolve())
-    except ValueError as error:  # a zero character
+    except ValueError as error:  # a NUL character
         raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
 
 
@@ -281,16 +280,16 @@ def _objects(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules)
 
 
 def _measure(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules) -> Measure:
-    """Return what the coordinates of a record are measured in: by its own word, else by the configuration's."""
-    said = raw.get("units")
-    if said is None:
+    """Return the units of a record's coordinates: its own, or else the configuration's."""
+    units = raw.get("units")
+    if units is None:
         return Measure(rules.units, sides)
-    if said not in get_args(Unit):
-        raise _invalid("units", said, "must be bins or pixels", "write what the plain numbers of this record are")
-    if rules.units not in (None, said):
+    if units not in get_args(Unit):
+        raise _invalid("units", units, "must be bins or pixels", "write what the plain numbers of this record are")
+    if rules.units not in (None, units):
         rule = f"contradicts custom.coord_tokens.skip_bbox_norm, by which plain numbers are {rules.units}"
-        raise _invalid("units", said, rule, "correct one of the two; without skip_bbox_norm each record's word counts")
-    return Measure(said, sides, of_record=True)
+        raise _invalid("units", units, rule, "correct one of the two; without skip_bbox_norm each record's word counts")
+    return Measure(units, sides, of_record=True)
 
 
 def _object(item: Any, path: str, measure: Measure) -> GTObject:

@@ -1,4 +1,4 @@
-"""The records of a run, and whether the sizes that they state are those of their images.
+"""The records of a run, and the check that the sizes which they state are those of their images.
 
 An image's header states its size without its pixels, in a few kilobytes of the file. `stage2 data` and `stage2
 validate` compare every image, the start of a run compares `LOOKED_AT` records spread over the file, and each image is
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunRecords:
-    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
+    """Training records, held-out records (empty without evaluation), and the fingerprint of the former."""
 
     train: list[Record]
     held_out: list[Record]
@@ -45,7 +45,7 @@ class RunRecords:
 def load_run_records(config: RunConfig, rules: RecordRules) -> RunRecords:
     """Read the records of a run. Raises ConfigError that names every broken line of both files (at most 20 of each).
 
-    Of each file the sizes of some records, spread over it, are compared with their images' headers.
+    The sizes of some records, spread over each file, are compared with the headers of their images.
     """
     custom = config.custom
     train, problems = _loaded(custom.train_jsonl, custom.train_sample_limit, rules)
@@ -64,45 +64,45 @@ def _loaded(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Reco
 
 
 class SizeError(ImageError):
-    """An image has another size than its record says."""
+    """An image has another size than its record states."""
 
-    def __init__(self, source: str, said: tuple[int, int], found: tuple[int, int]) -> None:
-        self.said, self.found = said, found
-        super().__init__(source, self.words(said, found), way_out="correct the record's width and height")
+    def __init__(self, source: str, stated: tuple[int, int], found: tuple[int, int]) -> None:
+        self.stated, self.found = stated, found
+        super().__init__(source, self.words(stated, found), way_out="correct the record's width and height")
 
     @staticmethod
-    def words(said: tuple[int, int], found: tuple[int, int]) -> str:
-        """Return both sizes in words."""
-        return f"{_by(found)} as it is shown, where its record says {_by(said)}"
+    def words(stated: tuple[int, int], found: tuple[int, int]) -> str:
+        """Describe both sizes."""
+        return f"{_by(found)} as it is shown, where its record says {_by(stated)}"
 
 
 def size_fault(record: Record) -> SizeError | None:
-    """Return that a record says another size than its image has as it is shown; of several images one must have it.
+    """Return the error of a record that states another size than its image, as displayed; one of several must have it.
 
-    None where the record says none, and where an image cannot be read: whoever decodes it says so.
+    None if the record states no size, or an image cannot be read: whoever decodes it reports that.
     """
-    said, found = (record.width, record.height), (0, 0)
-    if said == (0, 0):
+    stated, found = (record.width, record.height), (0, 0)
+    if stated == (0, 0):
         return None
     for source in reversed(record.images):
         try:
             found = read_header(source).size
         except ImageError:
             return None
-        if found == said:
+        if found == stated:
             return None
-    return SizeError(record.images[0], said, found)
+    return SizeError(record.images[0], stated, found)
 
 
 def size_problem(where: str, fault: SizeError) -> Problem:
-    """Return what is wrong with the record at `where` (`file:line`)."""
+    """Return the problem of the record at `where` (`file:line`)."""
     rule = f"its image has {_by(fault.found)} as it is shown, after EXIF"
     way_out = "correct width and height, and coordinates that were made with them, or remove the record"
-    return Problem(f"{where} width, height", _by(fault.said), rule, way_out)
+    return Problem(f"{where} width, height", _by(fault.stated), rule, way_out)
 
 
 def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKED_AT) -> list[Problem]:
-    """Return which of at most `most` records, spread over a file's, contradict the headers of their images."""
+    """Compare at most `most` records, spread over the file, with the headers of their images."""
     with ThreadPoolExecutor(THREADS) as threads:
         faults = list(threads.map(_placed_fault, spread(records, most)))
     found = dict(islice((one for one in faults if one is not None), MAX_REPORTED_PROBLEMS))
@@ -116,7 +116,7 @@ def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKE
 
 
 def spread(items: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most `most` of them, at equal distances."""
+    """Return at most `most` items, at equal distances."""
     return items[:: max(1, -(-len(items) // most))]
 
 

@@ -240,7 +240,7 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
         header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))
     except ImageError as error:
         raise LeftOut(UNREADABLE) from error
-    if header.turned and (header.stored == header.size or image.size in (None, header.stored)):
+    if header.rotated and (header.stored == header.size or image.size in (None, header.stored)):
         raise LeftOut(TURNED)
     if image.size not in (None, header.size):
         raise LeftOut(OTHER_SIZE)

@@ -69,7 +69,7 @@ class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
     """An HTTP server that runs within a `with` block, with a thread for each connection.
 
     Anybody who reaches the port may open connections and send nothing, and each would be a thread of the training
-    process. So connections beyond a limit are closed at once, and slow ones after `LONGEST_S`. tls: None for plain HTTP.
+    process. So connections beyond a limit are closed at once, and slow ones after `LONGEST_S`. tls: None is plain HTTP.
     """
 
     daemon_threads = True
