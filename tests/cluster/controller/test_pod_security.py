@@ -10,9 +10,10 @@ import yaml
 from stage2_api.parsing import parse_job
 from stage2_controller.children.build import static_children
 from tests.cluster.controller.conftest import Kubectl, Object
-from tests.unit.examples.test_pod_security import JOBS
+from tests.clusters import ROOT
 
 pytestmark = pytest.mark.timeout(300)
+JOBS = sorted((ROOT / "examples").glob("job-*.yaml"))
 
 
 def pods_of(path: Path) -> Iterator[Object]:
