@@ -14,9 +14,9 @@ from stage2_trainer.export.comparison import Comparison, compare
 from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, open_checkpoint, skeleton
 from stage2_trainer.sync.fleet.proof import Gap
-from stage2_trainer.sync.tensors.digest import digests_of
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+from tests.unit.trainer.sync.exactness import digests_of
 
 IDS = torch.tensor([[5, 100, 321, 7, 1200, 44, 3, 900]])
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import digest
-from stage2_trainer.sync.tensors.digest import Digests, differing, digests_of
+from stage2_trainer.sync.tensors.digest import Digests, differing
+from tests.unit.trainer.sync.exactness import digests_of
 
 
 def of(tensor, name="model.a.weight"):

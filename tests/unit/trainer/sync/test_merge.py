@@ -1,4 +1,4 @@
-"""Merged weights: the values that PEFT's own merge gives, the checkpoint's names, and the live model untouched."""
+"""Merged weights: PEFT's values, the checkpoint's names, the live model untouched; and what need not be sent again."""
 
 import copy
 
@@ -7,8 +7,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from stage2_trainer.sync.tensors.merge import merged_weights, touches_vision
+from stage2_trainer.sync.fleet.server import ServerSession
+from stage2_trainer.sync.tensors.digest import fused_layer
+from stage2_trainer.sync.tensors.merge import HeldVersions, merged_weights, touches_vision
 
+SYNCS = 1000
+LAYER = "model.language_model.layers.0."
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 
 
@@ -29,10 +33,6 @@ def sent(model):
 
 def trained_names(source):
     return {entry.name for entry in source.entries if entry.trains}
-
-
-def snapshot(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def test_names_shapes_and_dtypes_are_those_of_the_checkpoint(tiny, tmp_path):
@@ -72,19 +72,6 @@ def test_merging_works_from_bfloat16_adapters_in_float32(tiny):
     )
     name = "model.language_model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(sent(model)[name], exact.to(torch.bfloat16))
-
-
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_a_thousand_passes_leave_the_model_bit_for_bit_as_it_was(tiny, use_dora):
-    model = adapted(tiny.to(torch.bfloat16), use_dora=use_dora, target_modules=["q_proj"])
-    before = snapshot(model)
-    source = merged_weights(model)
-    first = {name: tensor.clone() for name, tensor in source}
-    for _ in range(1000):
-        last = dict(source)
-    after = snapshot(model)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(torch.equal(first[name], last[name]) for name in first)
 
 
 def test_metadata_announces_what_iteration_yields(tiny):
@@ -138,3 +125,130 @@ def test_what_trains_is_known(tiny):
 def test_an_adapter_without_a_known_merge_is_refused_by_name(tiny, options):
     with pytest.raises(TypeError, match="no merge is known"):
         merged_weights(adapted(tiny, **options))
+
+
+def adapted_by(model, *targets):
+    return get_peft_model(model, LoraConfig(r=2, target_modules=list(targets)))
+
+
+def held(model):
+    return HeldVersions.from_source(merged_weights(model))
+
+
+def short(names):
+    return {name.removeprefix(LAYER) for name in names if name.startswith(LAYER)}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        (f"{LAYER}self_attn.q_proj.weight", f"{LAYER}self_attn.qkv_proj"),
+        (f"{LAYER}self_attn.v_proj.bias", f"{LAYER}self_attn.qkv_proj"),
+        (f"{LAYER}mlp.up_proj.weight", f"{LAYER}mlp.gate_up_proj"),
+        (f"{LAYER}mlp.down_proj.weight", f"{LAYER}mlp.down_proj"),
+        ("model.visual.merger.norm.bias", "model.visual.merger.norm"),
+    ],
+)
+def test_a_tensor_belongs_to_the_layer_that_vllm_loads_it_into(name, layer):
+    assert fused_layer(name) == layer
+
+
+def test_a_server_that_holds_nothing_is_sent_everything(tiny):
+    source = merged_weights(adapted_by(tiny, "q_proj"))
+    assert HeldVersions().stale_names(source) == source.names()
+
+
+def test_what_trains_is_sent_in_whole_fused_layers(tiny):
+    model = adapted_by(tiny, "k_proj", "down_proj", "up_proj")
+    stale = held(model).stale_names(merged_weights(model))
+    assert short(stale) == {
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight",
+        "mlp.gate_proj.weight",
+        "mlp.up_proj.weight",
+        "mlp.down_proj.weight",
+    }
+    assert all("language_model.layers" in name for name in stale)
+
+
+def test_a_bias_goes_with_its_weight(tiny):
+    model = adapted_by(tiny, "linear_fc1")
+    stale = held(model).stale_names(merged_weights(model))
+    assert {"model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc1.bias"} <= stale
+
+
+def test_a_frozen_tensor_that_somebody_changed_is_sent(tiny):
+    model = adapted_by(tiny, "q_proj")
+    server = held(model)
+    norm = model.get_base_model().model.language_model.norm
+    name = "model.language_model.norm.weight"
+    assert name not in server.stale_names(merged_weights(model))
+    with torch.no_grad():
+        norm.weight.add_(1.0)
+    assert name in server.stale_names(merged_weights(model))
+
+
+def test_a_frozen_tensor_whose_storage_was_replaced_is_sent(tiny):
+    model = adapted_by(tiny, "q_proj")
+    server = held(model)
+    norm = model.get_base_model().model.language_model.norm
+    norm.weight.data = norm.weight.data.clone()
+    assert "model.language_model.norm.weight" in server.stale_names(merged_weights(model))
+
+
+def test_another_model_is_sent_whole(tiny):
+    model = adapted_by(tiny, "q_proj")
+    server = held(model)
+    del model
+    other = type(tiny)(tiny.config)
+    source = merged_weights(other.requires_grad_(False))
+    assert server.stale_names(source) == source.names()
+
+
+def test_nothing_is_trusted_after_a_loss(tiny):
+    model = adapted_by(tiny, "q_proj")
+    session = ServerSession(client=None, transfer=Leaves())
+    session.held = held(model)
+    session.lose()
+    source = merged_weights(model)
+    assert session.held.stale_names(source) == source.names()
+
+
+class Leaves:
+    """A transfer that only leaves."""
+
+    def disconnect(self):
+        pass
+
+
+@torch.no_grad()
+def step(parameters, scale):
+    for parameter in parameters:
+        parameter.add_(torch.randn_like(parameter) * scale)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use_dora):
+    policy = adapted(tiny.to(torch.bfloat16), use_dora=use_dora, target_modules=["q_proj"])
+    trains = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    at_start = {name: p.clone() for name, p in policy.named_parameters()}
+    first = {name: tensor.clone() for name, tensor in merged_weights(policy)}
+    server, held = {}, HeldVersions()
+    sent = 0
+    for _ in range(SYNCS):
+        step(trains, 0.05)
+        source = merged_weights(policy)
+        changed = source.only(held.stale_names(source))
+        for name, tensor in changed:
+            server[name] = tensor.clone()
+        held = HeldVersions.from_source(source)
+        sent += len(changed.entries)
+    assert sent == len(first) + (SYNCS - 1) * 6  # everything once, then q, k and v of two layers
+    assert all(torch.equal(server[name], tensor) for name, tensor in merged_weights(policy))
+    frozen = {name for name, p in policy.named_parameters() if not p.requires_grad}
+    assert all(torch.equal(p, at_start[name]) for name, p in policy.named_parameters() if name in frozen)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            parameter.copy_(at_start[name])
+    assert all(torch.equal(tensor, first[name]) for name, tensor in merged_weights(policy))

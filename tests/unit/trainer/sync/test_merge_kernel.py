@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import merge_kernel, merge_math
-from stage2_trainer.sync.tensors.merge_math import Adapter, KeptUpdate, Rounding, merged_weight, served_weight
+from stage2_trainer.sync.tensors.merge_math import Adapter, KeptUpdate, Rounding, served_weight
+from tests.unit.trainer.sync.exactness import layer, merged_weight, rounded
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [(1, 2), (2, 255), (7, 256), (64, 257), (67, 301), (33, 1024), (3, 4099)]
@@ -44,15 +45,6 @@ def assert_same(monkeypatch, base, adapter):
     found = by_kernel(monkeypatch, lambda: merged_weight(base, adapter))
     assert same_bits(expected, found)
     return found
-
-
-def layer(shape, rank, dtype=torch.float32, *, dora, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    out, width = shape
-    base = (torch.randn(shape, generator=generator) * 0.03).to(dtype)
-    up = torch.randn(out, rank, generator=generator) * 1e-2
-    down = torch.randn(rank, width, generator=generator) * width**-0.5
-    return base, Adapter(up, down, 2.0, torch.rand(out, generator=generator) + 0.5 if dora else None)
 
 
 def of_any_magnitude(shape, generator, low, high):
@@ -161,7 +153,7 @@ def test_what_is_served_and_what_is_known_of_it_are_the_same(dtype, dora, tile, 
     base, adapter = layer((203, 777), 16, dtype, dora=dora)
     torch_kept, kernel_kept = KeptUpdate(), KeptUpdate()
     expected = by_torch(monkeypatch, lambda: served_weight("w", base, adapter, rounding, torch_kept))
-    whole = rounding.apply("w", merged_weight(base, adapter), dtype)
+    whole = rounded(rounding, "w", merged_weight(base, adapter), dtype)
     monkeypatch.setattr(merge_math, "KERNEL_TILE", tile)
     found = by_kernel(monkeypatch, lambda: served_weight("w", base, adapter, rounding, kernel_kept))
     assert torch.equal(expected.view(torch.uint8), found.view(torch.uint8))

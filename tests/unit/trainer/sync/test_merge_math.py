@@ -7,17 +7,10 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import merge_math
-from stage2_trainer.sync.tensors.merge_math import Adapter, merged_weight
+from stage2_trainer.sync.tensors.merge_math import Adapter
+from tests.unit.trainer.sync.exactness import layer, merged_weight
 
 OUT, IN, RANK = 67, 301, 6
-
-
-def layer(dtype=torch.float32, *, dora, seed=5, out=OUT, width=IN, rank=RANK):
-    torch.manual_seed(seed)
-    base = (torch.randn(out, width) * 0.02).to(dtype)
-    spread = torch.logspace(-3, 3, rank)  # sums of small and large terms are those whose order shows
-    up, down = torch.randn(out, rank) * spread, torch.randn(rank, width) / spread.unsqueeze(1)
-    return base, Adapter(up, down, 0.37, torch.rand(out) + 0.5 if dora else None)
 
 
 def exact_row(base, adapter, row):
@@ -39,7 +32,7 @@ def exact_row(base, adapter, row):
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_merge_is_the_exact_one_rounded_to_float32(dtype, dora):
-    base, adapter = layer(dtype, dora=dora)
+    base, adapter = layer((OUT, IN), RANK, dtype, dora=dora)
     merged = merged_weight(base, adapter)
     assert merged.dtype == torch.float32
     for row in range(0, OUT, 13):
@@ -52,7 +45,7 @@ def test_a_merge_is_the_exact_one_rounded_to_float32(dtype, dora):
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("tile", [4000, 2**24])
 def test_threads_and_tiles_change_no_bit(dora, threads, tile, monkeypatch):
-    base, adapter = layer(dora=dora, out=512, width=777, rank=16)
+    base, adapter = layer((512, 777), 16, dora=dora)
     expected = merged_weight(base, adapter)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -65,7 +58,7 @@ def test_threads_and_tiles_change_no_bit(dora, threads, tile, monkeypatch):
 @pytest.mark.parametrize("dora", [False, True])
 def test_the_order_of_sums_changes_no_bit(dora):
     """What no number of threads shows: other orders, as another device's multiplication may have them."""
-    base, adapter = layer(dora=dora)
+    base, adapter = layer((OUT, IN), RANK, dora=dora)
     columns, ranks = torch.randperm(IN), torch.randperm(RANK)
     shuffled = Adapter(adapter.up[:, ranks], adapter.down[ranks][:, columns], adapter.scaling, adapter.magnitude)
     assert torch.equal(merged_weight(base[:, columns], shuffled), merged_weight(base, adapter)[:, columns])
@@ -73,7 +66,7 @@ def test_the_order_of_sums_changes_no_bit(dora):
 
 def test_a_plain_float32_merge_depends_on_the_order_of_sums():
     """The reason for all this; where it no longer holds, `merge_math` can be plain."""
-    base, adapter = layer(dora=False)
+    base, adapter = layer((OUT, IN), RANK, dora=False)
     ranks = torch.randperm(RANK)
     plain = base + adapter.up @ adapter.down
     assert not torch.equal(base + adapter.up[:, ranks] @ adapter.down[ranks], plain)
@@ -81,7 +74,7 @@ def test_a_plain_float32_merge_depends_on_the_order_of_sums():
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_an_adapter_that_adds_nothing_leaves_the_base(dora):
-    base, adapter = layer(dora=dora)
+    base, adapter = layer((OUT, IN), RANK, dora=dora)
     nothing = Adapter(torch.zeros_like(adapter.up), adapter.down, 2.0, base.double().norm(dim=1) if dora else None)
     torch.testing.assert_close(merged_weight(base, nothing), base, rtol=2**-23, atol=0)
 
@@ -100,12 +93,12 @@ def test_a_zero_has_the_same_sign_at_every_rank():
 
 
 def test_a_row_of_zeros_is_a_row_of_zeros():
-    base, adapter = layer(dora=False)
+    base, adapter = layer((OUT, IN), RANK, dora=False)
     base[3], adapter.up[3] = 0, 0
     assert torch.equal(merged_weight(base, adapter)[3], torch.zeros(IN))
 
 
 def test_what_is_no_number_is_not_hidden():
-    base, adapter = layer(dora=True)
+    base, adapter = layer((OUT, IN), RANK, dora=True)
     adapter.up[2, 1] = float("nan")
     assert merged_weight(base, adapter)[2].isnan().all()

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, KeptUpdate, Rounding, merged_weight
+from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, KeptUpdate, Rounding
+from tests.unit.trainer.sync.exactness import merged_weight, rounded
 
 LEARNING_RATE = 2e-5
 
@@ -20,7 +21,7 @@ def dora_after(steps):
 
 def kept(base, merged, rounding):
     kept = KeptUpdate()
-    kept.add(base, merged, rounding.apply("w", merged, base.dtype))
+    kept.add(base, merged, rounded(rounding, "w", merged, base.dtype))
     return kept.share()
 
 
@@ -36,7 +37,7 @@ def test_stochastic_rounding_serves_an_update_whole_in_the_mean(steps):
     base, merged = dora_after(steps)
     assert kept(base, merged, Rounding(steps)) == pytest.approx(1, abs=0.25)
     versions = 400
-    mean = sum(Rounding(v).apply("w", merged, base.dtype).double() for v in range(versions)) / versions
+    mean = sum(rounded(Rounding(v), "w", merged, base.dtype).double() for v in range(versions)) / versions
     update, served = merged.double() - base.double(), mean - base.double()
     assert float((served * update).sum() / update.square().sum()) == pytest.approx(1, abs=0.02)
     step = merged.abs().log2().floor().exp2().double() * 2**-7
@@ -45,30 +46,30 @@ def test_stochastic_rounding_serves_an_update_whole_in_the_mean(steps):
 
 def test_equal_seeds_give_equal_bytes_and_others_do_not():
     _, merged = dora_after(1)
-    once = Rounding(3).apply("w", merged, torch.bfloat16)
-    assert torch.equal(Rounding(3).apply("w", merged.clone(), torch.bfloat16), once)
-    assert not torch.equal(Rounding(4).apply("w", merged, torch.bfloat16), once)
-    assert not torch.equal(Rounding(3).apply("v", merged, torch.bfloat16), once)
+    once = rounded(Rounding(3), "w", merged, torch.bfloat16)
+    assert torch.equal(rounded(Rounding(3), "w", merged.clone(), torch.bfloat16), once)
+    assert not torch.equal(rounded(Rounding(4), "w", merged, torch.bfloat16), once)
+    assert not torch.equal(rounded(Rounding(3), "v", merged, torch.bfloat16), once)
 
 
 def test_a_neighbour_is_chosen_and_what_is_exact_stays():
     torch.manual_seed(1)
     values = torch.randn(10_000)
-    rounded = Rounding(1).apply("w", values, torch.bfloat16)
-    assert ((rounded.float() - values).abs() < values.abs() * 2**-7).all()
+    found = rounded(Rounding(1), "w", values, torch.bfloat16)
+    assert ((found.float() - values).abs() < values.abs() * 2**-7).all()
     exact = values.to(torch.bfloat16)
-    assert torch.equal(Rounding(1).apply("w", exact.float(), torch.bfloat16), exact)
+    assert torch.equal(rounded(Rounding(1), "w", exact.float(), torch.bfloat16), exact)
 
 
 def test_what_is_not_finite_stays():
     values = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
-    torch.testing.assert_close(Rounding(1).apply("w", values, torch.bfloat16).float(), values, equal_nan=True)
+    torch.testing.assert_close(rounded(Rounding(1), "w", values, torch.bfloat16).float(), values, equal_nan=True)
 
 
 def test_other_dtypes_are_rounded_to_the_nearest():
     values = torch.randn(100)
-    assert torch.equal(Rounding(1).apply("w", values, torch.float32), values)
-    assert torch.equal(Rounding(1).apply("w", values, torch.float16), values.half())
+    assert torch.equal(rounded(Rounding(1), "w", values, torch.float32), values)
+    assert torch.equal(rounded(Rounding(1), "w", values, torch.float16), values.half())
 
 
 def test_float32_keeps_all_and_no_update_loses_nothing():

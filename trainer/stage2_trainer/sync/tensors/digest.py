@@ -89,14 +89,6 @@ class Digests:
         return {layer: _short_hash("".join(digests)) for layer, digests in layers.items()}
 
 
-def digests_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Return the digest of each tensor."""
-    digests = Digests()
-    for name, tensor in tensors:
-        digests.add(name, tensor)
-    return digests.of_tensors()
-
-
 def differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     """Return the names whose digests differ, those that only one side has included."""
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -144,7 +136,7 @@ def _by_torch(words: Tensor) -> Tensor:
 
 
 def _by_kernel(words: Tensor, sum_of_pieces: SumOfPieces) -> int:
-    numbers, multipliers = words.numpy(), _multipliers_of_cpu()
+    numbers, multipliers = words.numpy(), _multipliers(words.device).numpy()
     threads = min(torch.get_num_threads(), -(-numbers.size // (PIECES_A_THREAD * PIECE)))
     if threads <= 1:
         return int(sum_of_pieces(numbers, multipliers, 0))
@@ -192,9 +184,3 @@ def _kernel() -> SumOfPieces | None:
 def _multipliers(device: torch.device) -> Tensor:
     """Return one odd number for each position in a piece; the same on every device."""
     return mixed(torch.arange(1, PIECE + 1) * GOLDEN).bitwise_or_(1).to(device)
-
-
-@lru_cache(maxsize=1)
-def _multipliers_of_cpu() -> Words:
-    multipliers: Words = _multipliers(torch.device("cpu")).numpy()
-    return multipliers

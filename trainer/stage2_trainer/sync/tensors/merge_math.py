@@ -70,15 +70,12 @@ Change = Adapter | TrainedRows
 
 @dataclass(frozen=True)
 class Rounding:
-    """A rule of rounding. version: seeds stochastic rounding; None = to the nearest."""
+    """A rule of rounding: equal names, versions and values give equal bytes, on every device.
+
+    version: seeds stochastic rounding; None = to the nearest.
+    """
 
     version: int | None = None
-
-    def apply(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor in `dtype`. Equal names, versions and values give equal bytes, on every device."""
-        rounded = torch.empty_like(value, dtype=dtype, memory_format=torch.contiguous_format)
-        self.write(name, value, rounded)
-        return rounded
 
     def key(self, name: str, dtype: torch.dtype) -> int | None:
         """Return the key of a tensor's noise, a signed 64-bit integer; None where it is rounded to the nearest."""
@@ -156,23 +153,12 @@ def served_weight(
     return served
 
 
-@torch.no_grad()
-def merged_weight(base: Tensor, change: Change) -> Tensor:
-    """Return the merged weight in float32, shape (out, in) (LoRA: arXiv 2106.09685; DoRA: arXiv 2402.09353).
-
-    DoRA's norms are by output row. An embedding is merged alike, its rows being the vocabulary.
-    """
-    merged = torch.empty(base.shape, dtype=torch.float32, device=base.device)
-    for rows, tile in merged_tiles(base, change):
-        merged[rows] = tile
-    return merged
-
-
 def merged_tiles(base: Tensor, change: Change) -> Iterator[tuple[slice, Tensor]]:
     """Yield the merged weight piece by piece: which rows, and their values in float32, valid until the next piece.
 
-    So only a piece of it is held in float32: fresh memory costs as much as the merge. A table with trained rows is one
-    piece. No gradients are recorded by callers.
+    LoRA: arXiv 2106.09685; DoRA, whose norms are by output row: arXiv 2402.09353. An embedding is merged alike, its
+    rows being the vocabulary; a table with trained rows is one piece. Only a piece is held in float32, because fresh
+    memory costs as much as the merge. The caller switches gradients off.
     """
     if isinstance(change, TrainedRows):
         ids = torch.tensor(change.ids, device=base.device)

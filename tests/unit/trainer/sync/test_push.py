@@ -1,0 +1,207 @@
+"""Weights are pushed on demand, once for each optimizer step, and a failed push never counts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stage2_api.errors import ConfigError
+from stage2_api.vllm import ServerAddress
+from stage2_trainer.sync.fleet.adapter import resolve_mode
+from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.report import DigestError, SyncReport
+from stage2_trainer.wire.errors import ServerError
+
+MODEL = torch.nn.Linear(1, 1)
+LOST = ServerError("http://b:8000", "push", "went away")
+REFUSED = ServerError("http://s", "load adapter", "rank too high", status=400)
+
+
+class Recorder:
+    """A push that only counts, or fails."""
+
+    def __init__(self, **fields):
+        self.versions = []
+        self.error = None
+        self.fields = fields
+
+    def sync(self, model, *, version):
+        if self.error is not None:
+            raise self.error
+        self.versions.append(version)
+        fields = {name: value[version] if isinstance(value, dict) else value for name, value in self.fields.items()}
+        return SyncReport.create(version, 1.25, ["http://a", "http://b"], **fields)
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+def adapters():
+    return Recorder(adapter={step: f"policy-{step}" for step in range(9)})
+
+
+def test_weights_are_pushed_once_for_each_step(recorder):
+    policy = WeightSync("full", full=recorder)
+    reports = [policy.ensure_synced(MODEL, step) for step in (0, 0, 1, 1, 1, 4)]
+    assert recorder.versions == [0, 1, 4]
+    assert [report.version if report else None for report in reports] == [0, None, 1, None, None, 4]
+
+
+def test_a_push_is_logged_with_its_size_and_its_servers(caplog):
+    caplog.set_level("INFO")
+    WeightSync("full", full=Recorder(bytes=45_600_000, tensors=7)).ensure_synced(MODEL, 3)
+    assert "weights of step 3 on 2 servers: " in caplog.text
+    assert ", 7 tensors, 45.6 MB each, 1.25 s" in caplog.text
+
+
+def test_a_failed_push_is_repeated_for_the_same_step(recorder):
+    policy = WeightSync("full", full=recorder)
+    policy.ensure_synced(MODEL, 3)
+    recorder.error = LOST
+    with pytest.raises(ServerError):
+        policy.ensure_synced(MODEL, 4)
+    recorder.error = None
+    assert policy.ensure_synced(MODEL, 4).version == 4
+
+
+def test_a_lost_server_makes_the_step_due_again(recorder):
+    policy = WeightSync("full", full=recorder)
+    policy.ensure_synced(MODEL, 2)
+    policy.invalidate()
+    policy.ensure_synced(MODEL, 2)
+    assert recorder.versions == [2, 2]
+
+
+def test_an_adapter_is_named_by_the_push_that_brought_it(recorder, adapters):
+    policy = WeightSync("adapter", full=recorder, adapter=adapters)
+    assert policy.ensure_synced(MODEL, 3).adapter == policy.report.adapter == "policy-3"
+    assert (policy.report.effective_mode, recorder.versions) == ("adapter", [])
+
+
+def test_a_refused_adapter_turns_the_run_to_full_pushes_with_one_warning(recorder, adapters, caplog):
+    policy = WeightSync("auto", full=recorder, adapter=adapters)
+    policy.ensure_synced(MODEL, 0)
+    adapters.error = REFUSED
+    for step in (1, 2, 3):
+        policy.ensure_synced(MODEL, step)
+    report = policy.report
+    assert (report.requested_mode, report.effective_mode, report.adapter) == ("auto", "full", None)
+    assert recorder.versions == [1, 2, 3]
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert "rank too high" in caplog.text
+
+
+@pytest.mark.parametrize(("error", "fallback"), [(REFUSED, False), (LOST, True)], ids=["no fallback", "only lost"])
+def test_a_refusal_without_fallback_and_a_lost_server_keep_adapter_mode(recorder, adapters, error, fallback):
+    policy = WeightSync("adapter", full=recorder, adapter=adapters, fallback=fallback)
+    adapters.error = error
+    with pytest.raises(ServerError, match=error.detail):
+        policy.ensure_synced(MODEL, 1)
+    adapters.error = None
+    assert policy.ensure_synced(MODEL, 1).adapter == "policy-1"
+    assert recorder.versions == []
+
+
+@pytest.mark.parametrize(
+    ("requested", "enable_lora", "obstacle", "effective"),
+    [
+        ("full", True, None, "full"),
+        ("adapter", True, None, "adapter"),
+        ("auto", True, None, "adapter"),
+        ("auto", False, None, "full"),
+        ("auto", True, "DoRA", "full"),
+    ],
+)
+def test_modes_resolve_by_what_can_work(requested, enable_lora, obstacle, effective, caplog):
+    caplog.set_level("INFO")
+    assert resolve_mode(requested, enable_lora=enable_lora, obstacle=obstacle) == effective
+    assert ("auto resolves to full" in caplog.text) == (requested == "auto" and effective == "full")
+
+
+@pytest.mark.parametrize(("enable_lora", "obstacle"), [(False, None), (True, "the vision tower has adapters")])
+def test_adapter_mode_that_cannot_work_is_refused_with_reason_and_way_out(enable_lora, obstacle):
+    with pytest.raises(ConfigError, match=r"vllm\.sync\.mode") as caught:
+        resolve_mode("adapter", enable_lora=enable_lora, obstacle=obstacle)
+    (problem,) = caught.value.problems
+    assert (obstacle or "enable_lora") in problem.rule
+    assert "set it to full" in problem.way_out
+
+
+def test_an_update_that_rounding_swallows_is_warned_of_once(caplog):
+    policy = WeightSync("full", full=Recorder(rounding_kept={0: 1.0, 1: 0.05, 2: 0.2, 3: 0.9}))
+    for step in range(4):
+        policy.ensure_synced(MODEL, step)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "at step 1 servers have 5 % of the adapters' update" in warning
+    assert "vllm.sync.rounding to stochastic" in warning
+
+
+def test_shares_are_of_the_whole_time_with_the_proof():
+    report = SyncReport.create(1, 3.0, ["a"], wire_bytes=2 * 10**9, phase_seconds={"pack": 1.0, "send": 1.0})
+    whole = report.completed(requested="full", effective="full", prove_s=1.0)
+    assert (whole.phases.pack, whole.phases.send, whole.phases.prove) == (0.25, 0.25, 0.25)
+    assert whole.gigabytes_per_second == 1.0
+
+
+@pytest.fixture
+def sync(monkeypatch):
+    """A full sync whose tries end as `outcomes` has it: with a report, an error, or a mismatch and an error."""
+    address = ServerAddress("http://127.0.0.1:1", 1)
+    full = FullSync([address], token="t", timeout_s=1.0, device=torch.device("cpu"), adapted=False)
+    full.outcomes = []
+
+    def push(model, version):
+        outcome = full.outcomes.pop(0)
+        if outcome == "mismatch":
+            full.location.mismatches.append("server http://a:8000: digests differ")
+            raise LOST
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(full, "_push", push)
+    yield full
+    full.close()
+
+
+def end_shared_group(sync):
+    sync.fleet._shared = SimpleNamespace(ended=True)
+
+
+def test_after_the_group_of_all_servers_has_ended_the_push_is_repeated(sync):
+    end_shared_group(sync)
+    sync.outcomes = [LOST, "report", LOST]
+    assert sync.sync(MODEL, version=1) == "report"
+    with pytest.raises(ServerError):
+        sync.sync(MODEL, version=2)
+
+
+def test_other_weights_end_the_run_though_the_group_of_all_servers_has_ended_too(sync):
+    end_shared_group(sync)
+    sync.location.at_server = False  # no adapter trains
+    sync.outcomes = ["mismatch"]
+    with pytest.raises(DigestError, match="http://a:8000"):
+        sync.sync(MODEL, version=1)
+
+
+def test_a_mismatch_of_one_push_does_not_count_in_the_next(sync):
+    sync.location.mismatches.append("server http://a:8000: digests differ")
+    sync.outcomes = [LOST]
+    with pytest.raises(ServerError, match="http://b:8000"):
+        sync.sync(MODEL, version=2)
+
+
+def test_a_mismatch_where_servers_merge_moves_the_merge_to_the_learner(sync):
+    sync.outcomes = ["mismatch", "report"]
+    assert sync.sync(MODEL, version=1) == "report"
+    assert (sync.location.effective, sync.planned().merge) == ("learner", "learner")
+
+
+def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
+    end_shared_group(sync)
+    sync.outcomes = ["report"]
+    sync.sync(MODEL, version=1)
+    assert not sync.fleet.shared_group_ended()
