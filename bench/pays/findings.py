@@ -17,7 +17,7 @@ from bench.pays.arms import ARMS, TIMED
 from bench.pays.study import ANSWERS, Run, Study, records_of
 
 from stage2_trainer.data.records import RecordRules, load_records
-from stage2_trainer.scores.answer_scores import AnswerScores, intervals, resampled
+from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, intervals
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import FloatArray, scored_images
 
@@ -32,7 +32,7 @@ Drawn = dict[str, FloatArray]
 
 def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Return the figures of the runs of a study that are done."""
-    images = resampled(study.sizes.held_out, draws=draws, seed=seed)
+    images = bootstrap_weights(study.sizes.held_out, draws=draws, seed=seed)
     start = {0: _scores(study, study.start_answers)}
     found = {term: _of_terms(study, term, images, seed) for term in TERMS}
     if not found["steps"]:
@@ -103,12 +103,12 @@ def _scores(study: Study, answers: Path) -> AnswerScores:
     path = study.data / "val.jsonl"
     records = load_records(path, study.sizes.held_out, RecordRules(images_exist=False))
     found = read_rollouts(Rollouts(answers), records, places_in(path)[: len(records)])
-    return AnswerScores.of(scored_images(records, found.answers))
+    return AnswerScores.from_images(scored_images(records, found.answers))
 
 
 def _draws(scores: Scores, images: FloatArray, seed: int) -> Drawn:
     """Return each figure of each draw: the mean over as many drawn seeds as there are."""
-    by_seed = [one.drawn(images) for one in scores.values()]
+    by_seed = [one.resample(images) for one in scores.values()]
     chosen = np.random.default_rng(seed).integers(len(by_seed), size=(len(images), len(by_seed)))
     return {
         name: np.stack([one[name] for one in by_seed], axis=1)[np.arange(len(images))[:, None], chosen].mean(axis=1)

@@ -27,8 +27,8 @@ from stage2_trainer.process.supported import check_supported
 from stage2_trainer.scores.answer_scores import (
     COORDINATE_SCORES,
     AnswerScores,
+    bootstrap_weights,
     differences,
-    resampled,
     without_nan,
 )
 from stage2_trainer.scores.image_counts import COUNTS
@@ -72,15 +72,15 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     """Score the files and print the figures; return 0. Raises ConfigError."""
     records = load_records(request.records, request.limit, rules=RecordRules(units=request.units, images_exist=False))
     places = places_in(request.records)[: len(records)]
-    files = [Rollouts.named(name) for name in request.rollouts]
+    files = [Rollouts.from_name(name) for name in request.rollouts]
     answered = [read_rollouts(one, records, places) for one in files]
     kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
     naming = NAMINGS[request.names]
     sets = [
-        AnswerScores.of(scored_images([records[i] for i in kept], [one.answers[i] for i in kept], naming))
+        AnswerScores.from_images(scored_images([records[i] for i in kept], [one.answers[i] for i in kept], naming))
         for one in answered
     ]
-    draws = resampled(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
+    draws = bootstrap_weights(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
     labels = request.labels or request.rollouts
     documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(labels, sets, strict=True)]
     compared = [] if draws is None else [differences(sets[0], other, draws) for other in sets[1:]]

@@ -17,7 +17,7 @@ import numpy as np
 from stage2_report.run_history import read_records
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled
+from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences, intervals
 from stage2_trainer.scores.image_counts import COUNTS
 from stage2_trainer.scores.scored_image import ScoredImage, read_answer, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
@@ -66,7 +66,7 @@ class EvaluatedStep:
     @cached_property
     def scores(self) -> AnswerScores:
         """The scores of all rollouts."""
-        return AnswerScores.of(list(self.images.values()))
+        return AnswerScores.from_images(list(self.images.values()))
 
     def judged_as(self, whole: EvaluatedStep) -> EvaluatedStep:
         """Return these rollouts judged with the classes and overlaps of another, whole evaluation."""
@@ -153,9 +153,9 @@ def figure_table(evaluations: Sequence[tuple[str, EvaluatedStep]]) -> FigureTabl
     compared = len(evaluations) == 2 and set(evaluations[0][1].images) == set(evaluations[1][1].images)
     columns = []
     for _, one in evaluations:
-        draws = resampled(len(one.images), draws=DRAWS, seed=SEED)
+        draws = bootstrap_weights(len(one.images), draws=DRAWS, seed=SEED)
         values = one.scores.figures(np.ones(len(one.images)))
-        columns.append((values, intervals(one.scores.drawn(draws), values)))
+        columns.append((values, intervals(one.scores.resample(draws), values)))
     changes = differences(evaluations[0][1].scores, evaluations[1][1].scores, draws) if compared else {}
     rows = [
         FigureRow(

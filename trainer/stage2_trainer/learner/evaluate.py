@@ -20,7 +20,7 @@ from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.scores.answer_scores import AnswerScores
-from stage2_trainer.scores.scored_image import ReadAnswer, answer_of, scored_images
+from stage2_trainer.scores.scored_image import ReadAnswer, from_parsed, scored_images
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Outcome, Refused
 
@@ -52,7 +52,7 @@ def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer])
     if not answered:
         return {f"rollout_{name}": 0.0 for name in METRICS.values()}
     images = scored_images(answered, [answers[one.index] for one in answered])
-    figures = AnswerScores.of(images).figures(np.ones(len(images)))
+    figures = AnswerScores.from_images(images).figures(np.ones(len(images)))
     return {
         f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
     }
@@ -89,7 +89,7 @@ class Evaluation:
         matched, found = self._matched(batches, model, global_step=global_step)
         bad = self._bad.note_held_out(found, step=global_step, of=len(records))
         self._on_matched(global_step, matched)
-        answers = {one.record.index: answer_of(one.target.parsed, one.rollout.finish_reason) for one in matched}
+        answers = {one.record.index: from_parsed(one.target.parsed, one.rollout.finish_reason) for one in matched}
         everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched], answers))
         seconds = max(taken for taken, *_ in everywhere)
         stats = [one for _, share, _ in everywhere for one in share]

@@ -7,7 +7,7 @@ from typing import Any
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.rollouts.replay import ids_sha256
-from stage2_trainer.scores.scored_image import WHAT_NOBODY_JUDGES
+from stage2_trainer.scores.scored_image import UNJUDGED_KEYS
 
 
 def rollout_document(matched: Matched) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def _recovery(matched: Matched) -> dict[str, Any]:
 
 def _unjudged(record: Record) -> dict[str, Any]:
     """Return what of a record's metadata its scores need, where it has any of that."""
-    found = {key: record.metadata[key] for key in WHAT_NOBODY_JUDGES if key in record.metadata}
+    found = {key: record.metadata[key] for key in UNJUDGED_KEYS if key in record.metadata}
     return {"metadata": found} if found else {}
 
 

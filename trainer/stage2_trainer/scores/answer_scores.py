@@ -18,14 +18,22 @@ from stage2_trainer.scores.average_precision import (
     class_matches,
     image_matches,
 )
-from stage2_trainer.scores.image_counts import COLUMNS, COUNTS, ImageCounts, figures, image_counts, table_of, worst_of
+from stage2_trainer.scores.image_counts import (
+    COLUMNS,
+    COUNTS,
+    ImageCounts,
+    figures,
+    image_counts,
+    table_of,
+    worst_image,
+)
 from stage2_trainer.scores.scored_image import FloatArray, ScoredImage
 
 PERCENTILES = (2.5, 97.5)
 WITHOUT_DUPLICATES = "without_duplicates"
 REPEATED = ("AP", "AP50", "AP75", "AR", "f1@0.5", "precision@0.5", "f1_class@0.5", "precision_class@0.5")
-"""Figures that are also said of the answers without their duplicates."""
-DRAWN = ("AP", "AP50", "AP75", "AR")
+"""Figures that are also given for answers without their duplicates."""
+RESAMPLED = ("AP", "AP50", "AP75", "AR")
 COORDINATE_SCORES, EQUAL_SCORES = "coordinate_logprobs", "equal"
 
 
@@ -38,26 +46,26 @@ class Examined:
     matches: Mapping[str, ImageMatches]
 
     @classmethod
-    def of(cls, image: ScoredImage) -> Examined:
-        """Examine an image."""
+    def from_image(cls, image: ScoredImage) -> Examined:
+        """Count and match the objects of an image."""
         return cls(image, image_counts(image), image_matches(image))
 
     def without_duplicates(self) -> Examined:
-        """Return the same with an answer that repeats nothing."""
+        """Return the same for the answer without duplicates."""
         kept = self.image.without_duplicates()
-        return self if kept is self.image else Examined.of(kept)
+        return self if kept is self.image else Examined.from_image(kept)
 
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """The scores of answers to records, one for each image; two sets are compared image by image."""
+    """The scores of a set of answers, one for each image."""
 
     examined: Sequence[Examined] = field(repr=False)
 
     @classmethod
-    def of(cls, images: Sequence[ScoredImage]) -> AnswerScores:
+    def from_images(cls, images: Sequence[ScoredImage]) -> AnswerScores:
         """Return the scores of these answers."""
-        return cls([Examined.of(image) for image in images])
+        return cls([Examined.from_image(image) for image in images])
 
     @property
     def images(self) -> list[ScoredImage]:
@@ -65,9 +73,9 @@ class AnswerScores:
         return [one.image for one in self.examined]
 
     def document(self, resamples: FloatArray | None = None) -> dict[str, Any]:
-        """Return all figures as JSON has them. resamples: (draws, images), for the intervals; None = without."""
+        """Return all figures for JSON. resamples: (draws, images), for the intervals; None leaves them out."""
         every = np.ones(len(self.examined))
-        worst = self.examined[worst_of(self._counts)]
+        worst = self.examined[worst_image(self._counts)]
         return {
             **{name: int(value) if name in COUNTS else value for name, value in self.figures(every).items()},
             "images": len(self.examined),
@@ -81,13 +89,13 @@ class AnswerScores:
                 "sample_id": worst.image.sample_id,
                 **{name: _plain(value) for name, value in _of_one(worst).items()},
             },
-            **({} if resamples is None else {"intervals": intervals(self.drawn(resamples), self.figures(every))}),
+            **({} if resamples is None else {"intervals": intervals(self.resample(resamples), self.figures(every))}),
         }
 
     @property
     def scores_from(self) -> str:
         """What ranks the objects for AP."""
-        with_any = [image for image in self.images if image.said]
+        with_any = [image for image in self.images if image.names]
         ranked = bool(with_any) and all(image.answer.scores is not None for image in with_any)
         return COORDINATE_SCORES if ranked else EQUAL_SCORES
 
@@ -97,10 +105,10 @@ class AnswerScores:
         counted = figures(weights @ self._counts)
         return {**precision, **{name: float(value) for name, value in counted.items()}}
 
-    def drawn(self, resamples: FloatArray) -> dict[str, FloatArray]:
-        """Return the figures of each draw; (draws,) each."""
+    def resample(self, resamples: FloatArray) -> dict[str, FloatArray]:
+        """Return the figures of each draw, (draws,) each."""
         found = [average_precision(self._matches, weights, by_size=False) for weights in resamples]
-        precision = {name: np.array([one[name] for one in found]) for name in DRAWN}
+        precision = {name: np.array([one[name] for one in found]) for name in RESAMPLED}
         return {**precision, **figures(resamples @ self._counts)}
 
     def _repeated(self) -> dict[str, float]:
@@ -117,19 +125,19 @@ class AnswerScores:
         return table_of([one.counts for one in self.examined])
 
 
-def resampled(images: int, *, draws: int, seed: int) -> FloatArray:
+def bootstrap_weights(images: int, *, draws: int, seed: int) -> FloatArray:
     """Return how often each image counts in each draw of a bootstrap, (draws, images)."""
     chance = np.full(images, 1 / images)
     return np.random.default_rng(seed).multinomial(images, chance, size=draws).astype(np.float64)
 
 
-def intervals(drawn: Mapping[str, FloatArray], figures: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return the 95 % interval of each figure, where all draws have it.
+def intervals(resampled: Mapping[str, FloatArray], figures: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return the 95 % interval of each figure that all draws have.
 
-    The percentiles of the draws, moved by as much as their mean is off the figure: an image that is drawn twice bends
-    AP's curve upwards, so its draws are too high by more than they spread.
+    The percentiles of the draws are shifted by the difference of their mean from the figure: an image that is drawn
+    twice bends AP's curve upwards, so its draws are biased by more than they spread.
     """
-    kept = {name: values for name, values in drawn.items() if not np.isnan(values).any()}
+    kept = {name: values for name, values in resampled.items() if not np.isnan(values).any()}
     return {
         name: [float(end) for end in np.percentile(values, PERCENTILES) - values.mean() + figures[name]]
         for name, values in kept.items()
@@ -137,13 +145,13 @@ def intervals(drawn: Mapping[str, FloatArray], figures: Mapping[str, float]) -> 
 
 
 def differences(first: AnswerScores, other: AnswerScores, resamples: FloatArray) -> dict[str, dict[str, Any]]:
-    """Return, for each figure, by how much the other set is higher than the first one, with its interval.
+    """Return by how much the other set is higher than the first, for each figure, with its interval.
 
-    Both are drawn with the same images: what is hard for both does not widen the interval.
+    Both are resampled with the same images: what is hard for both does not widen the interval.
     """
     every = np.ones(len(first.examined))
     mine, theirs = first.figures(every), other.figures(every)
-    before, after = first.drawn(resamples), other.drawn(resamples)
+    before, after = first.resample(resamples), other.resample(resamples)
     apart = {name: theirs[name] - mine[name] for name in before}
     spread = intervals({name: after[name] - before[name] for name in before}, apart)
     return {
@@ -154,7 +162,7 @@ def differences(first: AnswerScores, other: AnswerScores, resamples: FloatArray)
 
 
 def without_nan(value: Any) -> Any:
-    """Return a document as JSON can have it: null for a figure of something that there is not."""
+    """Return a document with null in place of NaN, for JSON."""
     if isinstance(value, dict):
         return {key: without_nan(one) for key, one in value.items()}
     if isinstance(value, list):

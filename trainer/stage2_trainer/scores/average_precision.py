@@ -1,7 +1,7 @@
-"""COCO's average precision and recall, equal to pycocotools' and fast enough to be drawn again and again.
+"""COCO's average precision and recall, equal to pycocotools', and fast enough for a bootstrap.
 
-The matching of an image's objects (`COCOeval.evaluateImg`) is done for all thresholds and sizes at once; what it finds
-is kept, and counted with a weight for each image, so that a resampling of images costs no matching.
+The objects of an image (`COCOeval.evaluateImg`) are matched once, for all thresholds and sizes together. Each
+resampling then only counts these matches, with a weight for each image.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def image_matches(image: ScoredImage) -> dict[str, ImageMatches]:
 
 
 def class_matches(images: Sequence[Mapping[str, ImageMatches]]) -> dict[str, ClassMatches]:
-    """Return the matches of each class of which there is a true object, by name. images: the matches in each."""
+    """Return the matches of each class that has a true object, by name. images: the matches in each image."""
     parts: dict[str, list[tuple[int, ImageMatches]]] = defaultdict(list)
     for number, found in enumerate(images):
         for name, one in found.items():
@@ -110,10 +110,10 @@ def by_class(matches: Mapping[str, ClassMatches], weights: FloatArray) -> dict[s
 
 def _by_class(image: ScoredImage) -> dict[str, tuple[list[int], list[int]]]:
     found: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-    for place, name in enumerate(image.said):
+    for place, name in enumerate(image.names):
         if not image.unchecked[place]:
             found[name][0].append(place)
-    for place, name in enumerate(image.names):
+    for place, name in enumerate(image.true_names):
         found[name][1].append(place)
     return found
 
@@ -121,34 +121,34 @@ def _by_class(image: ScoredImage) -> dict[str, tuple[list[int], list[int]]]:
 def _match(image: ScoredImage, answered: Places, true: Places) -> ImageMatches:
     order = answered[np.argsort(-image.scores[answered], kind="stable")][:MOST_DETECTIONS]
     areas, crowds = image.true_areas[true], image.crowds[true]
-    passed_over = crowds | (areas < _LOWER) | (areas > _UPPER)  # (sizes, true objects)
-    matched, ignored = _greedy(image.iou[order][:, true], passed_over, crowds)
+    skipped = crowds | (areas < _LOWER) | (areas > _UPPER)  # (sizes, true objects)
+    matched, ignored = _greedy(image.iou[order][:, true], skipped, crowds)
     size = image.answered_areas[order]
-    outside = ((size < _LOWER) | (size > _UPPER)).T[:, :, None] | image.in_loose_class[order][:, None, None]
-    return ImageMatches(image.scores[order], matched, ignored | (~matched & outside), ~passed_over.T)
+    outside = ((size < _LOWER) | (size > _UPPER)).T[:, :, None] | image.in_loose_classes[order][:, None, None]
+    return ImageMatches(image.scores[order], matched, ignored | (~matched & outside), ~skipped.T)
 
 
-def _greedy(iou: FloatArray, passed_over: BoolArray, crowds: BoolArray) -> tuple[BoolArray, BoolArray]:
+def _greedy(iou: FloatArray, skipped: BoolArray, crowds: BoolArray) -> tuple[BoolArray, BoolArray]:
     """Match detections in their order, each to the true object that it overlaps most.
 
-    Objects that are passed over (crowds, those of another size) are taken where there is no other; of equal overlaps
-    the last counts. Returns which detections were matched, and which of them to such an object.
+    Skipped objects (crowds, those of another size) are matched only if there is no other; of equal overlaps the last
+    counts. Returns which detections were matched, and which of these to a skipped object.
     """
     detections, true = iou.shape
     matched, ignored = (np.zeros((detections, *_KINDS), dtype=bool) for _ in range(2))
     if not true:
         return matched, ignored
-    taken = np.zeros((*_KINDS, true), dtype=bool)
+    used = np.zeros((*_KINDS, true), dtype=bool)
     areas, thresholds = _PLACES
     for place in np.flatnonzero(iou.max(1) >= THRESHOLDS[0]):
-        free = (iou[place] >= _LIMITS) & (~taken | crowds)
-        first = free & ~passed_over[:, None, :]
+        free = (iou[place] >= _LIMITS) & (~used | crowds)
+        first = free & ~skipped[:, None, :]
         free = np.where(first.any(-1, keepdims=True), first, free)
         best = true - 1 - np.argmax(np.where(free, iou[place], -1.0)[..., ::-1], axis=-1)
         found = free.any(-1)
-        taken[areas[found], thresholds[found], best[found]] = True
+        used[areas[found], thresholds[found], best[found]] = True
         matched[place] = found
-        ignored[place] = found & passed_over[areas, best]
+        ignored[place] = found & skipped[areas, best]
     return matched, ignored
 
 
@@ -181,6 +181,6 @@ def _interpolated(recall: FloatArray, precision: FloatArray) -> float:
 
 
 def _mean(values: FloatArray) -> float:
-    """Return the mean over what exists, as pycocotools leaves -1 out."""
+    """Return the mean of known values, as pycocotools leaves -1 out."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if known.size else float("nan")

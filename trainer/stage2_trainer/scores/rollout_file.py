@@ -1,8 +1,9 @@
-"""Answers of a file of rollouts, laid beside the records that they answer.
+"""The answers in a file of rollouts, matched to their records.
 
-A line is a JSON object with `text` and, to say which record it answers, `sample_id` (the record's own, or FILE:LINE) or
-`image`. It may have `finish_reason`, and log-probabilities of its tokens, as chat servers give them (`logprobs`, a list
-of `token` and `logprob`) or as `tokens` with `token_logprobs`. A learner's own `rollouts.jsonl` is read as it is.
+A line is a JSON object with `text`, and with `sample_id` (the record's own, or FILE:LINE) or `image` for the record
+that it answers. It may have `finish_reason`, and log-probabilities of its tokens, as chat servers give them
+(`logprobs`, a list of `token` and `logprob`) or as `tokens` with `token_logprobs`. A learner's own `rollouts.jsonl` is
+read as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record, lines
-from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, coordinates_in, read_answer
+from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, count_coordinates, read_answer
 
 EVENT, PART = "rollout", "held-out"
 STEP_MARK = "@"
@@ -28,14 +29,14 @@ WAY_OUT = 'write {"sample_id": "FILE:LINE", "text": "..."}, one JSON object a li
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A file of rollouts, of a learner's own file those of one step. step: None = the last that was evaluated."""
+    """A file of rollouts. step: of a learner's own file; None is the last that was evaluated."""
 
     path: Path
     step: int | None = None
 
     @classmethod
-    def named(cls, name: str) -> Rollouts:
-        """Return what FILE or FILE@STEP names."""
+    def from_name(cls, name: str) -> Rollouts:
+        """Parse FILE or FILE@STEP."""
         path, mark, step = name.rpartition(STEP_MARK)
         if mark and step.isdecimal() and not os.path.exists(name):
             return cls(Path(path), int(step))
@@ -44,7 +45,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers to records, in the order of these. missing: records to which there is none."""
+    """The answers in the order of the records. missing: ids of records without an answer."""
 
     answers: list[ReadAnswer]
     missing: list[str]
@@ -65,10 +66,10 @@ def places_in(path: Path) -> list[str]:
 
 
 def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequence[str]) -> Answered:
-    """Return the answer to each record; one that has none is answered with nothing. places: of the records.
+    """Return the answer to each record, empty if there is none. places: FILE:LINE of the records.
 
     Raises:
-        ConfigError: a line is not of this form, answers a record that is not there, or one that another answers.
+        ConfigError: a line is malformed, or answers an unknown record, or one that an earlier line answers.
     """
     index = _Index(records, places)
     answers: dict[int, ReadAnswer] = {}
@@ -86,7 +87,7 @@ def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequenc
 
 
 class _Index:
-    """Records by what a line may call them."""
+    """Records by the names that a line may use."""
 
     def __init__(self, records: Sequence[Record], places: Sequence[str]) -> None:
         self._places: dict[str, list[int]] = defaultdict(list)
@@ -108,7 +109,7 @@ class _Index:
 
 
 def _chosen(rollouts: Rollouts) -> Iterator[_Line]:
-    """Yield the lines of a file; of a learner's own those of one evaluation, of all its processes."""
+    """Yield the lines of a file; of a learner's own, those of one evaluation, of all its processes."""
     first = next(_lines(rollouts.path), None)
     if first is None or first.content.get("event") != EVENT:
         yield from _lines(rollouts.path)
@@ -125,7 +126,7 @@ def _of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line]:
     if step not in steps:
         rule = f"must hold an evaluation of step {step}; it has those of {', '.join(map(str, steps)) or 'none'}"
         raise ConfigError([Problem(str(rollouts.path), step, rule, f"name one of them: FILE{STEP_MARK}STEP")])
-    newest: dict[str, _Line] = {}  # a run that goes on from a checkpoint may evaluate a step once more
+    newest: dict[str, _Line] = {}  # a resumed run may evaluate a step again
     for line in held_out:
         if line.content["step"] == step:
             newest[line.content["sample_id"]] = line
@@ -133,7 +134,7 @@ def _of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line]:
 
 
 def _lines(path: Path, *, with_halves: bool = False) -> Iterator[_Line]:
-    """Yield the lines of a file. with_halves: some may be cut off by a crash, or be still in writing."""
+    """Yield the lines of a file. with_halves: lines may be truncated by a crash, or still being written."""
     for line in lines(path):
         place = f"{path}:{line.number}"
         try:
@@ -156,12 +157,12 @@ def _answer(line: _Line) -> ReadAnswer:
 
 
 def _logprobs(line: _Line, text: str) -> list[float] | None:
-    """Return the log-probabilities of the coordinate tokens of an answer, in order; None where it has none."""
+    """Return the log-probabilities of an answer's coordinate tokens, in order; None if it has none."""
     pairs = _token_logprobs(line)
     if pairs is None:
         return None
     found = [logprob for token, logprob in pairs if coord_bin(token) is not None]
-    if len(found) != (wanted := coordinates_in(text)):
+    if len(found) != (wanted := count_coordinates(text)):
         rule = f"has {len(found)} coordinate tokens, and the text has {wanted}"
         raise line.wrong("text", rule, "give the tokens of this text, or leave their log-probabilities out")
     return found
@@ -171,9 +172,9 @@ def _token_logprobs(line: _Line) -> list[tuple[str, float]] | None:
     content = line.content
     try:
         if content.get("logprobs") is not None:
-            given = content["logprobs"]
-            given = given["content"] if isinstance(given, dict) else given
-            return [(str(one["token"]), float(one["logprob"])) for one in given]
+            logprobs = content["logprobs"]
+            logprobs = logprobs["content"] if isinstance(logprobs, dict) else logprobs
+            return [(str(one["token"]), float(one["logprob"])) for one in logprobs]
         if content.get("token_logprobs") is not None:
             pairs = zip(content["tokens"], content["token_logprobs"], strict=True)
             return [(str(token), float(logprob)) for token, logprob in pairs]
@@ -185,7 +186,7 @@ def _token_logprobs(line: _Line) -> list[tuple[str, float]] | None:
 
 
 def _ranked(answers: list[ReadAnswer]) -> list[ReadAnswer]:
-    """Return the answers, without scores where one that has objects has none: they could not be compared."""
+    """Return the answers, without scores if any answer with objects lacks them, since they could not be compared."""
     if all(one.scores is not None for one in answers if one.objects):
         return answers
     return [replace(one, scores=None) for one in answers]

@@ -1,4 +1,7 @@
-"""A record with its answer, and how its objects overlap: boxes, or masks drawn at the image's size."""
+"""An answer read from text, beside its record, and the overlaps of their objects.
+
+Objects are compared as boxes, or as masks of the image's size.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,29 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, GTObject, ParsedRollout, parse_rollout
 from stage2_trainer.matching.ground_truth import InvalidObject, Measure, read_object
 
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
+UNJUDGED_KEYS = (NEGATIVE, NOT_EXHAUSTIVE, CROWDS)
+"""Keys of a record's metadata for objects that are neither right nor wrong."""
+DUPLICATE_IOU = 0.85
+"""IoU from which an object is a duplicate of an earlier one of the same name."""
+
+Naming = Callable[[str], str]
 CHARACTERS = 0x110000
 LOOPED_OBJECTS = 3
-"""An object that stands so many times in a row is a loop."""
+"""Equal objects in a row that make an answer a loop."""
 CUT_BY_LENGTH, CUT_BY_REPETITION = "length", "repetition"
 
 
 @dataclass(frozen=True)
 class ReadAnswer:
-    """What an answer says.
+    """The content of an answer.
 
-    objects: those that can be matched, in its order. scores: of each, exp of the mean log-probability of its coordinate
-    tokens; None where the rollout has none. parsed: it is whole, and each of its objects can be matched. truncated: it
-    was not closed. looped: it was ended because it repeated itself, or has one object three times in a row.
+    objects: those that can be matched, in order. scores: of each, exp of the mean log-probability of its coordinate
+    tokens; None if the rollout has none. parsed: the answer is whole, and each of its objects can be matched.
+    truncated: it was not closed. looped: it was ended because it repeated itself, or has one object three times in a
+    row.
     """
 
     objects: tuple[GTObject, ...]
@@ -45,7 +58,7 @@ NO_ANSWER = ReadAnswer((), (), parsed=False, truncated=False, looped=False)
 
 
 def read_answer(text: str, logprobs: Sequence[float] | None = None, finish_reason: str | None = None) -> ReadAnswer:
-    """Return what a text says. logprobs: of its coordinate tokens, in order. finish_reason: as servers say it."""
+    """Read an answer. logprobs: of its coordinate tokens, in order. finish_reason: as servers report it."""
     vocab = text_vocab()
     ids = vocab.encode(text)
     parsed = parse_rollout(ids, vocab)
@@ -55,11 +68,13 @@ def read_answer(text: str, logprobs: Sequence[float] | None = None, finish_reaso
         scores = tuple(
             _score([logprobs[number[place]] for place in one.token_positions]) for one in parsed.valid_objects
         )
-    return answer_of(parsed, finish_reason, scores)
+    return from_parsed(parsed, finish_reason, scores)
 
 
-def answer_of(parsed: ParsedRollout, finish_reason: str | None, scores: tuple[float, ...] | None = None) -> ReadAnswer:
-    """Return what a parsed answer says; see `ReadAnswer`."""
+def from_parsed(
+    parsed: ParsedRollout, finish_reason: str | None, scores: tuple[float, ...] | None = None
+) -> ReadAnswer:
+    """Return the content of a parsed answer."""
     objects = tuple(GTObject(one.desc, one.kind or "bbox", one.bins) for one in parsed.valid_objects)
     truncated = parsed.truncated or finish_reason == CUT_BY_LENGTH
     return ReadAnswer(
@@ -71,8 +86,8 @@ def answer_of(parsed: ParsedRollout, finish_reason: str | None, scores: tuple[fl
     )
 
 
-def coordinates_in(text: str) -> int:
-    """Return how many coordinate tokens a text has."""
+def count_coordinates(text: str) -> int:
+    """Return the number of coordinate tokens in a text."""
     return len(COORD_TOKEN.findall(text))
 
 
@@ -105,24 +120,13 @@ def _loops(objects: Sequence[GTObject]) -> bool:
     return any(len(set(window)) == 1 for window in windows)
 
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
-WHAT_NOBODY_JUDGES = (NEGATIVE, NOT_EXHAUSTIVE, CROWDS)
-"""Keys of a record's metadata that say which objects are neither right nor wrong."""
-DUPLICATE_IOU = 0.85
-"""An object of the same name that overlaps an earlier one so much is its duplicate."""
-
-Naming = Callable[[str], str]
-
-
 def exact(name: str) -> str:
     """Return a description as it is."""
     return name
 
 
 def normalised(name: str) -> str:
-    """Return a description in lower case, its words apart by one space, without what stands around them.
+    """Return a description in lower case, without punctuation, its words separated by one space.
 
     >>> normalised(" Traffic-Light.")
     'traffic light'
@@ -134,18 +138,17 @@ def normalised(name: str) -> str:
 class ScoredImage:
     """One record with its answer.
 
-    names, said: the classes of the true and of the answered objects. scores: of the answered ones. crowds: which of the
-    true objects are regions of many (COCO's iscrowd): what lies in them is neither right nor wrong.
-    absent: classes that were looked for and not found; None = all were looked for. loose: classes of which not every
-    object is annotated (LVIS).
+    true_names, names: the classes of the true and of the answered objects. crowds: which true objects are regions of
+    many (COCO's iscrowd); objects in them are neither right nor wrong. absent: classes that annotators looked for and
+    did not find; None if they looked for all. loose: classes of which not every object is annotated (LVIS).
     """
 
     sample_id: str
     size: tuple[int, int]
     truth: tuple[GTObject, ...]
     answer: ReadAnswer
+    true_names: tuple[str, ...]
     names: tuple[str, ...]
-    said: tuple[str, ...]
     crowds: BoolArray
     masks: bool
     absent: frozenset[str] | None = None
@@ -154,9 +157,9 @@ class ScoredImage:
 
     @cached_property
     def scores(self) -> FloatArray:
-        """The scores of the answered objects; all 1 where the rollout has none."""
+        """The scores of the answered objects; all 1 if the rollout has none."""
         found = self.answer.scores
-        return np.ones(len(self.said)) if found is None else np.asarray(found, dtype=np.float64)
+        return np.ones(len(self.names)) if found is None else np.asarray(found, dtype=np.float64)
 
     @cached_property
     def iou(self) -> FloatArray:
@@ -175,30 +178,30 @@ class ScoredImage:
 
     @cached_property
     def unchecked(self) -> BoolArray:
-        """Which answered objects are of a class of the data set that nobody looked for in this image."""
+        """Which answered objects are of a known class that annotators did not look for in this image."""
         if self.absent is None:
-            return np.zeros(len(self.said), dtype=bool)
-        checked = {*self.names, *self.absent}
-        return np.array([one in self.known and one not in checked for one in self.said], dtype=bool)
+            return np.zeros(len(self.names), dtype=bool)
+        checked = {*self.true_names, *self.absent}
+        return np.array([one in self.known and one not in checked for one in self.names], dtype=bool)
 
     @cached_property
-    def in_loose_class(self) -> BoolArray:
-        """Which answered objects are of a class of which not every object of this image is annotated."""
-        return np.array([one in self.loose for one in self.said], dtype=bool)
+    def in_loose_classes(self) -> BoolArray:
+        """Which answered objects are of a class that is not fully annotated in this image."""
+        return np.array([one in self.loose for one in self.names], dtype=bool)
 
     @cached_property
     def duplicates(self) -> BoolArray:
-        """Which answered objects repeat an earlier one that is none itself: of its class, and in its place."""
-        overlap = _iou(self._answered, self._answered, np.zeros(len(self.said), dtype=bool))
-        names = np.unique(self.said, return_inverse=True)[1]
+        """Which answered objects repeat an earlier one that is not a duplicate itself: same class, same place."""
+        overlap = _iou(self._answered, self._answered, np.zeros(len(self.names), dtype=bool))
+        names = np.unique(self.names, return_inverse=True)[1]
         repeats = np.tril((overlap >= DUPLICATE_IOU) & (names[:, None] == names[None, :]), -1)
-        found = np.zeros(len(self.said), dtype=bool)
+        found = np.zeros(len(self.names), dtype=bool)
         for place in np.flatnonzero(repeats.any(1)):
             found[place] = bool((repeats[place] & ~found).any())
         return found
 
     def without_duplicates(self) -> ScoredImage:
-        """Return the same image with an answer that repeats nothing."""
+        """Return the same image with an answer without duplicates."""
         if not self.duplicates.any():
             return self
         kept = np.flatnonzero(~self.duplicates).tolist()
@@ -208,7 +211,7 @@ class ScoredImage:
             objects=tuple(self.answer.objects[i] for i in kept),
             scores=None if scores is None else tuple(scores[i] for i in kept),
         )
-        return replace(self, answer=answer, said=tuple(self.said[i] for i in kept))
+        return replace(self, answer=answer, names=tuple(self.names[i] for i in kept))
 
     @cached_property
     def _answered(self) -> Sequence[Any]:
@@ -222,9 +225,9 @@ class ScoredImage:
 def scored_images(
     records: Sequence[Record], answers: Sequence[ReadAnswer], naming: Naming = exact
 ) -> list[ScoredImage]:
-    """Return records with their answers. naming: makes a class of a description.
+    """Return records with their answers. naming: from a description to its class.
 
-    Objects are compared as masks where the records have outlines, else as boxes.
+    Objects are compared as masks if any record has outlines, else as boxes.
     """
     masks = any(one.kind == "poly" for record in records for one in record.objects)
     known = frozenset(naming(name) for record in records for name in _names_in(record))
@@ -242,8 +245,8 @@ def _scored(record: Record, answer: ReadAnswer, naming: Naming, known: frozenset
         size=(record.width, record.height),
         truth=truth,
         answer=answer,
-        names=tuple(naming(one.desc) for one in truth),
-        said=tuple(naming(one.desc) for one in answer.objects),
+        true_names=tuple(naming(one.desc) for one in truth),
+        names=tuple(naming(one.desc) for one in answer.objects),
         crowds=np.arange(len(truth)) >= len(record.objects),
         masks=masks,
         absent=None if absent is None else frozenset(map(naming, absent)),
@@ -253,7 +256,7 @@ def _scored(record: Record, answer: ReadAnswer, naming: Naming, known: frozenset
 
 
 def _crowds(record: Record) -> list[GTObject]:
-    """Return the regions of many objects. Raises ConfigError for one that is none."""
+    """Return the crowd regions. Raises ConfigError for an invalid one."""
     found = []
     for number, region in enumerate(record.metadata.get(CROWDS, ())):
         try:

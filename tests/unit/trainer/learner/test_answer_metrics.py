@@ -53,7 +53,7 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     learner = evaluation(records[::-1], model, global_step=4)
     rollouts.close()
     answered = read_rollouts(Rollouts(tmp_path / "rollouts.jsonl", 4), records, places_in(data))
-    offline = AnswerScores.of(scored_images(records, answered.answers)).figures(np.ones(3))
+    offline = AnswerScores.from_images(scored_images(records, answered.answers)).figures(np.ones(3))
     page = read_evaluations(tmp_path / "stage2_log.jsonl", {4})[4].scores.figures(np.ones(3))
     said = {name: learner[f"rollout_{name}"] for name in METRICS.values()}
     assert said == {name: offline[source] for source, name in METRICS.items()}

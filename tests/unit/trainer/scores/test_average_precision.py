@@ -38,13 +38,13 @@ def entry(one, size, *, masks):
 
 def reference(images):
     """The figures of pycocotools."""
-    names = sorted({name for image in images for name in image.names})
+    names = sorted({name for image in images for name in image.true_names})
     truth, detections = [], []
     for number, image in enumerate(images):
-        for one, name, crowd in zip(image.truth, image.names, image.crowds, strict=True):
+        for one, name, crowd in zip(image.truth, image.true_names, image.crowds, strict=True):
             known = {"id": len(truth) + 1, "image_id": number, "category_id": names.index(name), "iscrowd": int(crowd)}
             truth.append({**entry(one, image.size, masks=image.masks), **known})
-        for one, name, score in zip(image.answer.objects, image.said, image.scores, strict=True):
+        for one, name, score in zip(image.answer.objects, image.names, image.scores, strict=True):
             if name in names:
                 known = {"image_id": number, "category_id": names.index(name), "score": score}
                 detections.append({**entry(one, image.size, masks=image.masks), **known})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled, without_nan
+from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences, intervals, without_nan
 from stage2_trainer.scores.image_counts import image_counts
 from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
 from tests.unit.trainer.scores.scenes import answer, box, random_scene, record
@@ -14,7 +14,7 @@ CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
 
 def document(records, answers, naming=None, **options):
     images = scored_images(records, answers, *([naming] if naming else []))
-    return AnswerScores.of(images).document(**options)
+    return AnswerScores.from_images(images).document(**options)
 
 
 def test_boxes_without_their_class_are_half_right():
@@ -107,12 +107,12 @@ def test_a_set_that_answers_nothing_has_figures():
 
 
 def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
-    scores = AnswerScores.of(scored_images(*random_scene(1)))
-    draws = resampled(40, draws=100, seed=3)
-    assert np.array_equal(draws, resampled(40, draws=100, seed=3))
+    scores = AnswerScores.from_images(scored_images(*random_scene(1)))
+    draws = bootstrap_weights(40, draws=100, seed=3)
+    assert np.array_equal(draws, bootstrap_weights(40, draws=100, seed=3))
     assert (draws.sum(1) == 40).all()
     figures = scores.figures(np.ones(40))
-    found = intervals(scores.drawn(draws), figures)
+    found = intervals(scores.resample(draws), figures)
     for name in ("AP", "f1@0.5", "f1_class@0.5", "parse_rate"):
         assert found[name][0] <= figures[name] <= found[name][1], name
     assert found["AP"][0] < found["AP"][1]
@@ -122,8 +122,8 @@ def test_two_sets_are_compared_on_the_same_draws():
     records, answers = random_scene(2)
     images = scored_images(records, answers)
     worse = scored_images(records, [one if place % 3 else NO_ANSWER for place, one in enumerate(answers)])
-    draws = resampled(len(records), draws=100, seed=0)
-    same = differences(AnswerScores.of(images), AnswerScores.of(images), draws)
+    draws = bootstrap_weights(len(records), draws=100, seed=0)
+    same = differences(AnswerScores.from_images(images), AnswerScores.from_images(images), draws)
     assert all(one == {"difference": 0, "interval": [0, 0]} for one in same.values())
-    found = differences(AnswerScores.of(images), AnswerScores.of(worse), draws)["recall@0.5"]
+    found = differences(AnswerScores.from_images(images), AnswerScores.from_images(worse), draws)["recall@0.5"]
     assert found["interval"][0] < found["difference"] < found["interval"][1] < 0

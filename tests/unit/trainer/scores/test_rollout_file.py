@@ -9,7 +9,7 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
-from stage2_trainer.scores.scored_image import coordinates_in
+from stage2_trainer.scores.scored_image import count_coordinates
 from tests.unit.trainer.scores.scenes import box, write_data, write_rollouts
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
@@ -99,9 +99,9 @@ def test_a_line_of_a_learners_file_that_a_crash_has_cut_off_is_passed_over(tmp_p
 
 
 def test_a_step_is_named_behind_the_file(tmp_path):
-    assert Rollouts.named("out/rollouts.jsonl@40").step == 40
+    assert Rollouts.from_name("out/rollouts.jsonl@40").step == 40
     (tmp_path / "odd@40").write_text("")
-    assert Rollouts.named(str(tmp_path / "odd@40")).step is None
+    assert Rollouts.from_name(str(tmp_path / "odd@40")).step is None
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_what_is_no_json_is_named_by_its_line(tmp_path, data):
 
 
 def test_coordinates_are_counted_as_they_are_read():
-    assert coordinates_in(TEXT) == 8
+    assert count_coordinates(TEXT) == 8
