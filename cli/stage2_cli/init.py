@@ -8,21 +8,21 @@ from pathlib import Path
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, with_progress
 from stage2_cli.imports import print_tally
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
 
 
 def init_project(request: ProjectRequest) -> int:
     """Create the folder, and print its contents and the next commands; return 0. Raises ConfigError."""
-    made = make_project(request, with_progress)
+    project = create_project(request, with_progress)
     console = plain_console()
-    print_tally(made.train, made.folders.train)
-    print_tally(made.held_out, made.folders.held_out)
-    lengths = made.measures
+    print_tally(project.train, project.folders.train)
+    print_tally(project.held_out, project.folders.held_out)
+    lengths = project.measures
     console.print(
         f"answers: up to {lengths.objects:,} objects and {lengths.longest_answer:,} tokens, on average"
         f" {lengths.mean_answer:,.0f}"
     )
-    console.print(f"model: {made.folders.model}")
+    console.print(f"model: {project.folders.model}")
     console.print(f"next: cd {shlex.quote(str(request.output))} and the commands of its README.md")
     return 0
 

@@ -1,4 +1,4 @@
-"""The making of a project's folder: everything is checked first, then written aside, then named."""
+"""`stage2 init`: a project folder. Everything is checked first, written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -31,25 +31,12 @@ from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
-SHARE = 0.05
-MOST = 1000
-RULE = f"{SHARE:.0%} of the images, at least 1 and at most {MOST:,}: those whose ids have the smallest SHA-256"
-
-
-def held_out(images: Sequence[AnnotatedImage]) -> frozenset[str]:
-    """Return the ids of the images that are held out: the same ones in whatever order the images come."""
-    count = min(max(1, round(len(images) * SHARE)), MOST)
-    return frozenset(sorted((image.sample_id for image in images), key=_draw)[:count])
-
-
-def _draw(sample_id: str) -> str:
-    return hashlib.sha256(sample_id.encode()).hexdigest()
-
-
 Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
-"""A function that passes items on and shows how many of so many have been; the text says of what."""
+"""A function that yields items and shows progress; it gets a text for them, and their number."""
 
 MOST_GPUS = 16
+SHARE, MOST_HELD_OUT = 0.05, 1000
+"""How many images are held out where there is no validation set."""
 _MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 PREPARED = Path("models") / "prepared"
 STAGES = {
@@ -58,24 +45,24 @@ STAGES = {
 }
 HEAD = """\
 # {name}, {stage}: {what}.
-# Written by `stage2 init`; beside a size stands what it comes from.
+# Written by `stage2 init`. A comment beside a size says where it comes from.
 #
 #     stage2 run {stage}.yaml --work-dir runs/{stage}-work    on this machine
 #     kubectl apply -f {stage}.yaml                           on a cluster
 #
-# Containers see each folder at the path that it has here. Where a cluster's nodes have none of them, exchange the
-# hostPath of a volume for a claim that holds the same, and keep its mountPath. Pods write to `runs` as user 10001.
+# Containers see each folder at its path on this machine. If the nodes of a cluster lack these folders, replace the
+# hostPath of a volume by a claim with the same content, and keep its mountPath. Pods write to `runs` as user 10001.
 """
 README = """\
 # {name}
 
-From this folder; on a cluster `kubectl apply -f` takes the place of `stage2 run`:
+Run these commands in this folder. On a cluster, use `kubectl apply -f` instead of `stage2 run`:
 
     stage2 doctor stage1.yaml
     stage2 run stage1.yaml --work-dir runs/stage1-work
     stage2 export runs/stage1/checkpoint-{stage1} --output models/stage1
     stage2 run stage2.yaml --work-dir runs/stage2-work
-    stage2 report runs/stage2/stage2_log.jsonl --picture runs/stage2.png
+    stage2 report runs/stage2 --html runs/stage2.html
     stage2 export runs/stage2/checkpoint-{stage2} --output models/stage2
 """
 
@@ -90,7 +77,7 @@ class Annotations:
 
 @dataclass(frozen=True)
 class ProjectRequest:
-    """What a project is made of. held_out: None takes a share of the training images. gpus: of the machine."""
+    """The input of a project. held_out: None = a share of the training images. gpus: of the machine."""
 
     train: Annotations
     held_out: Annotations | None
@@ -101,8 +88,8 @@ class ProjectRequest:
 
 
 @dataclass(frozen=True)
-class MadeProject:
-    """What was made: where, counts of both parts, and what the data says."""
+class Project:
+    """A new project: its folders, counts of both parts, and measures of the data."""
 
     folders: ProjectFolders
     train: Tally
@@ -110,8 +97,8 @@ class MadeProject:
     measures: Measures
 
 
-def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
-    """Make a project's folder. Raises ConfigError for what is wrong, and leaves nothing behind then."""
+def create_project(request: ProjectRequest, shown: Shown) -> Project:
+    """Create a project's folder. Raises ConfigError for a mistake, and leaves nothing behind then."""
     _check(request)
     parts = _parts(request)
     source, stock = _model(request)
@@ -125,16 +112,16 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
         folders = _folders(request, output.resolve(), None if stock else source)
         recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
         steps = {stage: sizes.steps.value for stage, sizes in recipe.stages.items()}
-        name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # it stands in one line
+        name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
         _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, name)
         (aside / "README.md").write_text(README.format(name=name, **steps), encoding="utf-8")
         (aside / RUNS).mkdir()
-    return MadeProject(folders, parts[0].tally, parts[1].tally, found)
+    return Project(folders, parts[0].tally, parts[1].tally, found)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the data set. option: what named it, and as which source. file: of its records, in the project."""
+    """A part of the data set. option, source: what named it. file: of its records, in the project."""
 
     option: str
     source: Path
@@ -144,7 +131,7 @@ class _Part:
 
 
 def _check(request: ProjectRequest) -> None:
-    """Raise ConfigError that names every option that cannot be right."""
+    """Raise ConfigError for every option that is wrong."""
     problems: list[Problem] = []
     try:
         check_folder("--output", request.output)
@@ -167,12 +154,12 @@ def _check(request: ProjectRequest) -> None:
 
 
 def _unmountable(option: str, path: Path) -> list[Problem]:
-    """Return what keeps containers from seeing a folder at the path that it has here."""
+    """Return a problem where containers cannot have a folder at its path on this machine."""
     try:
         _MOUNTS.validate_python(str(path.resolve()))
     except ValidationError:
-        rule = f"containers see it at {str(path.resolve())!r}, which must be text of at most 4,096 characters, no colon"
-        return [Problem(option, str(path), rule, "name another one, or move it")]
+        rule = f"is mounted at {str(path.resolve())!r}, which must be text of at most 4,096 characters without a colon"
+        return [Problem(option, str(path), rule, "name another folder, or move it")]
     return []
 
 
@@ -192,7 +179,7 @@ def _model(request: ProjectRequest) -> tuple[Path, bool]:
 
 @contextmanager
 def _as_option() -> Iterator[None]:
-    """Name the model in errors as this command has it, not as `stage2 prepare`."""
+    """Name the option of this command in errors, not that of `stage2 prepare`."""
     try:
         yield
     except ConfigError as error:
@@ -200,16 +187,26 @@ def _as_option() -> Iterator[None]:
 
 
 def _parts(request: ProjectRequest) -> tuple[_Part, _Part]:
-    """Return the images to train on and those that are held out. Raises ConfigError."""
+    """Return the training images and the held-out ones. Raises ConfigError."""
     tally, rest = Tally(), Tally()
     source, images = request.train.file, _read(request.train, tally)
     if request.held_out:
         held = _Part("--val-coco", request.held_out.file, "val.jsonl", _read(request.held_out, rest), rest)
         return _Part("--coco", source, "train.jsonl", images, tally), held
-    chosen = held_out(images)
+    chosen = choose_held_out(images)
     kept = [image for image in images if image.sample_id not in chosen]
     held = _Part("--coco", source, "val.jsonl", [image for image in images if image.sample_id in chosen], rest)
     return _Part("--coco", source, "train.jsonl", kept, tally), held
+
+
+def choose_held_out(images: Sequence[AnnotatedImage]) -> frozenset[str]:
+    """Return the ids of 5 % of the images, at least 1 and at most 1,000: those with the smallest SHA-256.
+
+    The order of the images does not matter.
+    """
+    count = min(max(1, round(len(images) * SHARE)), MOST_HELD_OUT)
+    ids = (image.sample_id for image in images)
+    return frozenset(sorted(ids, key=lambda one: hashlib.sha256(one.encode()).hexdigest())[:count])
 
 
 def _read(annotations: Annotations, tally: Tally) -> list[AnnotatedImage]:
@@ -224,21 +221,21 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
         write_records(images, aside / "data" / part.file, choice, part.tally)
         if not part.tally.records:
             reasons = ", ".join(f"{count:,}: {reason}" for reason, count in part.tally.images_left_out.most_common())
-            rule = f"must give a record for {part.file}, and has {len(part.images)} images for it"
-            rule += f"; left out are {reasons}" if reasons else ""
+            rule = f"must give at least one record for {part.file}; it has {len(part.images)} images for it"
+            rule += f", of which are left out: {reasons}" if reasons else ""
             raise ConfigError([Problem(part.option, str(part.source), rule, "give more images")])
     train = parts[0]
     if not train.tally.objects:
-        rule = f"must have objects; none of its {train.tally.records:,} images has one that is kept"
-        way_out = "`stage2 import coco` says what is left out"
+        rule = f"must have objects; its {train.tally.records:,} images have none that are kept"
+        way_out = "`stage2 import coco` lists what is left out"
         raise ConfigError([Problem(train.option, str(train.source), rule, way_out)])
     if request.gpus > train.tally.records:
-        rule = f"must not be above the {train.tally.records:,} records to train on: each GPU of stage 1 has its own"
+        rule = f"must be at most {train.tally.records:,}, the number of training records: each GPU of stage 1 needs one"
         raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
 
 
 def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
-    """Return what the written records and the model's processor say."""
+    """Return the measures of the written records, in tokens of the model."""
     train, rest = (load_records(aside / "data" / name) for name in ("train.jsonl", "val.jsonl"))
     processor = AutoProcessor.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     coord_vocab(processor.tokenizer, str(model))
@@ -247,7 +244,7 @@ def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -
 
 
 def _folders(request: ProjectRequest, folder: Path, ready: Path | None) -> ProjectFolders:
-    """Return the project's folders; `ready` is where a model lies that has its tokens already."""
+    """Return the project's folders. ready: the folder of a model that has its coordinate tokens already."""
     pairs = (request.train, request.held_out)
     images = tuple(dict.fromkeys(pair.images.resolve() for pair in pairs if pair))
     if ready is None:
@@ -266,13 +263,13 @@ def _write_jobs(aside: Path, jobs: Mapping[str, Tree], name: str) -> None:
 
 @contextmanager
 def _written_aside(output: Path) -> Iterator[Path]:
-    """Yield a folder beside the output that gets its name when it is whole, and goes when it does not become so."""
+    """Yield a temporary folder that is renamed to the output at the end, and removed after an error."""
     aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "data").mkdir(parents=True)
     try:
         yield aside
-        check_folder("--output", output)  # which somebody may have filled meanwhile
+        check_folder("--output", output)  # somebody may have filled it meanwhile
         if output.exists():
             output.rmdir()
         aside.rename(output)

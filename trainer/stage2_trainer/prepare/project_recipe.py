@@ -1,6 +1,6 @@
 """The job files of both stages, as an expert would write them for a data set, a model and a number of GPUs.
 
-What is not here is left to the defaults of stage2_api. Rates and adapters are those that others train Qwen3-VL with:
+All other keys have the defaults of stage2_api. Rates and adapters are those of published recipes for Qwen3-VL:
 
 - ms-swift's examples for Qwen3-VL (modelscope/ms-swift, examples/models/qwen3_vl): LoRA on all linear layers of the
   language model at 1e-4, 5 % of the steps to warm up, images of up to 1,024 tokens;
@@ -34,9 +34,9 @@ _STEP = 2
 
 @dataclass(frozen=True)
 class ProjectFolders:
-    """The folders of a project, absolute: containers see them where this machine has them.
+    """The absolute folders of a project; containers have them at the same paths.
 
-    images: folders of pictures. model: what stage 1 starts from; model_folder: where that lies, if not in the project.
+    images: folders of pictures. model: the model of stage 1. model_folder: its folder, if it is outside the project.
     """
 
     folder: Path
@@ -46,17 +46,17 @@ class ProjectFolders:
 
     @property
     def train(self) -> Path:
-        """The records to train on."""
+        """The training records."""
         return self.folder / "data" / "train.jsonl"
 
     @property
     def held_out(self) -> Path:
-        """The records that are held out."""
+        """The held-out records."""
         return self.folder / "data" / "val.jsonl"
 
     @property
     def exported(self) -> Path:
-        """The model that comes of stage 1."""
+        """The model that stage 1 exports."""
         return self.folder / "models" / "stage1"
 
 
@@ -103,7 +103,7 @@ class JobRecipe:
         spec: Tree = {"gpuResource": "nvidia.com/gpu" if self.gpus else Chosen("", "no GPU: the learner runs on a CPU")}
         if servers:
             spec["rollout"] = {
-                "servers": Chosen(servers, "one vLLM each; the learner has the GPU that is left"),
+                "servers": Chosen(servers, "one vLLM each; the learner has the remaining GPU"),
                 "gpusPerServer": 1,
                 "resources": {"requests": {"cpu": 4, "memory": "32Gi"}},
             }
@@ -122,7 +122,7 @@ class JobRecipe:
         }
 
     def _volumes(self) -> list[Tree]:
-        """Return the folders, at their own paths, so that one file serves processes and pods; `runs` is written to."""
+        """Return the folders at their own paths, so that processes and pods share one file; only `runs` is writable."""
         folders = self.folders
         read = dict.fromkeys(
             [folders.folder, *folders.images, *([folders.model_folder] if folders.model_folder else [])]
@@ -170,7 +170,7 @@ class JobRecipe:
             "eval_strategy": "steps",
             "eval_steps": sizes.evaluate_every,
             "save_strategy": "steps",
-            "save_steps": Chosen(sizes.evaluate_every.value, "what a crash can cost; the best one is kept beside them"),
+            "save_steps": Chosen(sizes.evaluate_every.value, "a crash loses at most these; the best is kept too"),
             "save_total_limit": 2,
             "dataloader_drop_last": True,
             "packing": True,
@@ -178,13 +178,13 @@ class JobRecipe:
 
     def _everything(self) -> Tree:
         return {
-            "train_type": Chosen("full", "a model that nobody has trained learns with all of its weights"),
+            "train_type": Chosen("full", "an untrained model trains all of its weights"),
             "freeze_vit": False,
             "freeze_aligner": False,
         }
 
     def _adapters(self, *, coord_rows: bool) -> Tree:
-        rows = {"train_coord_rows": Chosen(True, "an offset for each coordinate token; all other rows stay")}
+        rows = {"train_coord_rows": Chosen(True, "an offset for each coordinate token; all other rows stay frozen")}
         return {
             "train_type": "lora",
             "use_dora": True,
@@ -197,7 +197,7 @@ class JobRecipe:
         }
 
     def _matching(self) -> Tree:
-        """Return what both stages have, so that their evaluations can be compared."""
+        """Return the keys that both stages share, so that their evaluations are comparable."""
         return {
             "candidate_top_k": self.sizes.top_k,
             "target_sigma": self.sizes.sigma,
@@ -206,13 +206,13 @@ class JobRecipe:
         }
 
     def _rollouts(self, *, servers: int) -> Tree:
-        """Return what makes rollouts: servers, or a vLLM in the learner's own processes, or the model itself."""
+        """Return the keys of the rollout backend: servers, a vLLM in the learner's processes, or the model itself."""
         answers: Tree = {"max_new_tokens": self.sizes.max_new_tokens}
         if not self.gpus:
             return {"rollout_backend": "hf", "rollout_generate_batch_size": 16} | answers
         limits = {"max_model_len": self.sizes.max_model_len, "limit_mm_per_prompt": {"image": 1, "video": 0}}
         if servers:
-            whole = Chosen(0.9, "a server has its GPU to itself")
+            whole = Chosen(0.9, "a server has its own GPU")
             return answers | {"vllm": {"mode": "server", "gpu_memory_utilization": whole} | limits}
         spread = {"tensor_parallel_size": self.gpus, "mm_encoder_tp_mode": "data"}
         shared = {"mode": "colocate", "gpu_memory_utilization": Chosen(0.45, "the rest is for training")} | limits
@@ -220,7 +220,7 @@ class JobRecipe:
 
 
 def object_name(folder: Path) -> str:
-    """Return a Kubernetes object's name made of a folder's."""
+    """Return a name for a Kubernetes object, from the name of a folder."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
     return name or "run"
 
@@ -230,7 +230,7 @@ def _volume(name: str, path: Path) -> Tree:
 
 
 class _OneLine(yaml.SafeDumper):
-    """Writes text with what breaks a line in quotes and with escapes: elsewhere a reader makes spaces of some."""
+    """Quotes text with line breaks and other control characters: in plain style a reader turns some into spaces."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
@@ -241,7 +241,7 @@ _OneLine.add_representer(str, _text)
 
 
 def to_yaml(tree: Mapping[str, Any]) -> str:
-    """Return nested mappings as YAML; lists and mappings inside a Chosen stand in one line."""
+    """Return nested mappings as YAML with reasons as comments; lists and mappings inside a Chosen are one line."""
     return "".join(f"{line}\n" for line in _lines(tree, 0))
 
 

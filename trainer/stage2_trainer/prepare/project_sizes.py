@@ -1,4 +1,4 @@
-"""The sizes of a run, each derived from what its data and its machine say, with the reason beside it."""
+"""The sizes of a run, each derived from measures of its data and its machine, with the reason."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Shown = Callable[[Iterable[Record]], Iterable[Record]]
 
 @dataclass(frozen=True)
 class Patches:
-    """An image processor's rule. side: pixels of a token's square. least, most: pixels of an image that it makes."""
+    """How an image processor resizes. side: pixels of a token's square. least, most: pixels of a resized image."""
 
     side: int
     least: int
     most: int
 
     def resized(self, size: Size, most: int | None = None) -> Size:
-        """Return width and height that an image of this size is brought to; `most` lowers the most pixels."""
+        """Return width and height after resizing; `most` lowers the pixel limit."""
         width, height = size
         limit = self.most if most is None else min(most, self.most)
         high, wide = smart_resize(height, width, factor=self.side, min_pixels=self.least, max_pixels=limit)
         return wide, high
 
     def tokens(self, size: Size, most: int | None = None) -> int:
-        """Return how many tokens an image of this size becomes."""
+        """Return the number of tokens of an image of this size."""
         wide, high = self.resized(size, most)
         return wide * high // self.side**2
 
@@ -62,7 +62,7 @@ class Measures:
 
 
 def measure(train: Sequence[Record], held_out: Sequence[Record], processor: Any, prompt: str, shown: Shown) -> Measures:
-    """Measure the records of a data set; `shown` passes them on."""
+    """Measure the records of a data set. shown: yields them and shows progress."""
     encoder = Encoder(processor)
     everything = (*train, *held_out)
     lengths = [_answer_tokens(record, encoder) for record in shown(everything)]
@@ -89,7 +89,7 @@ def _answer_tokens(record: Record, encoder: Encoder) -> int:
 
 
 def _prompt_tokens(encoder: Encoder, prompt: str) -> int:
-    """Return the tokens of a prompt besides those of its image; no image of the data is decoded for it."""
+    """Return the tokens of a prompt without those of its image; no image of the data is decoded."""
     record = Record(index=0, sample_id="", images=(blank_image(),), width=BLANK_SIDE, height=BLANK_SIDE)
     encoded = encoder.prompt(chat_messages(record, prompt))
     assert encoded.image_grid_thw is not None, "a record has an image"
@@ -111,12 +111,12 @@ CPU_STAGE1_STEPS, CPU_STAGE2_STEPS, CPU_BATCH = 1400, 20, 16
 EVALUATIONS = 10
 HELD_OUT_LOOKED_AT, CPU_HELD_OUT_LOOKED_AT = 256, 32
 LARGEST_MICRO_BATCH = 8
-_LISTED_TWICE = 1.5  # of what a right answer has: rollout and missed objects together
+_LISTED_TWICE = 1.5  # times a correct answer: the rollout and the appended missed objects
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A value, and why it is this one."""
+    """A value, and the reason for it."""
 
     value: Any
     why: str
@@ -159,7 +159,7 @@ def choose(found: Measures, *, gpus: int) -> Sizes:
         max_new_tokens=Chosen(new_tokens, f"the longest answer has {found.longest_answer:,} tokens; a quarter more"),
         max_model_len=Chosen(
             _up(prompt + new_tokens + 1, 64),
-            f"the longest prompt ({prompt:,} tokens, {image:,} of them of the image) and max_new_tokens",
+            f"the longest prompt ({prompt:,} tokens, {image:,} of them for the image) and max_new_tokens",
         ),
         top_k=Chosen(min(found.objects, TOP_K), f"an image has up to {found.objects:,} objects"),
         sigma=_sigma(found, pixels.value),
@@ -170,20 +170,17 @@ def choose(found: Measures, *, gpus: int) -> Sizes:
 
 
 def _max_pixels(found: Measures) -> Chosen:
-    """Return the pixels of the largest image as it comes to the model; the cap is 1,024 tokens of Qwen3-VL."""
+    """Return the pixels of the largest image after resizing, at most 1,024 tokens of Qwen3-VL."""
     width, height = max((found.patches.resized(size) for size in found.images), key=math.prod)
     largest = width * height
     if largest > MOST_PIXELS:
-        return Chosen(MOST_PIXELS, f"the largest images have {largest:,} pixels; this is {_tokens(found)} tokens")
-    return Chosen(largest, f"the largest images come to the model with {width} x {height} pixels")
-
-
-def _tokens(found: Measures) -> str:
-    return f"{MOST_PIXELS // found.patches.side**2:,}"
+        tokens = MOST_PIXELS // found.patches.side**2
+        return Chosen(MOST_PIXELS, f"the largest images have {largest:,} pixels; this is {tokens:,} tokens")
+    return Chosen(largest, f"the model sees the largest images with {width} x {height} pixels")
 
 
 def _sigma(found: Measures, pixels: int) -> Chosen:
-    """Return the width of coordinates' targets: bins of nearly a pixel of the smallest image, and not below 2."""
+    """Return the sigma of coordinate targets: nearly a pixel of the smallest image, at least 2 bins."""
     shorter = min(min(found.patches.resized(size, pixels)) for size in found.images)
     bins = BINS / shorter
     return Chosen(round(max(SIGMA_BINS, SIGMA_PIXELS * bins), 1), f"bins; a pixel is up to {bins:.1f} bins wide")
@@ -194,9 +191,7 @@ def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
     longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
     row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
     if not gpus:
-        return _stage(
-            batch, micro, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row
-        )
+        return _stage(batch, micro, CPU_STAGE1_STEPS, "after which the boxes of a tiny model follow the objects", row)
     why = f"about {STAGE1_PASSES} passes over {found.records:,} records"
     return _stage(batch, micro, math.ceil(found.records * STAGE1_PASSES / batch), why, row)
 
@@ -204,10 +199,10 @@ def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
 def _stage2(found: Measures, prompt: int, new_tokens: int, gpus: int) -> Stage:
     batch, micro = _dealt(STAGE2_BATCH if gpus else CPU_BATCH, found.records, 1)
     longest, mean = prompt + new_tokens + found.longest_answer, prompt + _LISTED_TWICE * found.mean_answer
-    row = _row(longest, mean, batch, 1, "a whole answer with all objects appended")
+    row = _row(longest, mean, batch, 1, "a full answer with all objects appended")
     if not gpus:
         return _stage(batch, micro, CPU_STAGE2_STEPS, "a few minutes", row)
-    why = f"about a pass over {found.records:,} records, and not above {STAGE2_STEPS}"
+    why = f"about one pass over {found.records:,} records, at most {STAGE2_STEPS} steps"
     return _stage(batch, micro, min(STAGE2_STEPS, math.ceil(found.records / batch)), why, row)
 
 
@@ -224,9 +219,9 @@ def _stage(batch: int, micro: int, steps: int, why: str, row: Chosen) -> Stage:
 
 
 def _dealt(wanted: int, records: int, processes: int) -> tuple[int, int]:
-    """Return the records of an optimizer step and of a micro-step in each process, near what is wanted.
+    """Return the records of an optimizer step and of a micro-step in each process, close to `wanted`.
 
-    A step is whole micro-steps of all processes, as a run makes it: another number would be rounded up there.
+    A step is a whole number of micro-steps of all processes; a run would round any other number up.
     """
     wanted = min(wanted, records)
     micro = max(1, min(LARGEST_MICRO_BATCH, wanted // processes))
@@ -240,9 +235,9 @@ def _batch(records: int) -> int:
 
 
 def _row(longest: int, mean: float, batch: int, processes: int, what: str) -> Chosen:
-    """Return the tokens of a packed row: those of a process's share of a step, within what a GPU holds."""
+    """Return the tokens of a packed row: a process's share of a step, within the limit of a GPU."""
     share = min(mean * batch / processes, ROW_TOKENS)
-    return Chosen(_up(max(longest, share), 100), f"{what} has up to {longest:,} tokens, and a mean one {mean:,.0f}")
+    return Chosen(_up(max(longest, share), 100), f"{what} has up to {longest:,} tokens, {mean:,.0f} on average")
 
 
 def _up(value: float, step: int) -> int:

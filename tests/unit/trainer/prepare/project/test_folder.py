@@ -19,7 +19,7 @@ from stage2_cli.main import app
 from stage2_controller.spec.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
 from tests.unit.trainer.prepare.stock_models import mixture_of
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
@@ -68,7 +68,7 @@ def request(coco, stock, output, **changes):
 def project(coco, stock, tmp_path_factory):
     """A project for a CPU, and what was said of its making."""
     output = tmp_path_factory.mktemp("projects") / "cats"
-    return make_project(request(coco, stock, output), quietly), output
+    return create_project(request(coco, stock, output), quietly), output
 
 
 def jobs(folder):
@@ -109,7 +109,7 @@ def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
     ("gpus", "servers", "learners"), [(0, 0, (0, 0)), (1, 0, (1, 1)), (4, 3, (4, 1)), (8, 7, (8, 1))]
 )
 def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
-    make_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+    create_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
     stage1, stage2 = jobs(tmp_path / "run")
     assert (stage1.spec.rollout.servers, stage2.spec.rollout.servers) == (0, servers)
     assert (stage1.spec.learner.gpus, stage2.spec.learner.gpus) == learners
@@ -125,7 +125,7 @@ def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
 def test_the_api_server_takes_both_jobs(coco, stock, tmp_path, gpus):
     from tests.unit.api.api_server import SPEC, defaulted, holds
 
-    make_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+    create_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
     for stage in ("stage1", "stage2"):
         spec = defaulted(SPEC, yaml.safe_load((tmp_path / "run" / f"{stage}.yaml").read_text())["spec"])
         for schema, value in ((SPEC, spec), (SPEC["properties"]["config"], spec["config"])):
@@ -136,7 +136,7 @@ def test_the_api_server_takes_both_jobs(coco, stock, tmp_path, gpus):
 
 
 def test_large_models_get_what_an_expert_writes(coco, stock, tmp_path):
-    make_project(request(coco, stock, tmp_path / "run", gpus=4), quietly)
+    create_project(request(coco, stock, tmp_path / "run", gpus=4), quietly)
     stage1, stage2 = (job.spec.config for job in jobs(tmp_path / "run"))
     for config in (stage1, stage2):
         assert (config.model.torch_dtype, config.model.attn_impl) == ("bfloat16", "auto")
@@ -181,7 +181,7 @@ def len_of(path):
 
 def test_a_model_that_has_its_tokens_is_used_where_it_lies(coco, stock, tmp_path):
     prepare(str(stock), tmp_path / "ready")
-    make_project(request(coco, tmp_path / "ready", tmp_path / "run"), quietly)
+    create_project(request(coco, tmp_path / "ready", tmp_path / "run"), quietly)
     stage1, _ = jobs(tmp_path / "run")
     assert stage1.spec.config.model.model == str(tmp_path / "ready")
     assert str(tmp_path / "ready") in {volume.mount_path for volume in stage1.spec.volumes}
@@ -189,7 +189,7 @@ def test_a_model_that_has_its_tokens_is_used_where_it_lies(coco, stock, tmp_path
 
 
 def test_a_validation_file_is_held_out_as_it_is(coco, stock, tmp_path):
-    made = make_project(request(coco, stock, tmp_path / "run", held_out=coco), quietly)
+    made = create_project(request(coco, stock, tmp_path / "run", held_out=coco), quietly)
     assert (made.train.records, made.held_out.records) == (IMAGES, IMAGES)
 
 
@@ -201,13 +201,13 @@ def test_a_folder_that_holds_something_is_left_alone(coco, stock, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("")
     with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
-        make_project(request(coco, stock, tmp_path / "run"), quietly)
+        create_project(request(coco, stock, tmp_path / "run"), quietly)
     assert left(tmp_path / "run") == ["mine"]
 
 
 def test_an_empty_folder_is_taken(coco, stock, tmp_path):
     (tmp_path / "run").mkdir()
-    make_project(request(coco, stock, tmp_path / "run"), quietly)
+    create_project(request(coco, stock, tmp_path / "run"), quietly)
     assert left(tmp_path) == ["run"]
 
 
@@ -223,7 +223,7 @@ def test_an_empty_folder_is_taken(coco, stock, tmp_path):
 )
 def test_what_is_wrong_is_said_before_anything_is_written(coco, stock, tmp_path, changes, said):
     with pytest.raises(ConfigError, match=said):
-        make_project(request(coco, stock, tmp_path / "run", **changes), quietly)
+        create_project(request(coco, stock, tmp_path / "run", **changes), quietly)
     assert left(tmp_path) == []
 
 
@@ -232,14 +232,14 @@ def test_another_kind_of_model_is_refused(coco, stock, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "qwen3"}))
     with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; its config.json has model_type qwen3;"):
-        make_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
+        create_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["other"]
 
 
 def test_a_mixture_of_experts_is_refused_where_its_jobs_would_be(coco, stock, tmp_path):
     mixture = mixture_of(stock, tmp_path / "mixture")
     with pytest.raises(ConfigError, match=r"--model: .*is a mixture of experts, whose weights no vLLM"):
-        make_project(request(coco, mixture, tmp_path / "cats", gpus=4), quietly)
+        create_project(request(coco, mixture, tmp_path / "cats", gpus=4), quietly)
     assert not (tmp_path / "cats").exists()
 
 
@@ -249,7 +249,7 @@ def test_a_model_without_some_weights_leaves_nothing_behind(coco, stock, tmp_pat
     tensors.popitem()
     save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"--model: .*must hold all weights; it lacks "):
-        make_project(request(coco, tmp_path / "model", tmp_path / "run"), quietly)
+        create_project(request(coco, tmp_path / "model", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["model"]
 
 
@@ -257,7 +257,7 @@ def test_images_that_are_all_missing_leave_nothing_behind(coco, stock, tmp_path)
     (tmp_path / "empty").mkdir()
     train = Annotations(coco.file, tmp_path / "empty")
     with pytest.raises(ConfigError, match=r"--coco: .*its file is missing"):
-        make_project(request(coco, stock, tmp_path / "run", train=train), quietly)
+        create_project(request(coco, stock, tmp_path / "run", train=train), quietly)
     assert left(tmp_path) == ["empty"]
 
 
@@ -273,10 +273,10 @@ def test_annotations_without_an_object_are_named_and_leave_nothing_behind(coco, 
     (tmp_path / "bare.json").write_text(json.dumps(document))
     bare = Annotations(tmp_path / "bare.json", coco.images)
     with pytest.raises(ConfigError, match=r"^--coco: '.*bare\.json'; must have objects; none of its 11 images"):
-        make_project(request(bare, stock, tmp_path / "run"), quietly)
+        create_project(request(bare, stock, tmp_path / "run"), quietly)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(coco, stock):
     with pytest.raises(ConfigError, match=r"^--output: '/proc/no/run'; must be in a folder that can be written to \("):
-        make_project(request(coco, stock, Path("/proc/no/run")), quietly)
+        create_project(request(coco, stock, Path("/proc/no/run")), quietly)

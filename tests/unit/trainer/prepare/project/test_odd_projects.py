@@ -15,7 +15,7 @@ from stage2_cli.main import app
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, make_project
+from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
 from tests.unit.trainer.prepare.stock_models import stock
 
 SIZE = (96, 72)
@@ -44,7 +44,7 @@ def annotated(folder, sizes=(SIZE,) * 4):
 
 
 def made(train, model, output, gpus=0):
-    return make_project(ProjectRequest(train, None, str(model), gpus, output), lambda items, what, total: items)
+    return create_project(ProjectRequest(train, None, str(model), gpus, output), lambda items, what, total: items)
 
 
 def test_an_image_that_no_processor_takes_is_left_out(tmp_path, ready):
@@ -68,7 +68,7 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
         return items
 
     with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
-        make_project(ProjectRequest(annotated(tmp_path / "set"), None, str(ready), 0, tmp_path / "run"), slowly)
+        create_project(ProjectRequest(annotated(tmp_path / "set"), None, str(ready), 0, tmp_path / "run"), slowly)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "set"]
 
