@@ -33,7 +33,7 @@ from stage2_trainer.prepare.annotations import (
     is_crowd,
     is_text,
     refused,
-    said_size,
+    stated_size,
 )
 from stage2_trainer.prepare.outlines import area, outlines_of
 
@@ -198,7 +198,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
     def read() -> Iterator[AnnotatedImage]:
         for number, entry in entries.items():
             objects = list(_annotated_objects(of_image.get(number, ()), names, tally, outlines=outlines))
-            size = said_size(entry.get("width"), entry.get("height"))
+            size = stated_size(entry.get("width"), entry.get("height"))
             yield AnnotatedImage(str(number), paths[number], size, objects, metadata=federated[number])
 
     return AnnotatedSet(len(entries), read())

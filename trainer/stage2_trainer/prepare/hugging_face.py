@@ -29,7 +29,7 @@ from stage2_trainer.prepare.annotations import (
     is_crowd,
     is_text,
     refused,
-    said_size,
+    stated_size,
 )
 from stage2_trainer.prepare.outlines import outlines_of
 
@@ -90,7 +90,7 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
             content = cell.get("bytes")
             path = Path(cell.get("path") or f"{name}.lost") if content is None else Path(_file_name(index, content))
             shares = choice.boxes == "yolo"
-            size = said_size(row.get("width"), row.get("height"))
+            size = stated_size(row.get("width"), row.get("height"))
             yield AnnotatedImage(name, path, size, objects, shares=shares, content=content)
 
     return AnnotatedSet(len(data), read())

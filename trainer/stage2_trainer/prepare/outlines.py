@@ -1,4 +1,4 @@
-"""Outlines of objects: from a run-length mask to a polygon, and from a polygon to few points."""
+"""Outlines of objects: from COCO's polygons and run-length masks, from numbered masks, and to fewer points."""
 
 from __future__ import annotations
 
@@ -17,15 +17,34 @@ from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import MOST_PIXELS, opened
 from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
 
-BORDER = 255  # of objects, and what nobody could tell: no object's
-NUMBERED = frozenset({"P", "L"})  # of a palette or of grey: a byte a pixel, which is the number
+Points = npt.NDArray[np.float64]
+BORDER = 255  # the border of objects, and unclear pixels, in VOC's masks
+NUMBERED = frozenset({"P", "L"})  # Pillow's modes whose pixels are one byte: the number of an object
+LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
+
+
+def outlines_of(segmentation: Any) -> Outlines:
+    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
+    try:
+        if isinstance(segmentation, dict):
+            height, width = segmentation["size"]
+            mask = mask_of_runs(segmentation["counts"], height, width)
+            return replace(outlines_of_mask(mask), mask_size=(width, height))
+        return Outlines([_polygon(flat) for flat in segmentation or ()])
+    except (ValueError, TypeError, KeyError) as error:
+        raise LeftOut(BROKEN_OUTLINE) from error
+
+
+def _polygon(flat: Any) -> Outline:
+    if len(flat) < 6 or len(flat) % 2 or not all(map(is_number, flat)):
+        raise ValueError("a polygon is a list of at least three points, x and y in turn")
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]]:
-    """Return a mask's width and height, and the outlines of each object's parts by its number, in pixels.
+    """Return width and height of VOC's SegmentationObject, and each object's outlines by its number, in pixels.
 
-    Raises:
-        OSError, ValueError: it is not there, cannot be read, or is too large.
+    Raises OSError or ValueError where it is missing, cannot be read, or is too large.
     """
     with open_regular(file) as encoded, opened(encoded) as image:
         if image.mode not in NUMBERED:
@@ -33,7 +52,7 @@ def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]
         numbers = np.asarray(image)
     numbers = np.where(numbers == BORDER, 0, numbers)
     found = {
-        number: _moved(of_mask(numbers[place] == number), place[1].start, place[0].start)
+        number: _moved(outlines_of_mask(numbers[place] == number), place[1].start, place[0].start)
         for number, place in enumerate(find_objects(numbers), start=1)
         if place is not None
     }
@@ -44,19 +63,15 @@ def _moved(outlines: Outlines, right: int, down: int) -> Outlines:
     return replace(outlines, parts=[[(x + right, y + down) for x, y in part] for part in outlines.parts])
 
 
-Points = npt.NDArray[np.float64]
-LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
-
-
 def area(outline: Outline) -> float:
     """Return the area of a polygon, by the shoelace formula."""
     return abs(_signed_area(np.asarray(outline, dtype=np.float64)))
 
 
-def of_mask(mask: npt.NDArray[np.bool_]) -> Outlines:
-    """Return the outlines of a mask's parts, half-way between the centres of its pixels and those around them.
+def outlines_of_mask(mask: npt.NDArray[np.bool_]) -> Outlines:
+    """Return the outlines of a mask's parts, half-way between its pixels and their neighbours.
 
-    Pixels that touch at a corner are of one part.
+    Pixels that touch at a corner belong to one part.
     """
     padded = np.pad(mask.astype(np.float64), 1)
     lines: Any = contour_generator(z=padded).lines(LEVEL)
@@ -66,7 +81,7 @@ def of_mask(mask: npt.NDArray[np.bool_]) -> Outlines:
 
 
 def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -> npt.NDArray[np.bool_]:
-    """Return the mask (height, width) of COCO's run lengths: columns first, beginning with what is not the object.
+    """Return the mask (height, width) of COCO's run lengths: column by column, background first.
 
     counts: a list, or COCO's compressed string. Raises ValueError where they do not cover the mask.
     """
@@ -80,7 +95,7 @@ def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -
 
 
 def simplified(points: Points, tolerance: float) -> Points:
-    """Return fewer points (N, 2) of a closed outline, none of the others being further than `tolerance` from it.
+    """Return fewer points (N, 2) of a closed outline; all others are within `tolerance` of it.
 
     Douglas and Peucker, 1973, on the two halves between the first point and the one that is furthest from it.
     """
@@ -102,7 +117,7 @@ def simplified(points: Points, tolerance: float) -> Points:
 
 
 def without_repeats(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the points of a closed outline without those that equal the one before."""
+    """Return the points of a closed outline without consecutive duplicates."""
     closed = [points[-1], *points] if points else []
     return [after for before, after in pairwise(closed) if after != before]
 
@@ -139,21 +154,3 @@ def _uncompressed(counts: str | bytes) -> list[int]:
                 value |= -1 << shift
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
     return runs
-
-
-def outlines_of(segmentation: Any) -> Outlines:
-    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
-    try:
-        if isinstance(segmentation, dict):
-            height, width = segmentation["size"]
-            mask = mask_of_runs(segmentation["counts"], height, width)
-            return replace(of_mask(mask), mask_size=(width, height))
-        return Outlines([_polygon(flat) for flat in segmentation or ()])
-    except (ValueError, TypeError, KeyError) as error:
-        raise LeftOut(BROKEN_OUTLINE) from error
-
-
-def _polygon(flat: Any) -> Outline:
-    if len(flat) < 6 or len(flat) % 2 or not all(map(is_number, flat)):
-        raise ValueError("a polygon is a list of at least three points, x and y in turn")
-    return list(zip(flat[::2], flat[1::2], strict=True))

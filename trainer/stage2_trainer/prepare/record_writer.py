@@ -1,4 +1,4 @@
-"""The writer of records: annotated images become lines of a data file, in coordinate tokens, which need no units."""
+"""Writes annotated images as records: lines of a data file with coordinate tokens, which need no units."""
 
 from __future__ import annotations
 
@@ -20,88 +20,34 @@ from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
 from stage2_trainer.prepare.outlines import area, simplified, without_repeats
 
-
-class NewFiles:
-    """A data file that is being written, and beside it the folder of images that had no files."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._folder = images_folder(output)
-        self._aside = aside_of(self._folder)
-        self.lines = aside_of(output)
-
-    def image(self, name: str, content: bytes) -> Path:
-        """Write an image, and return the path that it will have."""
-        self._aside.mkdir(exist_ok=True)
-        (self._aside / name).write_bytes(content)
-        return self._folder / name
-
-    def finish(self) -> None:
-        """Give all of them their names, the data file last. Raises ConfigError where one was made meanwhile."""
-        check_new(self._output)
-        if self._aside.exists():
-            self._aside.rename(self._folder)
-        self.lines.rename(self._output)
-
-    def discard(self) -> None:
-        """Remove what has no name yet."""
-        self.lines.unlink(missing_ok=True)
-        shutil.rmtree(self._aside, ignore_errors=True)
-
-
-@contextmanager
-def new_files(output: Path) -> Iterator[NewFiles]:
-    """Yield the files of an import; they are there when the block has ended, or none of them is."""
-    check_new(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    files = NewFiles(output)
-    files.discard()  # of an import that was killed
-    try:
-        yield files
-        files.finish()
-    finally:
-        files.discard()
-
-
-def images_folder(output: Path) -> Path:
-    """Return the folder of the images of a data file that had no files."""
-    return output.with_name(f"{output.stem}-images")
-
-
-def check_new(output: Path) -> None:
-    """Raise ConfigError where a data file, or its folder of images, is there already, or cannot be made."""
-    check_new_file("--output", output)
-    check_new_file("--output", images_folder(output))
-
-
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
 TOLERANCE_BINS = 1.0
-CLIPPED_PIXELS = 1.0  # rounding puts edges of boxes so far outside
+CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
-NO_TEXT = "its file has a name that is no text (UTF-8), which records cannot hold"
-TURNED = "it is shown turned (EXIF), and its annotations may mean the image before that"
-OTHER_SIZE = "its file has another size than its annotations say"
+NO_TEXT = "its file name is not UTF-8, and cannot be written into a record"
+TURNED = "it is rotated by EXIF, and its annotations may refer to the unrotated image"
+OTHER_SIZE = "its file has another size than its annotations"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
-TOKEN_IN_DESC = "its name holds the text of a token, <|...|>, and would be read as that token"
+TOKEN_IN_DESC = "its name contains the text of a token, <|...|>, and would be read as that token"
 FURTHER_PARTS = "a further part of an object of several"
-HOLES = "a hole of an object: its outline has no place for it, and fills it"
-CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
-OUTLINE_CLIPPED = "an outline reached more than a pixel out of its image: its points were moved to the edge"
-NO_OUTLINE = "an outline that has no area in the image: the corners of its box stand for it"
-SAME_ID = "an image whose id another one has: scores by id cannot tell them apart"
-UNSEEN_CLASS = "a name of --classes that no object has"
+HOLES = "a hole of an object, which its outline fills"
+CLIPPED = "a box extended more than a pixel beyond its image, and was clipped"
+OUTLINE_CLIPPED = "an outline extended more than a pixel beyond its image: its points were moved to the edge"
+NO_OUTLINE = "an outline without area in the image was replaced by the corners of its box"
+SAME_ID = "another image has the same id: scores by id cannot distinguish them"
+UNSEEN_CLASS = "no object has this name of --classes"
 
 
 @dataclass(frozen=True)
 class RecordChoice:
-    """What becomes of annotated images.
+    """How records are written.
 
-    classes: descriptions that are kept; None keeps all. limit: most records. max_objects: images with more are left
-    out, never trimmed: an answer that lists some of what is to be seen would be taught.
+    classes: descriptions to keep; None keeps all. limit: most records. max_objects: images with more are left out,
+    never trimmed, because a model would learn to list only some of the objects.
     """
 
     geometry: Geometry = "bbox"
@@ -112,9 +58,9 @@ class RecordChoice:
 
 
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
-    """Write a data file; it gets its name when it is whole. Paths of images are relative to its folder.
+    """Write a data file under a temporary name, then rename it. Paths of images are relative to its folder.
 
-    Images that have no files get some in a folder beside it.
+    Images without files are written into a folder beside it.
     """
     writer = _Writer(output, choice, tally)
     with new_files(output) as files, files.lines.open("w", encoding="utf-8") as file:
@@ -131,7 +77,7 @@ def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Record
 
 
 class _Writer:
-    """Makes records for one data file. unseen: the names of --classes that no object had so far."""
+    """Creates records for one data file. unseen: the names of --classes that no object has had so far."""
 
     def __init__(self, output: Path, choice: RecordChoice, tally: Tally) -> None:
         self._folder = output.parent
@@ -167,7 +113,7 @@ class _Writer:
         }
 
     def _objects(self, image: AnnotatedImage, width: int, height: int) -> list[tuple[tuple[int, ...], str]]:
-        """Return bins and description of the objects that are kept, in their order. Raises LeftOut for the image."""
+        """Return bins and description of the kept objects, in order. Raises LeftOut for the whole image."""
         classes, most = self._choice.classes, self._choice.max_objects
         objects = []
         for one in image.objects:
@@ -211,7 +157,7 @@ class _Writer:
         pixels: tuple[int, int],
         sample_id: str,
     ) -> tuple[int, ...]:
-        """Return the outline of the largest part, or the corners of the box where there is none with three points."""
+        """Return the outline of the largest part, or the corners of the box where it has fewer than three points."""
         parts = sorted(one.outlines.parts, key=area, reverse=True)
         for _ in parts[1:]:
             self._tally.leave_out_object(FURTHER_PARTS, f"{sample_id} {one.desc}")
@@ -245,3 +191,56 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
     if image.size not in (None, header.size):
         raise LeftOut(OTHER_SIZE)
     return header.size
+
+
+class NewFiles:
+    """A data file that is being written, and the folder beside it for images without files."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._folder = images_folder(output)
+        self._aside = aside_of(self._folder)
+        self.lines = aside_of(output)
+
+    def image(self, name: str, content: bytes) -> Path:
+        """Write an image, and return its final path."""
+        self._aside.mkdir(exist_ok=True)
+        (self._aside / name).write_bytes(content)
+        return self._folder / name
+
+    def finish(self) -> None:
+        """Rename all of them, the data file last. Raises ConfigError where somebody has created one meanwhile."""
+        check_new(self._output)
+        if self._aside.exists():
+            self._aside.rename(self._folder)
+        self.lines.rename(self._output)
+
+    def discard(self) -> None:
+        """Remove what has not been renamed."""
+        self.lines.unlink(missing_ok=True)
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+
+@contextmanager
+def new_files(output: Path) -> Iterator[NewFiles]:
+    """Yield the files of an import; after the block either all of them exist, or none."""
+    check_new(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    files = NewFiles(output)
+    files.discard()  # leftovers of an import that was killed
+    try:
+        yield files
+        files.finish()
+    finally:
+        files.discard()
+
+
+def images_folder(output: Path) -> Path:
+    """Return the folder for images without files, beside a data file."""
+    return output.with_name(f"{output.stem}-images")
+
+
+def check_new(output: Path) -> None:
+    """Raise ConfigError where a data file, or its folder of images, exists already or cannot be created."""
+    check_new_file("--output", output)
+    check_new_file("--output", images_folder(output))

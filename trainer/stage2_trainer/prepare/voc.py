@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,7 +29,7 @@ from stage2_trainer.prepare.annotations import (
     four_numbers,
     number_of,
     refused,
-    said_size,
+    stated_size,
 )
 from stage2_trainer.prepare.outlines import outlines_by_number
 
@@ -42,8 +42,8 @@ NO_ANNOTATION = "its annotation file is missing"
 BROKEN_ANNOTATION = "its annotation file cannot be read"
 NO_NAME = "it has no name"
 DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
-BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have boxes alone"
-OTHER_MASK = "its mask of SegmentationObject has another size than its image: its objects have boxes alone"
+BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have only boxes"
+OTHER_MASK = "its mask of SegmentationObject has another size than its image: its objects have only boxes"
 NO_OBJECT = "its mask of SegmentationObject has a number that no object of its annotation file has"
 NO_PIXELS = "its mask of SegmentationObject has no pixel of an object, whose outline is the corners of its box"
 FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
@@ -53,9 +53,9 @@ FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they b
 class VocChoice:
     """What is read of a VOC folder.
 
-    split: a list of ImageSets/Main; None reads all annotation files. difficult: objects that are marked so are kept.
-    masks: outlines are read of SegmentationObject, where an image has such a file.
-    from_zero: boxes are distances from the image's edge, not numbers of its first and last pixel, counted from 1.
+    split: a list of ImageSets/Main; None reads all annotation files. difficult: keep objects that are marked so. masks:
+    read outlines from SegmentationObject, where an image has such a file. from_zero: boxes are distances from the
+    image's edge, not numbers of the first and last pixel, counted from 1.
     """
 
     split: str | None = None
@@ -65,10 +65,10 @@ class VocChoice:
 
 
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
-    """Return the images of a folder, by name. Raises ConfigError where it is none, or lacks the split."""
+    """Return the images of a folder, by name. Raises ConfigError where it has no annotations, or lacks the split."""
     annotations = folder / ANNOTATIONS if os.path.isdir(folder / ANNOTATIONS) else folder
     images = _Images(folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations)
-    files = _listed(folder, annotations, choice.split) if choice.split else _files(annotations, ".xml")
+    files = _split_files(folder, annotations, choice.split) if choice.split else _files(annotations, ".xml")
     if not files:
         raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
 
@@ -80,7 +80,7 @@ def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
                 tally.leave_out_image(str(left_out), file.stem)
         if not choice.split:
             stems = {file.stem for file in files}
-            for path in images.not_taken():
+            for path in images.unused():
                 if path.stem not in stems:
                     tally.leave_out_image(NO_ANNOTATION, path.name)
 
@@ -88,23 +88,23 @@ def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
 
 
 class _Images:
-    """The images of a folder, which is listed once, where annotations name files that it has not."""
+    """The images of a folder, which is listed once, and only if annotations name files that it lacks."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._taken: set[Path] = set()
+        self._used: set[Path] = set()
 
-    def named(self, file_name: str, stem: str) -> Path:
-        """Return the file that an annotation names, or the first of its own name where that is not there."""
+    def find(self, file_name: str, stem: str) -> Path:
+        """Return the file that an annotation names, or the first file with the annotation's own name."""
         path = self.folder / (file_name or f"{stem}.jpg")
-        if not os.path.isfile(path):  # which answers of a name that is too long, too
+        if not os.path.isfile(path):  # false for a name that is too long, too
             path = self._by_stem.get(stem, self.folder / f"{stem}.jpg")
-        self._taken.add(path)
+        self._used.add(path)
         return path
 
-    def not_taken(self) -> Iterator[Path]:
-        """Yield the images that no annotation named, nor had the name of."""
-        return (path for path in _files(self.folder, *IMAGE_ENDINGS) if path not in self._taken)
+    def unused(self) -> Iterator[Path]:
+        """Yield the images that no annotation has used."""
+        return (path for path in _files(self.folder, *IMAGE_ENDINGS) if path not in self._used)
 
     @cached_property
     def _by_stem(self) -> Mapping[str, Path]:
@@ -112,12 +112,12 @@ class _Images:
 
 
 def _files(folder: Path, *endings: str) -> list[Path]:
-    """Return the files of a folder with one of these endings, in whichever case, by name."""
+    """Return the files of a folder with one of these endings, in upper or lower case, by name."""
     return [folder / name for name in sorted(os.listdir(folder)) if os.path.splitext(name)[1].lower() in endings]
 
 
-def _listed(folder: Path, annotations: Path, split: str) -> list[Path]:
-    """Return the annotation files of a split: one a line, behind whose name marks (1, -1) may stand."""
+def _split_files(folder: Path, annotations: Path, split: str) -> list[Path]:
+    """Return the annotation files of a split: one name a line, which marks (1, -1) may follow."""
     path = folder / SPLITS / f"{split}.txt"
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
@@ -126,10 +126,8 @@ def _listed(folder: Path, annotations: Path, split: str) -> list[Path]:
         rule = f"must be a list of {folder / SPLITS}, which has {', '.join(there) or 'none'}"
         raise refused("--split", split, rule, "name one of them") from error
     names = [line.strip() for line in lines if line.strip()]
-    whole = (annotations / f"{name}.xml" for name in names)
-    marked = (annotations / f"{MARKS.sub('', name)}.xml" for name in names)
-    pairs = zip(whole, marked, strict=True)
-    return list(dict.fromkeys(file if os.path.exists(file) else other for file, other in pairs))
+    pairs = [(annotations / f"{name}.xml", annotations / f"{MARKS.sub('', name)}.xml") for name in names]
+    return list(dict.fromkeys(file if os.path.exists(file) else unmarked for file, unmarked in pairs))
 
 
 def _image(file: Path, images: _Images, choice: VocChoice, tally: Tally) -> AnnotatedImage:
@@ -142,20 +140,25 @@ def _image(file: Path, images: _Images, choice: VocChoice, tally: Tally) -> Anno
         raise LeftOut(BROKEN_ANNOTATION) from error
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
-    size, image = _size(root), images.named(root.findtext("filename", "").strip(), file.stem)
-    place = images.folder.parent if images.folder.name == IMAGES else images.folder
-    mask = place / MASKS / f"{file.stem}.png"
+    size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
+    if size is not None and not all(size):
+        size = None  # some tools write zeros where they do not know it
+    image = images.find(root.findtext("filename", "").strip(), file.stem)
     elements = root.findall("object")
-    outlines = (
-        _outlines(mask, size or _shown_size(image), len(elements), tally)
-        if choice.masks and os.path.exists(mask)
-        else {}
-    )
-    objects = list(_objects(elements, choice, tally, file.stem, outlines))
+    outlines: Mapping[int, Outlines] = {}
+    mask = (images.folder.parent if images.folder.name == IMAGES else images.folder) / MASKS / f"{file.stem}.png"
+    if choice.masks and os.path.exists(mask):
+        outlines = _outlines(mask, size or _header_size(image), len(elements), tally)
+    objects = []
+    for number, element in enumerate(elements, start=1):
+        try:
+            objects.append(_object(element, choice, tally, file.stem, outlines.get(number, Outlines())))
+        except LeftOut as left_out:
+            tally.leave_out_object(str(left_out), f"{file.stem} {element.findtext('name', '').strip()}")
     return AnnotatedImage(file.stem, image, size, objects)
 
 
-def _shown_size(image: Path) -> tuple[int, int] | None:
+def _header_size(image: Path) -> tuple[int, int] | None:
     """Return an image's own size; None where it cannot be read, for which the writer leaves it out."""
     try:
         return read_header(str(image)).size
@@ -164,13 +167,13 @@ def _shown_size(image: Path) -> tuple[int, int] | None:
 
 
 def _outlines(mask: Path, size: tuple[float, float] | None, objects: int, tally: Tally) -> Mapping[int, Outlines]:
-    """Return the outlines of a mask's objects, numbered from 1 in the order of the annotation file's."""
+    """Return the outlines in a mask, by the number of their object, from 1 in the order of the annotation file."""
     try:
-        found_size, outlines = outlines_by_number(mask)
+        mask_size, outlines = outlines_by_number(mask)
     except (OSError, ValueError, SyntaxError, DecompressionBombError):  # what Pillow's decoders raise
         tally.change(BROKEN_MASK, mask.stem)
         return {}
-    if size is not None and size != found_size:
+    if size is not None and size != mask_size:
         tally.change(OTHER_MASK, mask.stem)
         return {}
     for number in outlines:
@@ -182,28 +185,10 @@ def _outlines(mask: Path, size: tuple[float, float] | None, objects: int, tally:
     return outlines
 
 
-def _size(root: ElementTree.Element) -> tuple[float, float] | None:
-    """Return the size that the annotation says; None where it says none, or writes zeros for that."""
-    said = said_size(root.findtext("size/width"), root.findtext("size/height"))
-    return said if said is not None and all(said) else None
-
-
-def _objects(
-    elements: Sequence[ElementTree.Element],
-    choice: VocChoice,
-    tally: Tally,
-    name: str,
-    outlines: Mapping[int, Outlines],
-) -> Iterator[AnnotatedObject]:
-    for number, element in enumerate(elements, start=1):
-        try:
-            yield replace(_object(element, choice, tally, name), outlines=outlines.get(number, Outlines()))
-        except LeftOut as left_out:
-            tally.leave_out_object(str(left_out), f"{name} {element.findtext('name', '').strip()}")
-
-
-def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name: str) -> AnnotatedObject:
-    """Return the object of an element; of one that is truncated the box is of what is to be seen. Raises LeftOut."""
+def _object(
+    element: ElementTree.Element, choice: VocChoice, tally: Tally, name: str, outlines: Outlines
+) -> AnnotatedObject:
+    """Return the object of an element; a truncated object has the box of its visible part. Raises LeftOut."""
     desc = element.findtext("name", "").strip()
     if not desc:
         raise LeftOut(NO_NAME)
@@ -211,10 +196,10 @@ def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name:
         raise LeftOut(DIFFICULT)
     left, top, right, bottom = _corners(element)
     if choice.from_zero:
-        return AnnotatedObject(desc, (left, top, right, bottom))
+        return AnnotatedObject(desc, (left, top, right, bottom), outlines)
     if min(left, top) < 1:
         tally.change(FROM_ZERO, f"{name} {desc}")
-    return AnnotatedObject(desc, (left - 1, top - 1, right, bottom))
+    return AnnotatedObject(desc, (left - 1, top - 1, right, bottom), outlines)
 
 
 def _corners(element: ElementTree.Element) -> Box:

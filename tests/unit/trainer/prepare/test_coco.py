@@ -17,7 +17,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import annotations, coco, record_writer
 from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
-from stage2_trainer.prepare.outlines import area, mask_of_runs, of_mask, simplified
+from stage2_trainer.prepare.outlines import area, mask_of_runs, outlines_of_mask, simplified
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 18, "name": " dog "}]
@@ -230,7 +230,7 @@ def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
     x, y = np.meshgrid(np.arange(80), np.arange(60))
     centre, size = generator.uniform(20, 40, 2), generator.uniform(8, 18, 2)
     mask = ((x - centre[0]) / size[0]) ** 2 + ((y - centre[1]) / size[1]) ** 2 < 1
-    (outline,) = of_mask(mask).parts
+    (outline,) = outlines_of_mask(mask).parts
     drawn = reference.decode(reference.frPyObjects([[number for point in outline for number in point]], 60, 80))[..., 0]
     assert (drawn & mask).sum() / (drawn | mask).sum() > 0.93
     assert area(outline) == pytest.approx(mask.sum(), rel=0.05)
@@ -250,7 +250,7 @@ def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
     ],
 )
 def test_a_mask_has_parts_that_touch_nowhere_and_holes(mask, parts, holes):
-    found = of_mask(np.array([[one == "#" for one in row] for row in mask]))
+    found = outlines_of_mask(np.array([[one == "#" for one in row] for row in mask]))
     assert (len(found.parts), found.holes) == (parts, holes)
     points = np.concatenate(found.parts)
     assert np.array_equal(points * 2, np.round(points * 2))

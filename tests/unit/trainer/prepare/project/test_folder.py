@@ -272,7 +272,7 @@ def test_annotations_without_an_object_are_named_and_leave_nothing_behind(coco, 
     document = json.loads(coco.file.read_text()) | {"annotations": []}
     (tmp_path / "bare.json").write_text(json.dumps(document))
     bare = Annotations(tmp_path / "bare.json", coco.images)
-    with pytest.raises(ConfigError, match=r"^--coco: '.*bare\.json'; must have objects; none of its 11 images"):
+    with pytest.raises(ConfigError, match=r"^--coco: '.*bare\.json'; must have objects; its 11 images have none"):
         create_project(request(bare, stock, tmp_path / "run"), quietly)
     assert not (tmp_path / "run").exists()
 

@@ -110,7 +110,7 @@ def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, re
         made(annotated(places["--images"]), places["--model"], places["--output"])
     (problem,) = refused.value.problems
     assert problem.path == option
-    assert "no colon" in problem.rule
+    assert "without a colon" in problem.rule
     assert not Path(tmp_path, "run").exists()
 
 
@@ -122,7 +122,7 @@ def prepare_at(folder, ready):
 
 
 def test_more_gpus_than_records_are_refused(tmp_path, ready):
-    with pytest.raises(ConfigError, match=r"^--gpus: 4; must not be above the 3 records to train on"):
+    with pytest.raises(ConfigError, match=r"^--gpus: 4; must be at most 3, the number of training records"):
         made(annotated(tmp_path), ready, tmp_path / "run", gpus=4)
     assert not (tmp_path / "run").exists()
     made(annotated(tmp_path / "more", (SIZE,) * 5), ready, tmp_path / "run", gpus=4)
