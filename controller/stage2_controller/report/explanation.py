@@ -157,49 +157,15 @@ def _fix(reason: str, job: Mapping[str, Any]) -> str:
     )
 
 
+# Reasons without an event: nothing happened, or it happens in every run.
 _QUIET = {
-    reasons.VALID,
-    reasons.APPLIED,
-    reasons.NOT_CREATED,
-    reasons.CONTAINERS_STARTING,
-    reasons.WAITING_FOR_SERVERS,
-    reasons.OLD_LEARNER_ENDING,
-    reasons.QUOTA_PENDING,
-    reasons.LEARNER_FINISHED,
-    reasons.RELEASED,
-    reasons.NOT_SYNCED_YET,
-    reasons.NO_STEP_YET,
-    reasons.TRAINS,
-}
-_WARNINGS = {
-    reasons.INVALID_SPEC,
-    reasons.CHECK_FAILED,
-    reasons.QUOTA_REFUSED,
-    reasons.WORKLOAD_INACTIVE,
-    reasons.NO_PRIORITY_CLASS,
-    reasons.QUEUED_TWICE,
-    reasons.INTERNAL_ERROR,
-    reasons.CHILD_REFUSED,
-    reasons.NAME_TAKEN,
-    reasons.KUEUE_DISABLED,
-    reasons.NO_NODE_FITS,
-    reasons.NODE_LOST,
-    reasons.NODE_FULL,
-    reasons.HALF_PLACED,
-    reasons.NODE_NOT_READY,
-    reasons.UNSCHEDULABLE,
-    reasons.POD_REFUSED,
-    reasons.IMAGE_UNAVAILABLE,
-    reasons.CONTAINER_CONFIG,
-    reasons.SERVER_CRASHED,
-    reasons.LEARNER_RETRYING,
-    reasons.VERSIONS_DIFFER,
-    reasons.CONFIGURATION_ERROR,
-    reasons.BACKOFF_LIMIT,
-    reasons.DEADLINE_EXCEEDED,
-    reasons.START_DEADLINE,
-    reasons.LEARNER_FAILED,
-}
+    reasons.VALID, reasons.APPLIED, reasons.NOT_CREATED, reasons.CONTAINERS_STARTING, reasons.WAITING_FOR_SERVERS,
+    reasons.OLD_LEARNER_ENDING, reasons.QUOTA_PENDING, reasons.LEARNER_FINISHED, reasons.RELEASED,
+    reasons.NOT_SYNCED_YET, reasons.NO_STEP_YET, reasons.TRAINS,
+}  # fmt: skip
+# What somebody has to act on, unless they chose it themselves, and what costs a running job its place.
+_LOSSES = {reasons.CHECK_FAILED, reasons.NODE_LOST, reasons.NODE_FULL, reasons.HALF_PLACED}
+_WARNINGS = (_FIXES.keys() | _LOSSES) - {reasons.SUSPENDED_BY_SPEC}
 
 
 class Event(NamedTuple):

@@ -10,7 +10,7 @@ from stage2_api.job import LearnerSpec
 from stage2_controller import reasons
 from stage2_controller.conditions import Condition, find, merged, passed, timestamp, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
@@ -31,7 +31,7 @@ def accepted(context: PlanContext) -> dict[str, Any]:
         "observedGeneration": context.job.metadata.generation,
         "specHash": context.parsed.spec_hash,
         "startTime": _start_time(context),
-        "completionTime": _completion_time(context),
+        "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
         "node": _node(context),
         "rollout": _ready_of_all(context),
         "servers": _servers(context, report.get("sync") or {}),
@@ -148,12 +148,6 @@ def _start_time(context: PlanContext) -> str | None:
     if context.job.spec.suspend and not context.outcome:
         return None
     return _before_or_now(context, "startTime")
-
-
-def _completion_time(context: PlanContext) -> str | None:
-    if context.outcome is None:
-        return None
-    return _before_or_now(context, "completionTime")
 
 
 def _before_or_now(context: PlanContext, key: str) -> str:
@@ -289,16 +283,11 @@ def _conditions(
 def _rollout_ready(context: PlanContext) -> Condition:
     if context.outcome:
         return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
-    finding = rollout_finding(context.observed, context.server_names)
+    observed, servers = context.observed, context.server_names
+    finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
     if finding:
         return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
-    message = f"all {len(context.server_names)} servers answer"
-    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
-
-
-def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
-    """Return why the servers are not ready; None if all of them answer."""
-    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, f"all {len(servers)} servers answer")
 
 
 def _learner_running(context: PlanContext) -> Condition:
@@ -333,21 +322,15 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
     held = [item["version"] for item in (sync or {}).get("servers") or []]
     if sync is None or not held:
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
-    count = len(servers)
     restarted = [item["name"] for item in servers if "version" not in item]
     if restarted:
         message = f"{', '.join(restarted)} started anew and waits for the learner's next push"
         return condition(False, reasons.SERVER_RESTARTED, message)
-    if behind := _behind(held, sync["version"]):
-        message = (
-            f"the learner pushed version {sync['version']}; {len(behind)} of {count} servers hold {', '.join(behind)}"
-        )
+    pushed, count = sync["version"], len(servers)
+    if behind := [str(version) for version in held if version != pushed]:
+        message = f"the learner pushed version {pushed}; {len(behind)} of {count} servers hold {', '.join(behind)}"
         return condition(False, reasons.VERSIONS_DIFFER, message)
-    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {sync['version']}")
-
-
-def _behind(held: Sequence[int], pushed: int) -> list[str]:
-    return [str(version) for version in held if version != pushed]
+    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {pushed}")
 
 
 def with_refusals(
