@@ -1,9 +1,10 @@
-"""What `helm install stage2 charts/stage2` makes, in sentences."""
+"""The chart as helm renders it: manifests, values that are missing or null, and names of objects."""
 
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,145 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_controller.children.build import static_children
+from tests.unit.charts.conftest import CHART
+
+PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
+Values = dict[str, Any]
+# What may be taken away by null: no other way drops an entry of the default.
+MAY_BE_NONE = ("controller.resources", "metrics.dashboard.labels", "policy.largestJob")
+
+
+def defaults() -> Values:
+    values: Values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for part in PARTS:
+        values["metrics"][part]["enabled"] = True
+    return values
+
+
+def paths(values: Values, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+def rendered(helm: str, folder: Path, values: Values) -> subprocess.CompletedProcess[str]:
+    """Return what helm makes of a chart whose own values are these: --reuse-values does so."""
+    chart = folder / "stage2"
+    chart.mkdir(exist_ok=True)
+    for part in CHART.iterdir():
+        if part.name != "values.yaml" and not (chart / part.name).exists():
+            (chart / part.name).symlink_to(part)
+    (chart / "values.yaml").write_text(yaml.safe_dump(values))
+    return subprocess.run([helm, "template", "stage2", str(chart)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def whole(helm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return rendered(helm, tmp_path_factory.mktemp("whole"), defaults()).stdout
+
+
+@pytest.mark.parametrize("path", [".".join(path) for path in paths(defaults())])
+def test_a_value_that_is_missing_counts_as_its_default_or_is_named_with_the_way_out(
+    helm: str, tmp_path: Path, whole: str, path: str
+) -> None:
+    values = deepcopy(defaults())
+    *above, last = path.split(".")
+    holder = values
+    for key in above:
+        holder = holder[key]
+    del holder[last]
+    done = rendered(helm, tmp_path, values)
+    if done.returncode:
+        assert f"{path}: the values lack it" in done.stderr or f"{path}." in done.stderr
+        assert "use --reset-then-reuse-values instead of --reuse-values" in done.stderr
+    else:
+        assert done.stdout == whole or path.startswith(MAY_BE_NONE) or last == "enabled"  # by default it is false
+
+
+@pytest.mark.parametrize("path", ["controller.resources", "metrics.dashboard.labels", "image.tag", "policy.largestJob"])
+def test_a_default_may_be_taken_away_by_null(helm: str, tmp_path: Path, path: str) -> None:
+    values = tmp_path / "values.yaml"
+    *above, last = path.split(".")
+    nested: Values = {last: None}
+    for key in reversed(above):
+        nested = {key: nested}
+    values.write_text(yaml.safe_dump(nested))
+    command = [helm, "template", "stage2", str(CHART), "--values", str(values), "--set=metrics.dashboard.enabled=true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+
+PART = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+SUBDOMAIN = re.compile(rf"{PART}(\.{PART})*")
+SERVICE = re.compile("[a-z]([-a-z0-9]*[a-z0-9])?")  # DNS-1035
+EVERYTHING = [f"metrics.{part}.enabled=true" for part in PARTS]
+LONG = "a" * 59
+MOST = 63  # characters of a label's value, and of a Service's name
+
+
+@pytest.mark.parametrize("release", ["stage2", "my.rel", "1a", f"{'r' * 52}s", f"1.{'r' * 50}s", "1"])
+@pytest.mark.parametrize("more", [(), (f'nameOverride="{LONG}-b.c"',), (f'fullnameOverride="{LONG}---bcd"',)])
+def test_every_name_is_one_that_the_api_server_takes(template: Template, release: str, more: tuple[str, ...]) -> None:
+    namespace = "n" * 63
+    wide = template(*EVERYTHING, *more, release=release, namespace=namespace)
+    narrow = template(*EVERYTHING, *more, 'controller.namespaces=["team-a"]', release=release, namespace=namespace)
+    for kind, name in [*wide, *narrow]:
+        rule, most = (SERVICE, MOST) if kind == "Service" else (SUBDOMAIN, 253)
+        assert rule.fullmatch(name), (kind, name)
+        assert len(name) <= most, (kind, name)
+    for labels in (one["metadata"].get("labels", {}) for one in wide.values()):
+        assert all(len(value) <= MOST and value[-1:].isalnum() for value in labels.values()), labels
+
+
+@pytest.mark.parametrize("release", ["stage2", "my.rel", "1a", "r" * 53])
+def test_the_alert_asks_for_the_service_under_the_name_that_it_has(template: Template, release: str) -> None:
+    made = template(*EVERYTHING, release=release)
+    (service,) = (name for kind, name in made if kind == "Service")
+    (rules,) = (one["spec"] for (kind, _), one in made.items() if kind == "PrometheusRule")
+    assert f'job="{service}"' in yaml.safe_dump(rules, width=1000)
+
+
+def test_long_releases_of_two_names_in_one_long_namespace_have_cluster_roles_of_their_own(template: Template) -> None:
+    def roles(release: str) -> set[str]:
+        made = template('controller.namespaces=["team-a"]', release=release, namespace="n" * 63)
+        return {name for kind, name in made if kind == "ClusterRole"}
+
+    assert roles("stage2-a").isdisjoint(roles("stage2-b"))
+
+
+@pytest.mark.parametrize("word", ["123", "1e3", "0x1f", "null", "true", "1.5"])
+def test_a_name_that_yaml_takes_for_something_else_stays_text(template: Template, word: str) -> None:
+    values = (f'fullnameOverride="{word}"', f'serviceAccount.name="{word}"', f'controller.priorityClassName="{word}"')
+    for more in ((), (f'controller.namespaces=["{word}"]',) if word.isalnum() else ()):
+        made = template(*EVERYTHING, *values, *more, namespace="123")
+        for (kind, _), one in made.items():
+            _only_text(one["metadata"], kind)
+            _only_text(one.get("subjects", []), kind)
+            _only_text(one.get("roleRef", {}), kind)
+        assert ("Deployment", word) in made
+        (pod,) = (one["spec"]["template"]["spec"] for (kind, _), one in made.items() if kind == "Deployment")
+        assert (pod["serviceAccountName"], pod["priorityClassName"]) == (word, word)
+        (lease,) = (one["rules"][1] for (kind, name), one in made.items() if name.endswith("-lease") and kind == "Role")
+        assert lease["resourceNames"] == [word]
+
+
+def _only_text(value: object, kind: str) -> None:
+    if isinstance(value, dict):
+        for inner in value.values():
+            _only_text(inner, kind)
+    elif isinstance(value, list):
+        for inner in value:
+            _only_text(inner, kind)
+    else:
+        assert isinstance(value, str), (kind, value)
+
 
 ROOT = Path(__file__).parents[3]
-CHART = ROOT / "charts" / "stage2"
+
 CRD = ("CustomResourceDefinition", "rolloutmatchingjobs.stage2.dev")
-Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 
 
 def controller_pod(manifests: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:

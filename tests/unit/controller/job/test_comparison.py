@@ -1,0 +1,363 @@
+"""Existing children beside wanted ones: whose they are, what others take away or add, and what has to be written."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stage2_controller import reasons
+from stage2_controller.children import comparison
+from stage2_controller.children.comparison import owned
+from stage2_controller.observed import Observed
+from stage2_controller.report import explanation
+from stage2_controller.spec import names
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job import test_service_members as members
+from tests.unit.controller.job.test_kueue import ADMITTED, workload
+from tests.unit.controller.job.test_placement import planned
+
+CASES: list[tuple[str, Any, Any, bool]] = [
+    ("equal values", {"a": 1}, {"a": 1}, True),
+    ("defaults that the server added", {"a": 1, "b": 2}, {"a": 1}, True),
+    ("a changed value", {"a": 2}, {"a": 1}, False),
+    ("a removed value", {}, {"a": 1}, False),
+    ("empty values that the server left out", {}, {"a": {}, "b": "", "c": False, "d": [], "e": {"f": ""}}, True),
+    ("a quantity in another form", {"cpu": "1"}, {"cpu": "1000m"}, True),
+    ("another quantity", {"memory": "2Gi"}, {"memory": "1Gi"}, False),
+    ("true is not one", {"a": True}, {"a": 1}, False),
+    ("nor is one true", {"a": 1}, {"a": True}, False),
+    ("zero is not false", {"a": 0}, {"a": False}, False),
+    ("true is true", {"a": True}, {"a": True}, True),
+    ("a number in another form", {"a": 1.0}, {"a": 1}, True),
+    ("a sidecar that someone injected", [{"name": "a"}, {"name": "x"}], [{"name": "a"}], True),
+    ("a changed container", [{"name": "a", "image": "2"}], [{"name": "a", "image": "1"}], False),
+]
+
+
+@pytest.mark.parametrize(
+    ("observed", "desired", "covered"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_covers(observed: Any, desired: Any, covered: bool) -> None:
+    assert comparison.covers({"containers": observed}, {"containers": desired}) is covered
+
+
+def test_a_list_without_a_key_has_to_be_the_same() -> None:
+    assert not comparison.covers({"command": ["a", "b"]}, {"command": ["a"]})
+    assert comparison.covers({"command": ["a"]}, {"command": ["a"]})
+
+
+def test_a_steady_state_writes_nothing() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+
+
+def test_absent_children_are_created() -> None:
+    made = b.planned(b.job())
+    verbs = [(write.verb, write.manifest["kind"]) for write in comparison.writes(made.children, b.NOTHING)]
+    kinds = ("Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job")  # pods come last
+    assert verbs == [("create", kind) for kind in kinds]
+
+
+def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    leaving = copy.deepcopy(observed.deployment)
+    assert leaving is not None
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    observed = replace(observed, deployment=leaving)
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+
+
+def test_what_someone_changed_in_a_child_is_mended() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    changed = copy.deepcopy(dict(observed.deployment or {}))
+    changed["spec"]["replicas"] = 0
+    observed = replace(observed, deployment=changed)
+    (write,) = comparison.writes(b.planned(raw, observed).children, observed)
+    assert (write.verb, write.manifest["kind"]) == ("apply", "Deployment")
+
+
+def test_a_child_is_mended_only_as_long_as_it_is_the_one_that_was_seen() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    changed = copy.deepcopy(dict(observed.service or {}))
+    changed["spec"]["ports"][0]["port"] = 1
+    changed["metadata"]["uid"] = "uid-of-the-service"
+    (write,) = comparison.writes(b.planned(raw, observed).children, replace(observed, service=changed))
+    assert write.manifest["metadata"]["uid"] == "uid-of-the-service"  # the API server refuses it for another one
+
+
+def test_the_learner_job_is_never_written_again() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    changed = copy.deepcopy(dict(observed.learner or {}))
+    changed["spec"]["backoffLimit"] = 0
+    observed = replace(observed, learner=changed)
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+
+
+def test_an_edit_before_the_learner_started_is_carried_out() -> None:
+    observed = replace(b.started(b.job()), learner=None)
+    made = b.planned(b.job(image="my/trainer:2"), observed)
+    changed = [write.manifest["kind"] for write in comparison.writes(made.children, observed)]
+    assert "Deployment" in changed
+
+
+def test_a_job_that_was_edited_while_it_was_suspended_starts_anew() -> None:
+    observed = b.started(b.job())
+    made = b.planned(b.job(image="my/trainer:2"), observed)
+    assert made.deletions == ("Job", "Deployment")
+    assert b.kinds(made) == ["ConfigMap", "NetworkPolicy", "Service"]
+
+
+def test_suspend_deadline_and_time_to_live_may_change_at_any_time() -> None:
+    observed = b.started(b.job())
+    made = b.planned(b.job(activeDeadlineSeconds=9999, ttlSecondsAfterFinished=5), observed)
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
+    assert comparison.writes(made.children, observed) == []
+
+
+def test_a_default_that_a_newer_definition_adds_is_no_edit() -> None:
+    observed = b.started(b.job())
+    made = b.planned(b.job(suspend=False, gpuResource="nvidia.com/gpu", imagePullPolicy="IfNotPresent"), observed)
+    assert made.deletions == ()
+    assert comparison.writes(made.children, observed) == []
+
+
+def made_by_another_version(manifest: Any) -> Any:
+    changed = copy.deepcopy(dict(manifest))
+    changed["metadata"]["annotations"][names.ANNOTATION_MANIFEST_HASH] = "of-another-version"
+    changed["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "NEW", "value": "1"})
+    return changed
+
+
+def test_running_pods_do_not_notice_an_upgrade_of_the_controller() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    observed = replace(observed, deployment=made_by_another_version(observed.deployment))
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+
+
+def test_another_way_out_is_opened_and_closed_while_pods_run_and_they_do_not_notice() -> None:
+    observed = b.started(b.job())
+    for egress in ("Open", "Closed"):
+        made = b.planned(b.job(network={"egress": egress}), observed)
+        (write,) = comparison.writes(made.children, observed)
+        assert (write.manifest["kind"], "Egress" in write.manifest["spec"]["policyTypes"]) == (
+            "NetworkPolicy",
+            egress == "Closed",
+        )
+        observed = replace(observed, networkpolicy=write.manifest)
+    assert not made.deletions
+    (back,) = comparison.writes(b.planned(b.job(), observed).children, observed)
+    assert back.manifest["kind"] == "NetworkPolicy"
+
+
+def test_a_learner_whose_job_was_deleted_without_it_is_waited_for() -> None:
+    """`kubectl delete job --cascade=orphan`: two learners would write the same checkpoints."""
+    raw, left = b.job(), copy.deepcopy(b.learner_pod())
+    uid = raw["metadata"]["uid"]
+    left["metadata"]["annotations"] = {names.ANNOTATION_JOB: "job-3v1", names.ANNOTATION_JOB_UID: uid}
+    del left["metadata"]["ownerReferences"]
+    seen = replace(b.started(raw), learner=None, pods=(b.rollout_pod(True, True, True), left))
+    made = b.planned(raw, owned(seen, raw["metadata"]))
+    assert "Job" not in b.kinds(made)
+    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.OLD_LEARNER_ENDING)
+    ended = {**left, "status": {**left["status"], "phase": "Succeeded"}}
+    seen = replace(seen, pods=(seen.pods[0], ended))
+    assert "Job" in b.kinds(b.planned(raw, owned(seen, raw["metadata"])))
+
+
+def test_a_service_that_was_made_to_name_another_host_is_made_what_it_was() -> None:
+    seen = members.observed(members.server_pod())
+    changed = copy.deepcopy(dict(seen.service or {}))
+    del changed["spec"]["ipFamilies"]
+    changed["spec"] |= {"type": "ExternalName", "externalName": "elsewhere.example"}
+    seen = replace(seen, service=changed)
+    made = b.planned(b.job(), seen)
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
+    assert [write.manifest["kind"] for write in comparison.writes(made.children, seen)] == ["Service"]
+
+
+def test_a_claim_that_a_webhook_adds_by_its_name_is_no_claim_to_be_made() -> None:
+    seen = b.started(b.job())
+    with_claim = copy.deepcopy(dict(seen.pods[0]))
+    with_claim["spec"]["resourceClaims"] = [{"name": "shared", "resourceClaimName": "of-the-team"}]
+    made = b.planned(b.job(), replace(seen, pods=(with_claim, *seen.pods[1:])))
+    assert made.status["phase"] == "Running"
+
+
+def test_an_object_of_others_under_one_name_keeps_no_address_from_the_service() -> None:
+    seen = members.observed(members.server_pod(), foreign=("NetworkPolicy job-3v1-pods",))
+    made = b.planned(b.job(), seen)
+    assert b.condition(made, reasons.CHILDREN_APPLIED) == ("False", reasons.NAME_TAKEN)
+    assert made.slices
+
+
+def _answered(made: Any) -> list[str]:
+    return [item["type"] for item in (made.workload_patch or {}).get("status", {}).get("conditions", [])]
+
+
+def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_at_its_end() -> None:
+    raw = b.job()
+    seen = b.started(raw, workload=workload(*ADMITTED))
+    done = {**dict(seen.learner or {}), "status": {"conditions": [b.job_condition("Complete")]}}
+    made = b.planned(raw, replace(seen, learner=done))
+    assert made.status["phase"] == "Succeeded"
+    assert "Finished" in _answered(made)
+
+
+def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_when_it_is_suspended() -> None:
+    seen = Observed(workload=workload(*ADMITTED))
+    made = {
+        write.manifest["kind"]: write
+        for write in comparison.writes(b.planned(b.job(suspend=True), seen).children, seen)
+    }
+    assert made["Workload"].manifest["spec"]["active"] is False
+
+
+COMPLETE = b.job_condition("Complete")
+
+
+def again(raw: Any) -> Any:
+    """The job, deleted and applied again."""
+    metadata = {**raw["metadata"], "uid": "uid-of-the-next", "creationTimestamp": "2026-01-02T04:00:00Z"}
+    return {**raw, "metadata": metadata}
+
+
+def without_owner(child: Any) -> Any:
+    made = copy.deepcopy(child)
+    del made["metadata"]["ownerReferences"]
+    return made
+
+
+def owned_by(child: Any, **fields: Any) -> Any:
+    made = copy.deepcopy(child)
+    made["metadata"]["ownerReferences"][0] |= fields
+    return made
+
+
+def marked(pod: Any, uid: str) -> Any:
+    metadata = {**pod["metadata"], "annotations": {names.ANNOTATION_JOB_UID: uid}}
+    return {**pod, "metadata": metadata}
+
+
+def seen(raw: Any, observed: Observed) -> Observed:
+    return comparison.owned(observed, raw["metadata"])
+
+
+def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    assert seen(raw, observed) == observed
+    assert comparison.obstacle(observed) is None
+
+
+@pytest.mark.parametrize("end", [COMPLETE, b.job_condition("Failed", "BackoffLimitExceeded")])
+def test_a_job_that_is_applied_again_does_not_inherit_the_end_of_the_one_before(end: Any) -> None:
+    raw = b.job()
+    ended = b.started(raw, learner=b.learner_job(b.planned(raw, b.started(raw)), end), deployment=None, pods=())
+    made = b.planned(again(raw), seen(again(raw), ended))
+    assert b.condition(made, reasons.CHILDREN_APPLIED) == ("False", reasons.OLD_CHILDREN_ENDING)
+    assert "Job job-3v1-learner" in b.message(made, reasons.CHILDREN_APPLIED)
+    assert (made.status["phase"], made.children, made.deletions) == (reasons.PENDING, (), ())
+    assert made.again_after_s == 2
+
+
+def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail_the_next() -> None:
+    raw = b.job()
+    refused = marked(b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model")), raw["metadata"]["uid"])
+    found = seen(again(raw), Observed(pods=(refused,)))
+    assert found.leaving == ("Pod job-3v1-rollout-x",)
+    assert b.condition(b.planned(again(raw), found), reasons.FAILED) is None
+
+
+def test_once_the_old_children_are_gone_the_job_begins() -> None:
+    made = b.planned(again(b.job()), seen(again(b.job()), b.NOTHING))
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
+
+
+def test_every_pod_says_by_its_uid_which_job_it_is_of() -> None:
+    raw = b.job()
+    made = b.planned(raw, Observed(pods=(b.rollout_pod(True, True, True),)))
+    templates = [b.child(made, kind)["spec"]["template"] for kind in ("Deployment", "Job")]
+    told = [template["metadata"]["annotations"][names.ANNOTATION_JOB_UID] for template in templates]
+    assert told == [raw["metadata"]["uid"]] * 2
+
+
+def test_pods_from_before_an_upgrade_are_those_of_their_deployment_and_job() -> None:
+    raw = b.job()
+    raw["metadata"]["creationTimestamp"] = "2026-01-02T04:00:00Z"  # later than its pods: the account of their parents
+    assert len(seen(raw, b.started(raw)).pods) == 2
+    orphaned = replace(b.started(raw), deployment=None, learner=None)
+    assert seen(raw, orphaned).pods == ()
+    assert len(seen(raw, orphaned).leaving) == 2
+
+
+FOREIGN = ("ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy")
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("change", ["no owner", "another kind of owner", "another job"])
+def test_an_object_that_is_not_the_jobs_is_neither_read_nor_written_over(kind: str, change: str) -> None:
+    raw = b.job()
+    child = b.child(b.planned(raw), kind)
+    there = {
+        "no owner": without_owner(child),
+        "another kind of owner": owned_by(child, kind="Application", apiVersion="example.com/v1"),
+        "another job": owned_by(child, name="other", uid="uid-of-other"),
+    }[change]
+    found = seen(raw, Observed(**{"networkpolicy": None, kind.lower(): there}))
+    made = b.planned(raw, found)
+    assert found.child(kind) is None
+    assert made.children == ()
+    name = f"{kind} {there['metadata']['name']}"
+    wanted = f"{name} exists and is not this job's; rename the job or the object"
+    assert b.message(made, reasons.CHILDREN_APPLIED) == wanted
+    assert made.status["message"] == wanted
+    assert made.again_after_s == 15
+
+
+def test_a_job_whose_name_is_taken_claims_no_node() -> None:
+    raw = b.job()
+    found = seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap"))))
+    made = planned(raw, n.capacity(n.node()), found)
+    assert (made.placement, made.keeps_place) == (None, False)
+
+
+def test_a_running_job_keeps_its_place_and_its_pods_when_somebody_takes_a_childs_name() -> None:
+    raw = b.job()
+    found = seen(raw, b.started(raw, service=without_owner(b.child(b.planned(raw), "Service"))))
+    made = planned(raw, n.capacity(n.node()), found)
+    assert (made.status["phase"], made.children, made.deletions) == (reasons.RUNNING, (), ())
+    assert made.placement is not None
+
+
+def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
+    raw = b.job(suspend=True)
+    found = seen(raw, b.started(b.job(), service=without_owner(b.child(b.planned(b.job()), "Service"))))
+    assert b.planned(raw, found).deletions == ("Job", "Deployment")
+
+
+def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> None:
+    """One is called what the other's name was cut to: each one's NetworkPolicy would open the other's pods."""
+    job = b.job(name="1.big")["metadata"] | {"uid": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    other = {"metadata": {"name": names.short_name("1.big"), "uid": "2", "creationTimestamp": "2026-01-02T03:04:06Z"}}
+    assert comparison.obstacle(comparison.after_namesakes(b.NOTHING, job, [other])) is None
+    told = comparison.obstacle(comparison.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
+    assert told is not None
+    assert told.reason == reasons.NAME_TAKEN
+    assert told.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"
+
+
+def test_explain_names_the_object_that_is_in_the_way() -> None:
+    raw = b.job()
+    made = b.planned(raw, seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap")))))
+    first = next(step for step in explanation.chain(b.told(raw, made)) if step.state != "ok")
+    assert (first.name, first.state, first.reason) == ("children", "wrong", reasons.NAME_TAKEN)
+    assert first.fix == "metadata.name of rmj/job-3v1, or the object that the message names, in namespace team-a"
+    assert b.condition(made, reasons.TRAINING) == ("False", reasons.NAME_TAKEN)
