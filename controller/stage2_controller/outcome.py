@@ -24,11 +24,11 @@ class Outcome(NamedTuple):
 
 
 def final(status: Mapping[str, Any]) -> Outcome | None:
-    """Return the outcome that the status already tells. A refused spec is none: a corrected one runs."""
+    """Return the outcome that the status already reports. An invalid spec is none: once corrected, it runs."""
     for condition_type in (reasons.SUCCEEDED, reasons.FAILED):
-        told = conditions.find(status, condition_type)
-        if told and told["status"] == "True" and told["reason"] != reasons.INVALID_SPEC:
-            return Outcome(condition_type, told["reason"], told["message"])
+        found = conditions.find(status, condition_type)
+        if found and found["status"] == "True" and found["reason"] != reasons.INVALID_SPEC:
+            return Outcome(condition_type, found["reason"], found["message"])
     return None
 
 
@@ -41,9 +41,9 @@ def outcome(
     status: Mapping[str, Any],
     now: datetime,
 ) -> Outcome | None:
-    """Return the job's outcome, told before or found in this pass; None while it can still go on.
+    """Return the job's outcome, reported before or found in this pass; None while the job can still run.
 
-    spec_hash: of the spec as it is now, by which its servers are told from those of a spec before.
+    spec_hash: of the present spec. Servers of an earlier spec do not count.
     """
     return (
         final(status)
@@ -65,7 +65,7 @@ def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
 def seconds_to_start(
     job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
 ) -> float | None:
-    """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if no server is waited for."""
+    """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no server."""
     since = _has_its_place_since(observed, status, now)
     waits = job.spec.rollout.servers and not job.spec.suspend and not learner_begun(observed) and observed.deployment
     if since is None or not waits or observed.old_learner():
@@ -74,15 +74,15 @@ def seconds_to_start(
 
 
 def learner_begun(observed: Observed) -> bool:
-    """Return whether the learner's own container runs or has run: it waits for the servers no more."""
+    """Return whether the learner's own container runs or has run, so that it no longer waits for the servers."""
     pod = observed.pod(names.ROLE_LEARNER)
     return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
 
 
 def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return since when the servers could load: they have quota and a node; where all were ready a moment ago, now.
+    """Return since when the servers could load: they have quota and a node. If all were ready a moment ago, return now.
 
-    Of a place that the scheduler finds only the servers' pod tells. One that nobody makes, nor refuses, is waited for.
+    Only the servers' pod shows a place that the scheduler found. A pod that nobody creates, nor refuses, still counts.
     """
     pod = observed.pod(names.ROLE_ROLLOUT)
     if pod is None or ended(pod):
@@ -90,68 +90,68 @@ def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: dat
             return None
     elif not pod["spec"].get("nodeName"):
         return None
-    told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
-    if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
+    found = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
+    if not status.get("startTime") or any(item and item["status"] != "True" for item in found):
         return None
     ready = conditions.find(status, reasons.ROLLOUT_READY)
     if ready and ready["status"] == "True":
         return now
     bound = conditions.find((pod or {}).get("status", {}), "PodScheduled")
-    times = [status["startTime"], *(item.get("lastTransitionTime") for item in (*told, ready, bound) if item)]
+    times = [status["startTime"], *(item.get("lastTransitionTime") for item in (*found, ready, bound) if item)]
     return max(conditions.instant(time) for time in times if time)
 
 
 def of_learner(observed: Observed) -> Outcome | None:
-    """Return what the learner's Job has come to; None while it can still go on."""
+    """Return the outcome of the learner's Job; None while it can still run."""
     job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
-    told = {item["type"]: item for item in job_conditions if item["status"] == "True"}
-    if "Complete" in told:
+    found = {item["type"]: item for item in job_conditions if item["status"] == "True"}
+    if "Complete" in found:
         return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
-    if "Failed" in told and not _end_to_come(observed):
-        return _failed(observed, told["Failed"])
+    if "Failed" in found and not _pod_end_is_pending(observed):
+        return _failed(observed, found["Failed"])
     return None
 
 
-def _end_to_come(observed: Observed) -> bool:
-    """Return whether the Job's watch was quicker than the pods': the pod that has ended tells why in a moment."""
+def _pod_end_is_pending(observed: Observed) -> bool:
+    """Return whether the Job's watch was quicker than the pods': the end of the pod, with its reason, is on its way."""
     pod = observed.pod(names.ROLE_LEARNER)
     if pod is None or terminating(pod) or ended(pod):
         return False
     return terminated(pod, names.ROLE_LEARNER) is None
 
 
-def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
+def _failed(observed: Observed, failure: Mapping[str, Any]) -> Outcome:
     pod = observed.pod(names.ROLE_LEARNER)
     end = terminated(pod, names.ROLE_LEARNER) if pod else None
-    words = _words(observed, end)
-    by_policy, text = told.get("reason") == _POD_FAILURE_POLICY, told.get("message", "")
+    words = _last_message(observed, end)
+    by_policy, text = failure.get("reason") == _POD_FAILURE_POLICY, failure.get("message", "")
     code = end.get("exitCode") if end else EXIT_EXHAUSTED if _EXHAUSTED in text else None
     if code != EXIT_EXHAUSTED and (by_policy or code == EXIT_CONFIG):
         return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
-    if told.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
+    if failure.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
         message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
         return Outcome(reasons.FAILED, reasons.BACKOFF_LIMIT, message)
-    return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{told.get('message', 'the learner failed')}; {words}")
+    return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{failure.get('message', 'the learner failed')}; {words}")
 
 
-def _words(observed: Observed, end: Mapping[str, Any] | None) -> str:
+def _last_message(observed: Observed, end: Mapping[str, Any] | None) -> str:
     report = observed.report()
     if report and report.message:
         return report.message
-    return diagnose.last_words(end) if end else "its pod is gone, and its last words with it"
+    return diagnose.last_message(end) if end else "its pod is gone, and its last message with it"
 
 
 def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
-    if pod is None or terminating(pod):  # one that goes is of a job that was suspended, or of a spec before this one
+    if pod is None or terminating(pod):  # one that is being deleted is of a suspended job, or of an earlier spec
         return None
-    # The garbage collector comes to the pods of a deleted Deployment later; older controllers wrote no hash.
+    # Pods of a deleted Deployment outlive it for a while; older controllers wrote no hash.
     if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash:
         return None
     for server in servers:
         end = terminated(pod, server)
         if end and end.get("exitCode") == EXIT_CONFIG:
-            message = f"{server} refused its configuration: {diagnose.last_words(end)}"
+            message = f"{server} refused its configuration: {diagnose.last_message(end)}"
             return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
     return None
 

@@ -1,4 +1,4 @@
-"""The store of the watches: the newest state of all jobs and their children, so that a pass costs few reads."""
+"""The store of the watches: the newest state of all jobs and their children, so that a pass needs few requests."""
 
 import json
 from collections import defaultdict
@@ -13,19 +13,19 @@ from stage2_controller.spec.names import Key
 
 
 def read(text: bytes | str) -> Any:
-    """Return what a text says. Raise ValueError if it is no JSON."""
+    """Return the value of a JSON text. Raise ValueError if it is no JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return json.loads(text)
 
 
-def written(made: object) -> bytes:
-    """Return an object of plain dictionaries, lists, texts and numbers as JSON, without spaces."""
+def write(value: object) -> bytes:
+    """Return plain dictionaries, lists, texts and numbers as JSON, without spaces."""
     try:
-        return orjson.dumps(made)
+        return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return json.dumps(made, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":")).encode()
 
 
 # ConfigMaps and Secrets are read one by one instead.
@@ -33,7 +33,7 @@ _STORED = frozenset(resource.kind for resource in kinds.watched(kueue=True))
 
 
 def key_of(kind: str, body: Object) -> Key | None:
-    """Return the job that an object is or belongs to; None for one that only carries our label."""
+    """Return the job that an object is or belongs to; None for one that only has our label."""
     metadata = body["metadata"]
     if kind not in _STORED:
         return None
@@ -47,7 +47,7 @@ def version_of(body: Object) -> int:
 
 
 class _Entry(NamedTuple):
-    """One object: children as JSON, a fifth of what they take as dictionaries; jobs as they are, for their figures."""
+    """One object. Children are kept as JSON, a fifth of their size as dictionaries; jobs as they are, for metrics."""
 
     name: str
     uid: str
@@ -55,18 +55,18 @@ class _Entry(NamedTuple):
     kept: bytes | Object
 
     @classmethod
-    def of(cls, kind: str, body: Object) -> "_Entry":
-        metadata, made = body["metadata"], slim(kind, body)
-        kept = made if kind == names.KIND else written(made)
+    def from_body(cls, kind: str, body: Object) -> "_Entry":
+        metadata, slimmed = body["metadata"], slim(kind, body)
+        kept = slimmed if kind == names.KIND else write(slimmed)
         return cls(metadata["name"], metadata["uid"], version_of(body), kept)
 
     def body(self) -> Object:
-        made: Object = read(self.kept) if isinstance(self.kept, bytes) else self.kept
-        return made
+        body: Object = read(self.kept) if isinstance(self.kept, bytes) else self.kept
+        return body
 
 
 class Store:
-    """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
+    """Objects by kind and job. An older state never replaces a newer one."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
@@ -80,12 +80,12 @@ class Store:
         siblings, name = self._objects[kind][key], body["metadata"]["name"]
         known = siblings.get(name)
         if known is None or known.version <= version_of(body):
-            siblings[name] = _Entry.of(kind, body)
+            siblings[name] = _Entry.from_body(kind, body)
             if kind == names.KIND:
                 self._of_label[_label_of(key)].add(key)
 
     def remove(self, kind: str, body: Object) -> None:
-        """Forget the object, unless it was created anew under the same name."""
+        """Forget the object, unless another one has taken its name."""
         key = key_of(kind, body)
         if key is None:
             return
@@ -98,7 +98,7 @@ class Store:
                 self._forget_label(kind, key)
 
     def namesakes(self, key: Key) -> list[Object]:
-        """Return the other jobs of the namespace whose pods have the same label, by which policies choose them."""
+        """Return the other jobs of the namespace whose pods have the same label, which policies select."""
         others = self._of_label.get(_label_of(key), set()) - {key}
         found = (self.one(names.KIND, other, other.name) for other in sorted(others, key=lambda other: other.name))
         return [job for job in found if job is not None]
@@ -128,7 +128,7 @@ class Store:
         return [body for body in listed if (key := key_of(kind, body)) and self._older(kind, key, body)]
 
     def vanished(self, kind: str, listed: Iterable[Object], list_version: int) -> list[Object]:
-        """Return the known objects that are missing in a list that was made after they were last seen."""
+        """Return the known objects that a later list does not contain."""
         present = {body["metadata"]["uid"] for body in listed}
         return [
             entry.body() for entry in self._entries(kind) if entry.uid not in present and entry.version <= list_version
@@ -148,10 +148,10 @@ def _label_of(key: Key) -> tuple[str, str]:
 
 
 def slim(kind: str, body: Object) -> Object:
-    """Return the object without field managers' bookkeeping, a third of its size; a pod without most of its spec."""
+    """Return the object without managedFields, a third of its size, and a pod without most of its spec."""
     metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    made = {**body, "metadata": metadata}
+    slimmed = {**body, "metadata": metadata}
     kept = kinds.RESOURCES[kind].spec_fields
     if kept is not None:
-        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in kept}
-    return made
+        slimmed["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in kept}
+    return slimmed

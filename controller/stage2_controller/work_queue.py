@@ -1,6 +1,6 @@
-"""A work queue for level-triggered reconciling: one pass at a time for each key, coalesced, bounded, with backoff.
+"""A work queue for level-triggered reconciling: one call at a time for each key, coalesced, bounded, with backoff.
 
-kopf never retries an `on.event` handler, and its timers force finalizers; this queue retries and re-checks instead.
+kopf never retries an `on.event` handler, and its timers force finalizers. This queue retries, and calls again later.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 NEW_FOR_A_KNOWN = 4
-"""Keys that were never worked on, of one owner, between two that were, while both wait."""
+"""New keys of an owner that are called between two known ones, while both wait."""
 
 Item = TypeVar("Item")
 
@@ -33,19 +33,19 @@ class _Lanes(Generic[Item]):
 
 
 class FairTurns(Generic[Item]):
-    """Keys that wait, each in the lanes of its owner; owners take turns, in the order in which they came to wait."""
+    """Waiting keys, each in the lanes of its owner. Owners take turns in the order in which they began to wait."""
 
     def __init__(self, owner_of: Callable[[Item], Hashable]) -> None:
         self._owner_of = owner_of
         self._owners: OrderedDict[Hashable, _Lanes[Item]] = OrderedDict()
 
     def put(self, item: Item, *, new: bool) -> None:
-        """Let an item wait behind the others of its owner; `new`: it was never worked on."""
+        """Let an item wait behind the others of its owner. new: no call was made for it yet."""
         lanes = self._owners.setdefault(self._owner_of(item), _Lanes())
         (lanes.new if new else lanes.known).append(item)
 
     def pop(self) -> Item:
-        """Return the item whose turn it is. Raises StopIteration where none waits."""
+        """Return the next item. Raise StopIteration if none waits."""
         owner = next(iter(self._owners))
         lanes = self._owners[owner]
         item = lanes.pop()
@@ -60,22 +60,22 @@ logger = logging.getLogger(__name__)
 
 
 class RetryLater(Exception):
-    """A pass that could not finish for a reason that is told elsewhere: try again with backoff, no traceback."""
+    """A pass could not finish, for a reason that is reported elsewhere: retry with backoff, log no traceback."""
 
 
 class Broken(RetryLater):
-    """A pass that met a bug of the controller, which is told and logged already."""
+    """A pass met a bug of the controller, which is reported and logged already."""
 
 
 class WorkQueue(Generic[Item]):
-    """A queue that calls `work(key)` for every key that was added since its last call began.
+    """Calls `work(key)` for every key that was added since its last call began.
 
-    `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
-    after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
-    Owners of keys take turns (`owner_of`; without it all keys are one owner's), as `FairTurns` says.
+    `work` returns the seconds until its next call, or None. After an exception it is called again after `backoff_s`,
+    doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once. Owners of keys
+    (`owner_of`) take turns.
 
-    What is added within `rest_s` of a key's last call is one call at the end of that time: what a call has begun comes
-    back as a burst of news. A key that has rested, and what a call has asked for itself, waits for nothing.
+    What is added within `rest_s` of a key's last call becomes one call at the end of that time: a call causes a burst
+    of events. Calls that `work` itself asked for do not wait for the rest.
     """
 
     def __init__(
@@ -95,29 +95,29 @@ class WorkQueue(Generic[Item]):
         self._backoff_max_s = backoff_max_s
         self._turns = FairTurns(owner_of)
         self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
-        self._worked_on: dict[Item, float] = {}  # until when each rests; of one in a call: that it was not forgotten
-        self._waiting: set[Item] = set()  # in _turns, which also has those that were forgotten meanwhile
+        self._worked_on: dict[Item, float] = {}  # until when each rests; 0 during a call
+        self._waiting: set[Item] = set()  # in _turns, which also has keys that were forgotten meanwhile
         self._active: set[Item] = set()  # in a call
-        self._again: dict[Item, bool] = {}  # added during its call, and whether that does not wait for its rest
+        self._again: dict[Item, bool] = {}  # added during its call, and whether that skips the rest
         self._timers: dict[Item, asyncio.TimerHandle] = {}
         self._failures: dict[Item, int] = {}
 
     def add(self, key: Item) -> None:
-        """Ask for a call as soon as the key has rested and a worker is free; many additions before it are one call."""
+        """Request a call as soon as the key has rested and a worker is free; many requests before it are one call."""
         if key not in self._waiting and (left_s := self._rest_left_s(key)) > 0:
             self.add_after(key, left_s)
         else:
-            self._ask(key, at_once=False)
+            self._request(key, at_once=False)
 
     def add_now(self, key: Item) -> None:
-        """Ask for a call as soon as a worker is free, whether the key has rested or not."""
-        self._ask(key, at_once=True)
+        """Request a call as soon as a worker is free, whether the key has rested or not."""
+        self._request(key, at_once=True)
 
     def _rest_left_s(self, key: Item) -> float:
         rests_until = self._worked_on.get(key)
         return rests_until - asyncio.get_running_loop().time() if rests_until else 0.0
 
-    def _ask(self, key: Item, *, at_once: bool) -> None:
+    def _request(self, key: Item, *, at_once: bool) -> None:
         self._cancel_timer(key)
         if key in self._active:
             self._again[key] = at_once or self._again.get(key, False)
@@ -127,7 +127,7 @@ class WorkQueue(Generic[Item]):
             self._ready.release()
 
     def add_after(self, key: Item, delay_s: float) -> None:
-        """Ask for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
+        """Request a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is None or timer.when() > loop.time() + delay_s:
@@ -135,9 +135,9 @@ class WorkQueue(Generic[Item]):
             self._timers[key] = loop.call_later(delay_s, self.add_now, key)
 
     def forget(self, key: Item) -> None:
-        """Drop what is planned for a key whose object is gone; a call that has begun ends, and plans nothing."""
+        """Drop the requests of a key whose object is gone. A call that has begun ends, and requests nothing."""
         self._cancel_timer(key)
-        self._waiting.discard(key)  # its turn is passed over: a new object of its name waits where new ones do
+        self._waiting.discard(key)  # its turn is skipped: a new object of its name waits where new ones do
         self._again.pop(key, None)
         self._failures.pop(key, None)
         self._worked_on.pop(key, None)
@@ -161,7 +161,7 @@ class WorkQueue(Generic[Item]):
                 await self._serve(key)
 
     async def _serve(self, key: Item) -> None:
-        """Call for the key, and plan what follows; nothing where the key was forgotten during the call."""
+        """Make a call for the key and request the next one, unless the key was forgotten during the call."""
         self._worked_on[key] = 0.0
         self._active.add(key)
         try:
@@ -184,7 +184,7 @@ class WorkQueue(Generic[Item]):
         except RetryLater as reason:
             delay_s = self._next_backoff(key)
             logger.warning("%s: %s; next try in %.0f s", key, reason, delay_s)
-        except Exception:  # whatever one job's pass raises must not end the worker that serves the others
+        except Exception:  # no pass may end the worker, which serves other jobs too
             delay_s = self._next_backoff(key)
             logger.exception("%s: pass failed; next try in %.0f s", key, delay_s)
         else:

@@ -18,7 +18,7 @@ from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.conditions import Truth, truth
 from stage2_controller.observed import Observed, terminating
-from stage2_controller.place import node_terms
+from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import HOSTNAME, Avoided
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.containers import Container, Processes, wait_container
@@ -259,14 +259,14 @@ def _affinity(inputs: PodInputs, role: str) -> Manifest:
     nodes: Mapping[str, Any] = written.get("nodeAffinity") or {}
     if control and control.node is not None:
         here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [control.node]}]}
-        return {"nodeAffinity": node_terms.narrowed(nodes, here)}
+        return {"nodeAffinity": node_fit.narrowed_affinity(nodes, here)}
     if role == names.ROLE_LEARNER and inputs.processes.servers:
         beside_servers = {"podAffinity": _with_rollout_pod(inputs.job.metadata.name)}
         return {**({"nodeAffinity": nodes} if nodes else {}), **beside_servers}
     if control and control.shun:
-        nodes = node_terms.preferring(nodes, _none_of((HOSTNAME, host) for host in control.shun))
+        nodes = node_fit.preferring_affinity(nodes, _none_of((HOSTNAME, host) for host in control.shun))
     if control and control.avoid:  # in terms that an autoscaler of nodes understands
-        nodes = node_terms.narrowed(nodes, _none_of(control.avoid))
+        nodes = node_fit.narrowed_affinity(nodes, _none_of(control.avoid))
     return {"nodeAffinity": nodes} if nodes else {}
 
 

@@ -1,8 +1,8 @@
-"""Requests to the API server: server-side apply with our field manager, create-once, delete, status, events, lists."""
+"""Requests to the API server: create, server-side apply, delete, status, events, lists and watches."""
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -24,40 +24,40 @@ Object = Mapping[str, Any]
 Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
+_MERGE = "application/merge-patch+json"
 _HOLD_ATTEMPTS = 5
-_EVENTS = 100  # of one object and reason: whoever tells more than ten alike counts them up in one
+_EVENTS = 100  # of one object and reason; clients count alike events up in one
 _PAGE = 500  # objects
 PAGE_OF_JOBS = 50
-"""Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
-decode, the loop stands."""
-# A node tells of all images that it keeps; of pods a page takes 1 MB, and five times that once it is read.
+"""Jobs of one page of a list. A job may have 150 kB, and the event loop stands still while a page is decoded."""
+# A node lists all its images. A page of pods takes 1 MB, and five times that once it is decoded.
 _PAGES = {names.KIND: PAGE_OF_JOBS, kinds.NODE.kind: 50, kinds.POD.kind: 200}
 
 
 class ApiRefused(Exception):
-    """The API server did not do what it was asked."""
+    """The API server refused a request."""
 
     def __init__(self, what: str, error: DynamicApiError) -> None:
         self.status: int = error.status
-        told = _told(error)
-        self.reason: str | None = told.get("reason")  # the API server's word for it
-        self.message = conditions.cut(str(told.get("message") or f"{error.status} {error.reason}"))
+        answer = _status_of(error)
+        self.reason: str | None = answer.get("reason")  # a word, such as AlreadyExists
+        self.message = conditions.cut(str(answer.get("message") or f"{error.status} {error.reason}"))
         super().__init__(f"{what}: {self.message}")
 
     @property
     def of_object(self) -> bool:
-        """Whether this object was refused, also by a webhook that fails; else the API server refuses all for now."""
+        """Whether this object was refused, also by a webhook that fails; else the API server refuses everything now."""
         return self.status < HTTPStatus.INTERNAL_SERVER_ERROR or "webhook" in self.message
 
 
 class NoCluster(Exception):
-    """Nothing says which cluster to work on; the text says what was looked for."""
+    """No configuration names a cluster; the text says what was looked for."""
 
 
 async def connect(requested: Requested) -> "Api":
     """Return a client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
 
-    `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer. Raise NoCluster
+    `requested(verb, resource, code)` is called for every request; code 0 means no answer. Raise NoCluster
     where neither names a cluster.
     """
     # aiohttp would read ~/.netrc and the environment's proxies in a thread, for every request. The watches never did: a
@@ -97,12 +97,7 @@ class Api:
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None if there is none."""
-        try:
-            return await self._request("get", path(kind, namespace, name))
-        except ApiRefused as error:
-            if error.status == 404:
-                return None
-            raise
+        return (await _accepting(self._request("get", path(kind, namespace, name)), 404))[0]
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
@@ -179,10 +174,10 @@ class Api:
         return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
 
     async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
-        """Let applies own what the controller has created: a field that the next one leaves out goes, as it should.
+        """Let applies own the fields that the controller created, so that an apply without a field removes it.
 
-        A creation makes its manager the owner by updates, and what an update owns no apply removes. The fields move
-        from the one to the other, as `k8s.io/client-go/util/csaupgrade` does. Raise ApiRefused.
+        A creation makes its manager the owner by update, and no apply removes what an update owns. The fields move from
+        the one to the other, as `k8s.io/client-go/util/csaupgrade` does. Raise ApiRefused.
         """
         for attempt in range(_HOLD_ATTEMPTS):
             there = await self.get(kind, namespace, name)
@@ -190,29 +185,21 @@ class Api:
             if there is None or entries is None:
                 return
             held = {"metadata": {"resourceVersion": there["metadata"]["resourceVersion"], "managedFields": entries}}
-            try:
-                await self._request(
-                    "patch", path(kind, namespace, name), body=held, content_type="application/merge-patch+json"
-                )
-            except ApiRefused as error:  # somebody has written it since: look again
-                if error.status != 409 or attempt == _HOLD_ATTEMPTS - 1:
-                    raise
-            else:
+            request = self._request("patch", path(kind, namespace, name), body=held, content_type=_MERGE)
+            last = attempt == _HOLD_ATTEMPTS - 1
+            _, status = await _accepting(request, *(() if last else (409,)))
+            if status != 409:  # else somebody has written it since
                 return
 
     async def apply_status(self, job: Object, status: Object) -> Object | None:
-        """Make `status` the status of the job; return None if the job is gone or another of its name took its place."""
+        """Replace the job's status; return None if the job is gone, or another one has its name."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
-        try:
-            return await self._apply(f"{path(names.KIND, metadata['namespace'], metadata['name'])}/status", body)
-        except ApiRefused as error:
-            if error.status in (404, 409):
-                return None
-            raise
+        where = f"{path(names.KIND, metadata['namespace'], metadata['name'])}/status"
+        return (await _accepting(self._apply(where, body), 404, 409))[0]
 
     async def apply_condition(self, namespace: str, gate: GateCondition, *, at: str) -> None:
-        """Make a pod's readiness gate say this; a pod that is gone needs none."""
+        """Write the condition of a pod's readiness gate, unless the pod is gone."""
         condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
         body = {
             "apiVersion": "v1",
@@ -220,26 +207,15 @@ class Api:
             "metadata": {"name": gate.pod, "namespace": namespace},
             "status": {"conditions": [condition]},
         }
-        try:
-            await self._apply(f"{path('Pod', namespace, gate.pod)}/status", body)
-        except ApiRefused as error:
-            if error.status != 404:
-                raise
+        await _accepting(self._apply(f"{path('Pod', namespace, gate.pod)}/status", body), 404)
 
     async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
-        """Merge into the status of an object that another controller owns too; one that is gone needs none.
+        """Merge into the status of an object that another controller owns too, unless the object is gone.
 
-        False if it is not the version any more whose metadata.resourceVersion the patch names.
+        Return False if its version is not the metadata.resourceVersion of the patch.
         """
-        where = f"{path(kind, namespace, name)}/status"
-        content_type = "application/merge-patch+json"
-        try:
-            await self._request("patch", where, body=patch, content_type=content_type)
-        except ApiRefused as error:
-            if error.status not in (404, 409):
-                raise
-            return error.status == 404
-        return True
+        request = self._request("patch", f"{path(kind, namespace, name)}/status", body=patch, content_type=_MERGE)
+        return (await _accepting(request, 404, 409))[1] != 409
 
     async def create(self, manifest: Object) -> Object | None:
         """Create the object; return None if it exists already, which is left as it is."""
@@ -255,40 +231,20 @@ class Api:
         """Replace the object as it was read; return None if it has changed since then, or is gone."""
         metadata = manifest["metadata"]
         where = path(manifest["kind"], metadata["namespace"], metadata["name"])
-        try:
-            return await self._request("put", where, body=manifest, field_manager=names.FIELD_MANAGER)
-        except ApiRefused as error:
-            if error.status in (404, 409):
-                return None
-            raise
+        request = self._request("put", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        return (await _accepting(request, 404, 409))[0]
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
-        """Delete the object and, in the background, what it owns; return what is left of it, None if it is gone.
-
-        One that has taken its name since then, with another uid, stays.
-        """
-        try:
-            answer = await self._delete(path(kind, namespace, name), {"uid": uid})
-        except ApiRefused as error:
-            if error.status in (404, 409):
-                return None
-            raise
-        return None if answer.get("kind") == "Status" else answer
+        """Delete the object with this uid and, in the background, what it owns; return what remains of it."""
+        answer, _ = await _accepting(self._delete(path(kind, namespace, name), {"uid": uid}), 404, 409)
+        return None if answer is None or answer.get("kind") == "Status" else answer
 
     async def delete_as_read(self, kind: str, body: Object) -> bool:
-        """Delete the object and, in the background, what it owns; one that is gone needs none.
-
-        False if it is not the version any more that was read.
-        """
+        """Delete the object and, in the background, what it owns. Return False if it has changed since it was read."""
         metadata = body["metadata"]
         same = {key: metadata[key] for key in ("uid", "resourceVersion")}
-        try:
-            await self._delete(path(kind, metadata["namespace"], metadata["name"]), same)
-        except ApiRefused as error:
-            if error.status not in (404, 409):
-                raise
-            return error.status == 404
-        return True
+        where = path(kind, metadata["namespace"], metadata["name"])
+        return (await _accepting(self._delete(where, same), 404, 409))[1] != 409
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
         """Post an event about the job; `at` is an RFC 3339 time."""
@@ -348,6 +304,16 @@ class Api:
         return answer
 
 
+async def _accepting(request: Awaitable[Object], *accepted: int) -> tuple[Object | None, int]:
+    """Return the answer to a request and its status; no answer where the status is an accepted refusal."""
+    try:
+        return await request, HTTPStatus.OK
+    except ApiRefused as error:
+        if error.status not in accepted:
+            raise
+        return None, error.status
+
+
 def resource_of(where: str) -> str:
     """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
     parts = where.strip("/").split("/")
@@ -399,13 +365,13 @@ def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _union(left.get(key, {}), right.get(key, {})) for key in {**left, **right}}
 
 
-def _told(error: DynamicApiError) -> dict[str, Any]:
-    """Return the API server's Status; nothing where the answer is none."""
+def _status_of(error: DynamicApiError) -> dict[str, Any]:
+    """Return the API server's Status; an empty one if the answer is none."""
     try:
-        told = store.read(error.body or "")
+        answer = store.read(error.body or "")
     except (TypeError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Diagnosis of a pod that does not do its work yet: a reason for programs and a sentence for people."""
+"""Why a pod does not do its work yet: a reason for programs and a sentence for people. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from stage2_controller.observed import Object, ended
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
-_TAIL = 400  # characters of a container's last words that fit a sentence
+_TAIL = 400  # characters of a container's last message that fit a sentence
 
 
 class Finding(NamedTuple):
-    """A finding about what keeps a pod from its work."""
+    """What keeps a pod from its work."""
 
     reason: str
     message: str
 
 
 def pod(observed: Object | None, what: str) -> Finding | None:
-    """Return the finding for a pod called `what` ("the rollout pod"); None if all its containers run."""
+    """Return what keeps a pod from its work; None if all its containers run. what: such as "the rollout pod"."""
     if observed is None:
         return Finding(reasons.NOT_CREATED, f"{what} does not exist yet")
     status = observed.get("status", {})
@@ -29,12 +29,12 @@ def pod(observed: Object | None, what: str) -> Finding | None:
             return Finding(
                 reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
             )
-    if unmade := unmade_claims(observed):
-        return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {unmade}")
-    if told := turned_away(observed):
-        return Finding(reasons.POD_REFUSED, f"{what} was turned away: {told}")
+    if missing := missing_claims(observed):
+        return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {missing}")
+    if rejection := turned_away(observed):
+        return Finding(reasons.POD_REFUSED, f"{what} was turned away: {rejection}")
     statuses = status.get("containerStatuses", [])
-    first = [item for item in status.get("initContainerStatuses", []) if not _has_done_its_work(item)]
+    first = [item for item in status.get("initContainerStatuses", []) if not _succeeded(item)]
     findings = [finding for item in (*first, *statuses) if (finding := _container(item))]
     if findings:
         return min(findings, key=lambda finding: finding.reason == reasons.CONTAINERS_STARTING)
@@ -45,7 +45,7 @@ def pod(observed: Object | None, what: str) -> Finding | None:
 
 
 def turned_away(observed: Object) -> str | None:
-    """Return why its node's kubelet has ended a pod before anything of it started; None if it did not."""
+    """Return why the kubelet ended a pod before it started; None if it did not."""
     status = observed.get("status", {})
     if status.get("phase") != "Failed" or not status.get("reason") or status.get("containerStatuses"):
         return None
@@ -53,22 +53,22 @@ def turned_away(observed: Object) -> str | None:
     return f"node {node} says {status['reason']}: {status.get('message', 'no reason given')}"
 
 
-def unmade_claims(observed: Object) -> str | None:
-    """Return which claims of a pod nobody has made; the scheduler does not even look at it before, and says nothing."""
-    made = {item["name"] for item in observed.get("status", {}).get("resourceClaimStatuses") or ()}
+def missing_claims(observed: Object) -> str | None:
+    """Return which claims of a pod do not exist; before that the scheduler ignores the pod without a message."""
+    existing = {item["name"] for item in observed.get("status", {}).get("resourceClaimStatuses") or ()}
     wanted = {
         one["name"]: one["resourceClaimTemplateName"]
         for one in observed.get("spec", {}).get("resourceClaims") or ()
-        if one.get("resourceClaimTemplateName")  # of one that is named itself the scheduler says whether it is there
+        if one.get("resourceClaimTemplateName")  # about a claim named directly the scheduler reports
     }
-    missing = sorted({template for name, template in wanted.items() if name not in made})
+    missing = sorted({template for name, template in wanted.items() if name not in existing})
     if not missing:
         return None
     return f"there are none yet from the ResourceClaimTemplate {', '.join(missing)}, which must be in its namespace"
 
 
 def refused(deployment: Object | None) -> Finding | None:
-    """Return why the API server takes no pod of the Deployment: a quota, a policy; None if it does."""
+    """Return why the API server refuses the Deployment's pod, such as a quota or a policy; None if it does not."""
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             message = f"the API server refuses the rollout pod: {condition.get('message', 'no reason given')}"
@@ -77,9 +77,9 @@ def refused(deployment: Object | None) -> Finding | None:
 
 
 def servers(observed: Object | None, names: Sequence[str], deployment: Object | None = None) -> Finding | None:
-    """Return the finding for the rollout pod; None if every server answers."""
-    if (observed is None or ended(observed)) and (told := refused(deployment)):
-        return told
+    """Return what keeps the servers from being ready; None if every server answers."""
+    if (observed is None or ended(observed)) and (refusal := refused(deployment)):
+        return refusal
     found = pod(observed, "the rollout pod")
     if found or observed is None:
         return found
@@ -92,24 +92,24 @@ def servers(observed: Object | None, names: Sequence[str], deployment: Object | 
 
 
 def learner(observed: Object | None, refused_with: str | None) -> Finding | None:
-    """Return the finding for the learner's pod; None if its container runs. refused_with: why there can be none."""
+    """Return what keeps the learner from running; None if its container runs. refused_with: why it can have no pod."""
     if refused_with and (observed is None or ended(observed)):
         return Finding(reasons.POD_REFUSED, f"the API server refuses the learner's pod: {refused_with}")
     return pod(observed, "the learner's pod")
 
 
-def last_words(ended: Mapping[str, Any]) -> str:
+def last_message(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
     report = read_termination_message(str(ended.get("message")))
     if report:
         return f"exit code {ended.get('exitCode')}: {report.message or report.phase}"
     lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
-    said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
-    return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"
+    unindented = [line.strip() for line in lines if line[:1].strip()]  # without the frames of a traceback
+    return f"exit code {ended.get('exitCode')}: {' '.join(unindented[-3:])[-_TAIL:]}"
 
 
-def _has_done_its_work(status: Object) -> bool:
-    """Return whether an init container stands before the containers no more."""
+def _succeeded(status: Object) -> bool:
+    """Return whether an init container has ended with success."""
     return bool(status.get("state", {}).get("terminated", {}).get("exitCode") == 0)
 
 
@@ -126,5 +126,5 @@ def _container(status: Object) -> Finding | None:
     ended = state.get("terminated") or status.get("lastState", {}).get("terminated")
     if ended:
         times = f", {status['restartCount']} restarts so far" if status.get("restartCount") else ""
-        return Finding(reasons.SERVER_CRASHED, f"{name} ended with {last_words(ended)}{times}")
+        return Finding(reasons.SERVER_CRASHED, f"{name} ended with {last_message(ended)}{times}")
     return Finding(reasons.CONTAINERS_STARTING, f"{name} is being started")

@@ -1,6 +1,7 @@
 """The fit of a whole job, servers and learner, on one node, before any of its pods exists. Pure.
 
-The node is chosen once for both pods. The scheduler still binds them, and decides about preemption.
+The node is chosen once for both pods. The scheduler still binds them, and decides about preemption. What the terms of a
+pod's nodeAffinity mean is the scheduler's too (k8s.io/component-helpers, nodeaffinity).
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -8,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_controller.observed import Object
-from stage2_controller.place import node_terms, pod_requests
+from stage2_controller.place import pod_requests
 from stage2_controller.spec import objects
 from stage2_controller.spec.objects import Amounts
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}  # written a moment later
@@ -22,7 +25,7 @@ _OF_KARPENTER = "karpenter.sh/nodepool"
 _LISTED = 3  # nodes that a message names
 
 Avoided = tuple[tuple[str, str], ...]
-"""Nodes, by labels of which they have one: pairs of its key and its value."""
+"""Labels of nodes, as pairs of key and value."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +82,14 @@ def need_of(templates: Mapping[str, Mapping[str, Any]], *, gpu_resource: str) ->
 
 
 def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
-    """The need of a pod made from `template`, as the scheduler counts it."""
+    """Return the need of a pod made from `template`, as the scheduler counts it."""
     spec = template["spec"]
     return PodNeed(
         role=role,
         requests=pod_requests.requests(spec),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
-        affinity=node_terms.of(spec),
+        affinity=node_affinity(spec),
     )
 
 
@@ -124,7 +127,7 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def _preference(need: Need, info: NodeInfo) -> int:
-    return sum(node_terms.weight(pod.affinity, info.labels) for pod in need.pods)
+    return sum(affinity_weight(pod.affinity, info.labels) for pod in need.pods)
 
 
 def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> Avoided:
@@ -251,12 +254,12 @@ def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
 
 
 def _elsewhere(pod: PodNeed, info: NodeInfo) -> str | None:
-    """Return why the pod asks for other nodes than this one; None if it does not."""
+    """Return why the pod's selectors exclude the node; None if they do not."""
     for key, value in pod.node_selector.items():
         if info.labels.get(key) != value:
             return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
-    if not node_terms.takes(pod.affinity, info.labels):
-        return f"is none of {node_terms.shown(pod.affinity)} (spec.placement.affinity)"
+    if not affinity_takes(pod.affinity, info.labels):
+        return f"is none of {show_affinity(pod.affinity)} (spec.placement.affinity)"
     return None
 
 
@@ -278,3 +281,72 @@ def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
     if toleration["key"] != taint["key"]:
         return False
     return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def node_affinity(pod_spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the nodeAffinity of a pod, empty where it has none."""
+    found: Mapping[str, Any] = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return found
+
+
+def affinity_takes(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a node with these labels meets one of the required terms, or none is required."""
+    required = affinity.get(REQUIRED)
+    return required is None or any(_meets(term, labels) for term in required["nodeSelectorTerms"])
+
+
+def affinity_weight(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> int:
+    """Return the sum of the weights of all preferences that a node meets."""
+    preferred = affinity.get(PREFERRED) or ()
+    return sum(one["weight"] for one in preferred if _meets(one["preference"], labels))
+
+
+def narrowed_affinity(affinity: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the affinity to those of its nodes that meet a further term as well."""
+    terms: Sequence[Mapping[str, Any]] = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    return {**affinity, REQUIRED: {"nodeSelectorTerms": [_both(term, further) for term in terms]}}
+
+
+def preferring_affinity(affinity: Mapping[str, Any], term: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the affinity with a preference for nodes that meet a term, as strong as one can be."""
+    return {**affinity, PREFERRED: [*(affinity.get(PREFERRED) or ()), {"weight": 100, "preference": term}]}
+
+
+def show_affinity(affinity: Mapping[str, Any]) -> str:
+    """Return the required terms as a person reads them: `gpu In (h100, a100), zone NotIn (b) or pool Exists`."""
+    terms = affinity[REQUIRED]["nodeSelectorTerms"]
+    return " or ".join(", ".join(map(_shown_term, term.get("matchExpressions") or ())) for term in terms)
+
+
+def _both(term: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    return {**term, **{key: [*(term.get(key) or ()), *more] for key, more in further.items()}}
+
+
+def _meets(term: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    return all(_holds(one, labels.get(one["key"])) for one in term.get("matchExpressions") or ())
+
+
+def _holds(one: Mapping[str, Any], label: str | None) -> bool:
+    values: Sequence[str] = one.get("values") or ()
+    match one["operator"]:
+        case "In":
+            return label in values
+        case "NotIn":
+            return label not in values
+        case "Exists":
+            return label is not None
+        case "DoesNotExist":
+            return label is None
+        case "Gt":
+            return _whole(label) and int(str(label)) > int(values[0])
+        case _:
+            return _whole(label) and int(str(label)) < int(values[0])
+
+
+def _whole(label: str | None) -> bool:
+    return label is not None and label.removeprefix("-").isdecimal()
+
+
+def _shown_term(one: Mapping[str, Any]) -> str:
+    values = ", ".join(one.get("values") or ())
+    return f"{one['key']} {one['operator']}" + (f" ({values})" if values else "")

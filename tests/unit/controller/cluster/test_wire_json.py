@@ -34,12 +34,12 @@ def test_a_text_reads_as_the_standard_library_reads_it(text):
 @pytest.mark.usefixtures("deep_recursion")
 def test_an_object_of_any_depth_is_read_and_written():
     text = '{"a":' * DEEP + "1" + "}" * DEEP
-    assert store.written(store.read(text)).decode() == text
+    assert store.write(store.read(text)).decode() == text
 
 
 @pytest.mark.parametrize("made", [{"a": [1, "é", None, {"b": 0.1}]}, {"half": "\ud800"}, {"large": 2**70}])
 def test_what_is_written_reads_as_it_was(made):
-    assert json.loads(store.written(made)) == made
+    assert json.loads(store.write(made)) == made
 
 
 def test_what_is_no_json_is_a_value_error():

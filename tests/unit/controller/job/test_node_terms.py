@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from stage2_controller.children.build import build, parse
-from stage2_controller.place import node_fit, node_terms
-from stage2_controller.place.node_fit import Need, PodNeed
-from stage2_controller.place.node_terms import PREFERRED, REQUIRED
+from stage2_controller.place import node_fit
+from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -51,14 +50,14 @@ H100 = expression("gpu", "In", "h100", "h200")
     ],
 )
 def test_a_requirement_means_what_it_means_to_the_scheduler(one: Any, labels: dict[str, str], taken: bool) -> None:
-    assert node_terms.takes(required([one]), labels) is taken
+    assert node_fit.affinity_takes(required([one]), labels) is taken
 
 
 def test_one_term_has_to_be_met_and_that_as_a_whole() -> None:
     affinity = required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")])
-    assert node_terms.takes(affinity, {"gpu": "h100", "zone": "a"})
-    assert not node_terms.takes(affinity, {"gpu": "h100", "zone": "b"})
-    assert node_terms.takes(affinity, {"pool": "mine", "zone": "b"})
+    assert node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "a"})
+    assert not node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "b"})
+    assert node_fit.affinity_takes(affinity, {"pool": "mine", "zone": "b"})
 
 
 def need(affinity: dict[str, Any]) -> Need:
