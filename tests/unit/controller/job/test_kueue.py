@@ -30,7 +30,7 @@ def condition(kind: str, status: str = "True", message: str = "", reason: str = 
 
 
 def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = None) -> Any:
-    made = b.child(planned(raw or queued(), n.capacity(n.node())), "Workload")
+    made = b.child(passed(raw or queued()), "Workload")
     topology = {
         "levels": ["kubernetes.io/hostname"],
         "slices": [{"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": host}]}],
@@ -38,6 +38,11 @@ def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = No
     admission = {"podSetAssignments": [{"name": "rollout", "topologyAssignment": topology}]} if host else None
     metadata = {**made["metadata"], "resourceVersion": "7"}
     return {**made, "metadata": metadata, "status": {"conditions": list(conditions), "admission": admission}}
+
+
+def passed(raw: Any, observed: Observed = b.NOTHING, **more: Any) -> Plan:
+    """The plan of a pass on a cluster with one free node."""
+    return planned(raw, n.capacity(n.node()), observed, **more)
 
 
 def told(made: Plan) -> dict[str, tuple[str, str]]:
@@ -51,14 +56,14 @@ ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
 
 
 def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
-    made = planned(queued(), n.capacity(n.node()))
+    made = passed(queued())
     assert b.kinds(made) == ["Workload"]
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
     assert made.placement is None
 
 
 def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
-    spec = b.child(planned(queued(), n.capacity(n.node())), "Workload")["spec"]
+    spec = b.child(passed(queued()), "Workload")["spec"]
     assert (spec["queueName"], spec["active"]) == ("team", True)
     assert [pod_set["name"] for pod_set in spec["podSets"]] == ["rollout", "learner"]
     request = {"required": "kubernetes.io/hostname", "podSetGroupName": "job"}
@@ -67,9 +72,9 @@ def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
 
 def test_a_job_whose_node_the_scheduler_finds_asks_for_no_host() -> None:
     raw = queued(placement={"mode": "Scheduler"})
-    spec = b.child(planned(raw, n.capacity(n.node())), "Workload")["spec"]
+    spec = b.child(passed(raw), "Workload")["spec"]
     assert [pod_set.keys() for pod_set in spec["podSets"]] == [{"name", "count", "template"}] * 2
-    made = planned(raw, n.capacity(n.node()), Observed(workload=workload(*ADMITTED, raw=raw)))
+    made = passed(raw, Observed(workload=workload(*ADMITTED, raw=raw)))
     assert {"Deployment", "Job"} <= set(b.kinds(made))
     assert "affinity" not in b.child(made, "Deployment")["spec"]["template"]["spec"]
 
@@ -89,13 +94,13 @@ def test_two_hosts_that_nobody_asked_for_are_none() -> None:
 
 def test_a_flavor_that_has_no_topology_is_told_with_the_way_out() -> None:
     waits = condition("QuotaReserved", "False", 'Flavor "x" does not support TopologyAwareScheduling')
-    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))
+    made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"].endswith("give the flavor a topologyName, or set spec.placement.mode to Scheduler")
 
 
 def test_what_kueue_says_is_what_the_job_says() -> None:
     waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
-    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))
+    made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"] == "waits in queue team: insufficient quota for nvidia.com/gpu"
 
 
@@ -185,11 +190,11 @@ def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) ->
 
 def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
     evicted = (*ADMITTED, condition("Evicted", message="preempted"))
-    first = planned(queued(), n.capacity(n.node()), running(*evicted))
+    first = passed(queued(), running(*evicted))
     assert first.deletions == ("Job", "Deployment")
     assert first.workload_patch is None
     ready = condition("PodsReady", reason="Started")
-    gone = planned(queued(), n.capacity(n.node()), running(*evicted, ready, pods=()))
+    gone = passed(queued(), running(*evicted, ready, pods=()))
     assert told(gone) == {
         "QuotaReserved": ("False", "Pending"),
         "Admitted": ("False", "Pending"),
@@ -203,17 +208,17 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
 
 
 def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
-    assert told(planned(queued(), n.capacity(n.node()), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
-    again = planned(queued(), n.capacity(n.node()), running(*ADMITTED, condition("PodsReady")))
+    assert told(passed(queued(), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
+    again = passed(queued(), running(*ADMITTED, condition("PodsReady")))
     assert again.workload_patch is None
     done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
-    ended = planned(queued(), n.capacity(n.node()), replace(running(*ADMITTED), learner=done))
+    ended = passed(queued(), replace(running(*ADMITTED), learner=done))
     assert told(ended)["Finished"] == ("True", "JobFinished")
 
 
 def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
     """A merge patch replaces the list of conditions: an eviction that came in between would be lost."""
-    made = planned(queued(), n.capacity(n.node()), running(*ADMITTED))
+    made = passed(queued(), running(*ADMITTED))
     assert made.workload_patch
     assert made.workload_patch["metadata"] == {"resourceVersion": "7"}
 
@@ -235,14 +240,14 @@ def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
 def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
     pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
     observed = running(*ADMITTED, *([known] if known else []), pods=pods)
-    made = planned(queued(), n.capacity(n.node()), observed)
+    made = passed(queued(), observed)
     assert (told(made)["PodsReady"] if answer else made.workload_patch) == answer
 
 
 def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
     observed = Observed(workload=workload())
-    assert comparison.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
-    made = planned(queued(suspend=True), n.capacity(n.node()), observed)
+    assert comparison.writes(passed(queued(), observed).children, observed) == []
+    made = passed(queued(suspend=True), observed)
     (write,) = comparison.writes(made.children, observed)
     assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
 
@@ -349,11 +354,99 @@ def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> N
 def test_the_priority_class_counts_in_the_queue_too() -> None:
     high = {"metadata": {"name": "high"}, "value": 10}
     raw = queued(placement={"priorityClassName": "high"})
-    spec = b.child(planned(raw, n.capacity(n.node()), Observed(pod_priority_class=high)), "Workload")["spec"]
+    spec = b.child(passed(raw, Observed(pod_priority_class=high)), "Workload")["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
 
 
 def test_a_job_without_a_queue_has_no_workload() -> None:
-    made = planned(b.job(), n.capacity(n.node()))
+    made = passed(b.job())
     assert "Workload" not in b.kinds(made)
     assert names.ROLE_QUOTA not in str(made.children)
+
+
+PENDING = condition("QuotaReserved", "False")
+URGENT = {"metadata": {"name": "urgent"}, "value": 1000}
+REF = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "urgent"}
+
+
+def labelled(**labels: str) -> Any:
+    raw = queued()
+    raw["metadata"]["labels"] |= {f"kueue.x-k8s.io/{key.replace('_', '-')}": value for key, value in labels.items()}
+    return raw
+
+
+def spec_of(raw: Any, observed: Observed, **more: Any) -> Any:
+    return b.child(passed(raw, observed, **more), "Workload")["spec"]
+
+
+def test_a_job_that_waits_changes_its_queue_with_its_label() -> None:
+    observed = Observed(workload=workload(PENDING))
+    made = passed(labelled(queue_name="other"), observed)
+    (write,) = comparison.writes(made.children, observed)
+    assert (write.verb, write.manifest["spec"]["queueName"]) == ("apply", "other")
+    assert comparison.writes(passed(queued(), observed).children, observed) == []
+
+
+def test_a_job_that_has_quota_keeps_its_queue() -> None:
+    assert spec_of(labelled(queue_name="other"), Observed(workload=workload(*ADMITTED)))["queueName"] == "team"
+
+
+def test_a_job_that_leaves_the_queue_takes_its_place_in_it_along() -> None:
+    waits, runs = Observed(workload=workload(PENDING)), Observed(workload=workload(*ADMITTED))
+    assert passed(b.job(), waits).deletions == ("Workload",)
+    assert passed(b.job(), runs).deletions == ()
+
+
+def test_a_class_of_kueues_own_ranks_the_job_in_its_queue_and_not_its_pods() -> None:
+    raw = labelled(priority_class="urgent")
+    raw["spec"]["placement"] = {"priorityClassName": "high"}
+    high = {"metadata": {"name": "high"}, "value": 10}
+    spec = spec_of(raw, Observed(priority_class=URGENT, pod_priority_class=high))
+    assert (spec["priority"], spec["priorityClassRef"]) == (1000, REF)
+    assert {one["template"]["spec"]["priorityClassName"] for one in spec["podSets"]} == {"high"}
+
+
+def test_a_rank_that_was_given_is_never_sent_otherwise() -> None:
+    made = workload(*ADMITTED)
+    made["spec"] |= {"priority": 7, "priorityClassRef": REF}
+    spec = spec_of(labelled(), Observed(workload=made))
+    assert (spec["priority"], spec["priorityClassRef"]) == (7, REF)
+
+
+def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> None:
+    raw = labelled(priority_class="urgent")
+    made = passed(raw)
+    assert (made.children, made.again_after_s) == ((), kueue.CLASS_AGAIN_S)
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.NO_PRIORITY_CLASS)
+    assert "kueue.x-k8s.io/priority-class=urgent" in made.status["message"]
+    (quota,) = [step for step in explanation.chain(b.told(raw, made)) if step.name == "quota"]
+    assert quota.state == "wrong"
+    assert b.kinds(passed(raw, Observed(priority_class=URGENT))) == ["Workload"]
+
+
+def test_a_class_without_a_queue_says_nothing() -> None:
+    raw = b.job()
+    raw["metadata"]["labels"] = {kueue.PRIORITY_LABEL: "urgent"}
+    assert kueue.priority_name(raw) is None
+    assert b.condition(passed(raw), reasons.QUOTA_RESERVED) is None
+
+
+def test_a_learner_that_kueue_took_for_a_job_of_its_own_says_what_to_configure() -> None:
+    account = n.capacity(n.node())
+    first = planned(b.job(), account)
+    assert first.placement
+    account.promise(n.KEY, first.placement.need, b.NODE)
+    learner = b.learner_job(first)
+    labels = {**learner["metadata"]["labels"], kueue.QUEUE_LABEL: "default"}
+    metadata = {**learner["metadata"], "labels": labels, "creationTimestamp": AT}
+    held = {**learner, "metadata": metadata, "spec": {**learner["spec"], "suspend": True}}
+    observed = Observed(deployment=b.child(first, "Deployment"), learner=held)
+    made = planned(b.job(), account, observed)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.QUEUED_TWICE)
+    assert "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks" in made.status["message"]
+    charged = Observed(workload=workload(*ADMITTED), deployment=b.child(first, "Deployment"), learner=held)
+    told = b.message(planned(queued(), account, charged), reasons.QUOTA_RESERVED)
+    assert told.startswith("Kueue admitted the job through team; Kueue charges the learner's Job to the queue default")
+    free = {**held, "spec": {**learner["spec"], "suspend": False}}
+    on = planned(b.job(), account, Observed(deployment=b.child(first, "Deployment"), learner=free))
+    assert b.condition(on, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)

@@ -1,0 +1,315 @@
+"""Workloads over time: deactivated ones, quota that is reserved or goes back, and admission checks."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stage2_controller import reasons
+from stage2_controller.children import comparison
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
+from stage2_controller.report import explanation
+from stage2_controller.spec import names
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_kueue import ADMITTED, condition, passed, queued, running, told, workload
+from tests.unit.controller.job.test_old_learner import ending
+from tests.unit.controller.job.test_placement import planned
+
+UPGRADED = replace(b.SETTINGS, image="stage2/trainer:next")  # the default image of the next release
+
+
+def without_image(**spec: Any) -> Any:
+    raw = queued(**spec)
+    del raw["spec"]["image"]
+    return raw
+
+
+def written_after_an_upgrade(raw: Any, account: Any, observed: Observed, after_s: float = 0) -> Any:
+    """The Workload that is written."""
+    now, view = b.NOW + timedelta(seconds=after_s), account.snapshot(n.KEY)
+    made = b.plan(raw, observed, settings=UPGRADED, now=now, nodes=view)
+    (found,) = [
+        one.manifest for one in comparison.writes(made.children, observed) if one.manifest["kind"] == "Workload"
+    ]
+    return found
+
+
+def test_a_job_that_is_suspended_after_an_upgrade_gives_its_quota_back() -> None:
+    """Kueue refuses other pod sets while quota is reserved (ValidateWorkloadUpdate), and so the whole write."""
+    found = workload(*ADMITTED, host=b.NODE, raw=without_image())
+    made = written_after_an_upgrade(without_image(suspend=True), n.capacity(n.node()), Observed(workload=found))
+    assert made["spec"]["active"] is False
+    assert made["spec"]["podSets"] == found["spec"]["podSets"]
+
+
+def test_a_job_whose_host_is_gone_gives_its_quota_back_after_an_upgrade() -> None:
+    found = workload(*ADMITTED, host="assigned", raw=without_image())
+    account = n.capacity(n.node("assigned", unschedulable=True), n.node("free", 8))
+    made = written_after_an_upgrade(without_image(), account, Observed(workload=found), after_s=61)
+    assert made["spec"]["active"] is False
+    assert made["spec"]["podSets"] == found["spec"]["podSets"]
+
+
+def test_one_that_has_no_quota_asks_for_the_pods_of_the_next_release() -> None:
+    found = workload(condition("QuotaReserved", "False"), raw=without_image())
+    inactive = {**found, "spec": {**found["spec"], "active": False}}
+    marked = {**inactive["metadata"]["annotations"], "stage2.dev/deactivated": "true"}
+    inactive["metadata"] = {**inactive["metadata"], "annotations": marked}
+    made = written_after_an_upgrade(without_image(), n.capacity(n.node()), Observed(workload=inactive))
+    assert "stage2/trainer:next" in str(made["spec"]["podSets"])
+
+
+def edited(servers: int) -> Any:
+    """A job that was suspended, edited and resumed faster than a pass came: its Workload is of three servers."""
+    raw = queued(rollout={"servers": servers, "gpusPerServer": 1, "port": 8000})
+    raw["metadata"]["generation"] = 4
+    return raw
+
+
+def test_what_was_edited_between_two_passes_does_not_run_on_the_quota_of_before() -> None:
+    observed, account = Observed(workload=workload(*ADMITTED, host=b.NODE)), n.capacity(n.node(gpus=16))
+    made = planned(edited(7), account, observed)
+    assert b.kinds(made) == []
+    assert made.deletions == ("Workload",)
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+    assert "of what ran before goes first" in b.message(made, reasons.QUOTA_RESERVED)
+    asked = b.child(planned(edited(7), account), "Workload")["spec"]["podSets"][0]
+    assert len(asked["template"]["spec"]["containers"]) == 7
+
+
+def test_its_old_pods_end_before_their_quota_goes() -> None:
+    observed = replace(b.started(b.job()), workload=workload(*ADMITTED, host=b.NODE))
+    made = planned(edited(7), n.capacity(n.node(gpus=16)), observed)
+    assert set(made.deletions) == {"Job", "Deployment"}
+
+
+def test_what_was_so_edited_while_it_waits_asks_for_what_it_needs_now() -> None:
+    found = workload(condition("QuotaReserved", "False", "insufficient quota"))
+    made = planned(edited(1), n.capacity(n.node(gpus=16)), Observed(workload=found))
+    assert made.deletions == ("Workload",)
+
+
+def test_a_learner_that_an_older_controller_let_run_beside_it_goes_on() -> None:
+    """That one wrote a Workload for its switches alone, and made the pods of the new spec."""
+    account, two = n.capacity(n.node(gpus=8)), {"servers": 2, "gpusPerServer": 1, "port": 8000}
+    observed = replace(b.started(b.job(rollout=two)), workload=workload(*ADMITTED))
+    made = planned(queued(rollout=two), account, observed)
+    assert made.deletions == ()
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
+
+
+def test_a_pod_that_has_ended_and_that_others_keep_holds_no_job_up() -> None:
+    kept = ending(b.pod("learner", name="kept", phase="Failed"))
+    made = planned(edited(2), n.capacity(n.node(gpus=8)), Observed(workload=workload(*ADMITTED), pods=(kept,)))
+    assert made.deletions == ("Workload",)
+
+
+def test_quota_that_is_held_is_not_said_to_be_for_pods_of_an_edit() -> None:
+    """Suspension and edit are seen in one pass, and the job is resumed before Kueue has evicted it."""
+    found = workload(*ADMITTED)
+    observed = replace(b.started(b.job()), workload=found)
+    suspended = {**edited(7), "spec": {**edited(7)["spec"], "suspend": True}}
+    first = planned(suspended, n.capacity(n.node(gpus=16)), observed)
+    written = b.child(first, "Workload")
+    assert written["spec"]["podSets"] == found["spec"]["podSets"]
+    held = {**written, "metadata": {**written["metadata"], "resourceVersion": "8"}, "status": found["status"]}
+    resumed = planned({**edited(7), "status": first.status}, n.capacity(n.node(gpus=16)), Observed(workload=held))
+    assert (b.kinds(resumed), resumed.deletions) == ([], ("Workload",))
+
+
+Object = dict[str, Any]
+RESET = "Reset to Pending after eviction. Previously: Rejected"
+REJECTED = "The workload is deactivated due to Admission check(s): capacity, were rejected"
+RESERVED = condition("QuotaReserved")
+RETRIED = condition("Evicted", message="At least one admission check is false", reason="AdmissionCheck")
+TURNED_AWAY = condition("Evicted", message=REJECTED, reason="DeactivatedDueToAdmissionCheck")
+
+
+def checked(state: str, message: str, *conditions: Object, active: bool = True) -> Observed:
+    """What is observed of a job whose Workload has one check in this state."""
+    made = workload(*conditions)
+    made["status"]["admissionChecks"] = [{"name": "capacity", "state": state, "message": message}]
+    made["spec"] = {**made["spec"], "active": active}
+    return Observed(workload=made)
+
+
+def test_a_job_says_which_check_it_waits_for_and_what_that_says() -> None:
+    made = passed(queued(), checked("Pending", "Provisioning Request ETA: 5 min", RESERVED))
+    assert made.status["message"] == "waits in queue team: admission check capacity: Provisioning Request ETA: 5 min"
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+    assert b.kinds(made) == ["Workload"]
+    silent = passed(queued(), checked("Pending", "", RESERVED))
+    assert silent.status["message"] == "waits in queue team: admission check capacity: Pending"
+
+
+def test_why_a_check_failed_is_told_until_kueue_asks_it_again() -> None:
+    raw = queued()
+    failed = passed(raw, checked("Retry", "Retrying after failure: no such machines", RESERVED))
+    wanted = "waits in queue team: admission check capacity: Retrying after failure: no such machines"
+    assert b.message(failed, reasons.QUOTA_RESERVED) == wanted
+    raw = b.told(raw, failed)
+    evicted = passed(raw, checked("Pending", RESET, RESERVED, RETRIED))
+    assert told(evicted)["QuotaReserved"] == ("False", "Pending")
+    assert b.message(evicted, reasons.QUOTA_RESERVED) == wanted
+    assert b.condition(evicted, reasons.QUOTA_RESERVED) == ("False", reasons.CHECK_FAILED)
+    again = passed(b.told(raw, evicted), checked("Pending", "", RESERVED))
+    assert b.condition(again, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+
+
+def test_an_eviction_whose_check_was_never_seen_is_told_in_kueues_words() -> None:
+    made = passed(queued(), checked("Pending", RESET, RESERVED, RETRIED))
+    assert b.message(made, reasons.QUOTA_RESERVED) == "waits in queue team: At least one admission check is false"
+
+
+def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_into_the_queue_again() -> None:
+    raw = queued()
+    raw = b.told(raw, passed(raw, checked("Rejected", "no such machines", RESERVED)))
+    made = passed(raw, checked("Pending", RESET, RESERVED, TURNED_AWAY, active=False))
+    assert b.child(made, "Workload")["spec"]["active"] is False
+    assert told(made)["QuotaReserved"] == ("False", "Pending")
+    wanted = (
+        f"Kueue turned the job away in queue team: {REJECTED}; waits in queue team: admission check capacity: "
+        "no such machines"
+    )
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_REFUSED)
+    assert b.message(made, reasons.QUOTA_RESERVED) == wanted
+    raw = b.told(raw, made)
+    freed = passed(raw, checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False))
+    assert b.child(freed, "Workload")["spec"]["active"] is False
+    assert b.message(freed, reasons.QUOTA_RESERVED) == wanted
+    (quota,) = [step for step in explanation.chain(b.told(raw, freed)) if step.name == "quota"]
+    assert (quota.state, quota.fix) == (
+        "wrong",
+        "spec.suspend of rmj/job-3v1: true, and false again once what the message names is mended",
+    )
+
+
+def test_what_kueue_is_about_to_deactivate_is_not_made_active_again() -> None:
+    target = condition("DeactivationTarget", reason="AdmissionCheck")
+    made = passed(queued(), checked("Rejected", "no", RESERVED, target, active=False))
+    assert b.child(made, "Workload")["spec"]["active"] is False
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_job_that_was_turned_away_asks_anew_once_it_was_suspended(suspended: bool) -> None:
+    observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False)
+    made = passed(queued(suspend=suspended), observed)
+    assert made.deletions == (("Workload",) if suspended else ())
+    assert ("Workload" in b.kinds(made)) is not suspended
+    gone = passed(queued(suspend=suspended), Observed())
+    assert b.child(gone, "Workload")["spec"]["active"] is not suspended
+
+
+def test_a_person_may_make_the_workload_active_again() -> None:
+    observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY)
+    made = passed(queued(), observed)
+    assert b.child(made, "Workload")["spec"]["active"] is True
+
+
+EVICTED = condition("Evicted", message="The workload is deactivated", reason="Deactivated")
+FREED = (condition("QuotaReserved", "False"), condition("Admitted", "False"), EVICTED)
+
+
+def inactive(*conditions: Any, by_us: bool = False) -> Observed:
+    """A Workload that is not active."""
+    made = workload(*conditions)
+    marks = {names.ANNOTATION_DEACTIVATED: "true"} if by_us else {}
+    annotations = {**made["metadata"]["annotations"], **marks}
+    metadata = {**made["metadata"], "annotations": annotations}
+    return Observed(workload={**made, "metadata": metadata, "spec": {**made["spec"], "active": False}})
+
+
+def written(made: Plan, observed: Observed) -> tuple[bool, bool] | None:
+    """Whether the Workload is written active, and as one that the controller deactivated; None if it is not written."""
+    found = [
+        write.manifest for write in comparison.writes(made.children, observed) if write.manifest["kind"] == "Workload"
+    ]
+    if not found:
+        return None
+    mark = found[0]["metadata"]["annotations"].get(names.ANNOTATION_DEACTIVATED)
+    return found[0]["spec"]["active"], mark == "true"
+
+
+@pytest.mark.parametrize("conditions", [(), FREED])
+def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_it_waits(conditions: Any) -> None:
+    raw, observed = queued(), inactive(*conditions)
+    made = passed(raw, observed)
+    assert written(made, observed) is None
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
+    sentence = b.message(made, reasons.QUOTA_RESERVED)
+    assert made.status["message"] == sentence
+    assert "somebody has deactivated its Workload job-3v1-quota" in sentence
+    assert """kubectl patch workload job-3v1-quota -n team-a --type merge -p '{"spec":{"active":true}}'""" in sentence
+    (quota,) = [step for step in explanation.chain(b.told(raw, made)) if step.name == "quota"]
+    assert (quota.state, quota.fix) == ("wrong", "spec.active of workload/job-3v1-quota")
+    again = passed(b.told(raw, made), observed, after_s=600)
+    assert written(again, observed) is None
+
+
+def test_a_job_goes_on_while_its_deactivated_workload_is_still_admitted() -> None:
+    held = inactive(*ADMITTED).workload
+    made = passed(queued(), Observed(**{**vars(running(*ADMITTED)), "workload": held}))
+    assert not made.deletions
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
+
+
+def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> None:
+    observed = running(*ADMITTED, EVICTED)
+    held = inactive(*ADMITTED, EVICTED).workload
+    made = passed(queued(), Observed(**{**vars(observed), "workload": held}))
+    assert made.deletions == ("Job", "Deployment")
+    gone = passed(queued(), Observed(workload=held))
+    assert told(gone)["QuotaReserved"] == ("False", "Pending")
+    assert written(gone, Observed(workload=held)) is None
+
+
+def test_what_the_controller_deactivated_for_a_suspended_job_is_active_once_that_goes_on() -> None:
+    raw, there = queued(suspend=True), Observed(workload=workload())
+    made = passed(raw, there)
+    assert written(made, there) == (False, True)
+    ours = inactive(*FREED, by_us=True)
+    assert written(passed(raw, ours), ours) is None
+    assert written(passed(queued(), ours), ours) == (True, False)
+
+
+def test_what_an_older_controller_deactivated_for_a_suspended_job_is_active_once_that_goes_on() -> None:
+    raw, unmarked = queued(suspend=True), inactive(*FREED)
+    made = passed(raw, unmarked)
+    assert written(made, unmarked) == (False, True), "marked while it is suspended"
+    resumed = {**queued(), "status": made.status}
+    assert written(passed(resumed, unmarked), unmarked) == (True, False), "resumed before it was marked"
+
+
+def active_with_mark(value: str) -> Observed:
+    """A Workload that is active again, with a mark that Kueue has made its own: no apply removes it."""
+    ours = inactive(by_us=True).workload or {}
+    metadata = {**ours["metadata"], "annotations": {**ours["metadata"]["annotations"]}}
+    metadata["annotations"][names.ANNOTATION_DEACTIVATED] = value
+    return Observed(workload={**ours, "metadata": metadata, "spec": {**ours["spec"], "active": True}})
+
+
+def test_a_mark_is_taken_back_once_where_the_workload_is_active() -> None:
+    there = active_with_mark("true")
+    assert written(passed(queued(), there), there) == (True, False)
+    taken_back = active_with_mark("false")
+    assert written(passed(queued(), taken_back), taken_back) is None
+
+
+def test_a_workload_that_somebody_deactivates_later_is_theirs_whatever_the_controller_did_before() -> None:
+    there = active_with_mark("false").workload or {}
+    held = Observed(workload={**there, "spec": {**there["spec"], "active": False}})
+    made = passed(queued(), held)
+    assert written(made, held) is None
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
+
+
+def test_suspension_and_resumption_make_a_workload_active_that_somebody_had_deactivated() -> None:
+    held = inactive(*FREED)
+    waits = passed(queued(), held)
+    suspended = passed({**queued(suspend=True), "status": waits.status}, held)
+    assert written(suspended, held) == (False, True)
+    marked = inactive(*FREED, by_us=True)
+    assert written(passed({**queued(), "status": suspended.status}, marked), marked) == (True, False)
