@@ -11,7 +11,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod.report import read_report
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
-from stage2_controller.place.diagnose import last_words
+from stage2_controller.place.diagnose import last_message
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
@@ -36,7 +36,7 @@ RuntimeError: the engine did not start
     ids=["a traceback", "broken rules", "a report", "only a reason", "nothing"],
 )
 def test_last_words(ended: dict[str, object], words: str) -> None:
-    assert last_words(ended) == words
+    assert last_message(ended) == words
 
 
 SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
