@@ -35,7 +35,6 @@ from bench.timed_learner import (
 from stage2_api.rollout_matching import RepeatTerminate
 from stage2_trainer.packing import HalvedRows
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.wire.requests import RepetitionDetection, RolloutRequest, Sampling, SeedPlan, answers
 
@@ -125,11 +124,9 @@ def whole_step(backend: ServerBackend, job: Job, steps: Sequence[int]) -> Iterat
 
 def pipelined(backend: ServerBackend, job: Job, steps: Sequence[int]) -> Iterator[float]:
     """Ask for the next step while this one trains; the first step of a run, which waits for its own, is not counted."""
-    ahead = PipelinedRollouts(rollouts_of(backend, SEED))
-    learner = TimedLearner(ahead, job.gpus, job.records)
+    learner = TimedLearner(rollouts_of(backend, SEED), job.gpus, job.records, pipelined=True)
     learner.step(steps[0] - 1)
     yield from steps_of(learner, steps)
-    ahead.close()
 
 
 Expected = Callable[[Job, int, bool], float]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 import httpx
 import numpy as np
@@ -22,24 +21,24 @@ from torch import nn
 from stage2_api.coordinates import BINS
 from stage2_trainer.data.encode import Encoding, Prompt
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.early_gradients import EarlyGradients
-from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.loss import LossParts
 from stage2_trainer.learner.loss_targets import LossTargets
-from stage2_trainer.learner.matcher import Matched
-from stage2_trainer.learner.microsteps import MicroSteps
+from stage2_trainer.learner.matcher import Matched, Matcher
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
+from stage2_trainer.learner.passes import EarlyGradients
 from stage2_trainer.learner.rollout_metrics import SampleStats
-from stage2_trainer.learner.row_planner import StepRowPlanner
-from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
-from stage2_trainer.learner.whole_step import Batch, RowTraining, train_step
-from stage2_trainer.matching import CoordVocab, unsupervised_meta
+from stage2_trainer.learner.rows import RowGroup, StepRowPlanner
+from stage2_trainer.learner.step import Batch, Steps, train_step
+from stage2_trainer.learner.supervise import SampleTools, Supervisor
+from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.rollouts.servers import ServerRollouts
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
 
@@ -96,44 +95,31 @@ class TimedSync:
         return SyncReport.create(version, SYNC_S, self._urls)
 
 
-class TimedEStep(EStep):
-    """The E-step without encoder and matcher: a segment is as long as its prompt and its answer."""
+class TimedSupervisor(Supervisor):
+    """A supervisor without encoder and matcher: a segment is as long as its prompt and its answer."""
 
-    def __init__(self, rollouts: SyncedRollouts | PipelinedRollouts) -> None:
-        self._rollouts = rollouts
-        self._thread = ThreadPoolExecutor(1, "encode")
-        self._ahead: StepSegments | None = None
+    def __init__(self) -> None:
+        nobody: Any = None
+        matcher = Matcher(VOCAB, MatchOptions(), ())
+        self.tools = SampleTools(nobody, nobody, nobody, matcher, BadSamples(0, SilentLog()))
 
-    def finish(self, step: StepSegments) -> SyncReport | None:
-        """Wait for the last word of the servers."""
-        step.matched()
-        return step.sync
+    def chat(self, record: Record) -> list[dict[str, Any]]:
+        """Return the same messages for each record."""
+        return CHAT
 
-    def _segments(self, batches: Sequence[Sequence[Record]], model: nn.Module, global_step: int) -> StepSegments:
-        return StepSegments(batches, WORK, self._thread, global_step=global_step)
+    def prompt(self, record: Record, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
+        """Return an empty prompt."""
+        return Prompt(torch.empty(0), torch.empty(0), None, None)
 
-
-def _chat(record: Record) -> list[dict[str, Any]]:
-    return CHAT
-
-
-def _prompt(record: Record, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
-    return Prompt(torch.empty(0), torch.empty(0), None, None)
-
-
-def _segment(record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch) -> tuple[Matched, Segment]:
-    length = tokens_of(rollout)
-    ids = torch.zeros(length, dtype=torch.int64)
-    encoding = Encoding(ids, ids, None, None, len(rollout.prompt_token_ids), len(rollout.token_ids))
-    meta = unsupervised_meta(rollout.prompt_token_ids, len(rollout.token_ids), encoded_len=length)
-    return Matched(record, rollout, None), Segment(Placed(encoding, ids), meta, NO_ONE)  # type: ignore[arg-type]
-
-
-def _set_aside(record: Record, error: Exception) -> NoReturn:
-    raise error
-
-
-WORK = SegmentWork(_chat, _prompt, _segment, _set_aside)
+    def supervise(
+        self, record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch
+    ) -> tuple[Matched, Segment]:
+        """Return a segment of which nothing is supervised."""
+        length = tokens_of(rollout)
+        ids = torch.zeros(length, dtype=torch.int64)
+        encoding = Encoding(ids, ids, None, None, len(rollout.prompt_token_ids), len(rollout.token_ids))
+        meta = unsupervised_meta(rollout.prompt_token_ids, len(rollout.token_ids), encoded_len=length)
+        return Matched(record, rollout, None), Segment(Placed(encoding, ids), meta, NO_ONE)  # type: ignore[arg-type]
 
 
 def tokens_of(rollout: Rollout) -> int:
@@ -141,65 +127,51 @@ def tokens_of(rollout: Rollout) -> int:
     return len(rollout.prompt_token_ids) + len(rollout.token_ids)
 
 
-def rollouts_of(backend: ServerBackend, seed: int) -> SyncedRollouts:
+def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
     """Return the learner's source of rollouts over these servers."""
     weights = WeightSync("full", full=TimedSync(backend.base_urls))
-    return SyncedRollouts(backend, weights, seed=seed, wait=lambda: None, reporter=Reporter())
+    return ServerRollouts(backend, weights, seed=seed, wait=lambda: None, reporter=Reporter())
 
 
 class TimedLearner:
-    """The optimizer steps of a run on so many records each, by the learner's own loop."""
+    """The optimizer steps of a run on so many records each, by the learner's own loop; its passes are sleeps.
 
-    def __init__(self, rollouts: SyncedRollouts | PipelinedRollouts, gpus: Gpus, records: int) -> None:
+    pipelined: each step's rollouts are requested while the step before it trains.
+    """
+
+    def __init__(self, rollouts: ServerRollouts, gpus: Gpus, records: int, *, pipelined: bool = False) -> None:
         self._gpus = gpus
         self._records = [Record(i, f"record-{i}", (), 1, 1, ()) for i in range(records)]
-        self._ahead = isinstance(rollouts, PipelinedRollouts)
-        self._micro_steps = MicroSteps(TimedEStep(rollouts), StepRowPlanner(ROW_TOKENS))
+        self._pipelined = pipelined
+        self._steps = Steps(EStep(nn.Module(), Teaching(rollouts, TimedSupervisor())), StepRowPlanner(ROW_TOKENS))
 
     def step(self, global_step: int) -> None:
         """Train on the rollouts of a step, and ask for those of the next one where they are asked for ahead."""
         batches = [[record] for record in self._records]
-        following = batches if self._ahead else []
-        self._micro_steps.begin(batches, following, global_step=global_step, uses=1)
-        train_step(
-            self._micro_steps.rows(nn.Module(), Stopwatch()),
-            RowTraining(
-                _lay_out,
-                self._train,
-                self._sums,
-                lambda batch, parts: None,
-                nullcontext,
-                lambda place: nullcontext(),
-                lambda: None,
-            ),
-            VOCAB,
-            early=_TimedGradients(),
-            all_in=lambda: self._micro_steps.all_in,
-        )
+        self._steps.begin(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
+        train_step(self._steps, self, Stopwatch(), VOCAB, mean="step")
         pause(OPTIMIZER_S)
 
-    def _train(self, batch: Batch) -> LossParts:
+    @cached_property
+    def early(self) -> EarlyGradients:
+        """Gradients of nothing."""
+        return EarlyGradients([])
+
+    def lay_out(self, group: RowGroup) -> dict[str, Any]:
+        """Return the length of a row, and targets of nothing."""
+        none = torch.empty(0, dtype=torch.int64)
+        targets = LossTargets(none, none, none, none.bool(), 0, 1.0, 1.0)
+        return {"targets": targets, "tokens": sum(map(len, group.rows[0]))}
+
+    def train_rows(self, group: RowGroup, batch: Batch, *, last: bool) -> LossParts:
+        """Take the time of a forward and a backward pass."""
         pause(self._gpus.train_s(batch["tokens"]))
         return _parts()
 
-    def _sums(self, batch: Batch) -> tuple[LossParts, LossParts]:
+    def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
+        """Take the time of a forward pass and two backward passes."""
         pause(self._gpus.early_s(batch["tokens"]))
-        return _parts(), _parts()
-
-
-class _TimedGradients(EarlyGradients):
-    """Gradients of nothing, whose passes have been paid for."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
-        """Add nothing."""
-
-
-def _lay_out(row: Sequence[Segment]) -> dict[str, Any]:
-    none = torch.empty(0, dtype=torch.int64)
-    return {"targets": LossTargets(none, none, none, none.bool(), 0, 1.0, 1.0), "tokens": sum(map(len, row))}
+        return _parts()
 
 
 def _parts() -> LossParts:

@@ -21,7 +21,7 @@ import yaml
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
-from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.rollouts.servers import ServerRollouts
 from stage2_trainer.sync.fleet.push import FullSync, WeightSync
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
@@ -52,7 +52,7 @@ def learner(token):
             stack.callback(full.close)
             backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
             stack.callback(backend.close)
-            return SyncedRollouts(
+            return ServerRollouts(
                 backend,
                 WeightSync("full", full=full),
                 seed=17,

@@ -184,7 +184,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         for (index, _), one in zip(self._asks, self._outcomes, strict=True):
             if isinstance(one, Refused):
                 record = self.components.records[index]
-                found.setdefault(index, BadSample.of(record.sample_id, record.images, one.error))
+                found.setdefault(index, BadSample.from_error(record.sample_id, record.images, one.error))
         if not self._policy.training:
             self._left_out |= found
             return

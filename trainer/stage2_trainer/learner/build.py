@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
@@ -15,7 +14,7 @@ from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.estep import EStep, SupervisedSteps, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
     DescriptionAgreement,
@@ -25,36 +24,26 @@ from stage2_trainer.learner.listeners import (
     log_training_rollouts,
 )
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
-from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.row_planner import (
+from stage2_trainer.learner.matcher import Matcher, OverlongRule
+from stage2_trainer.learner.rows import (
     PackedRowPlanner,
     RowPlanner,
     SingleRowPlanner,
     StepRowPlanner,
     WindowRowPlanner,
 )
-from stage2_trainer.learner.runaway import RunawayWatch
-from stage2_trainer.learner.sample_tools import SampleTools
-from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
+from stage2_trainer.learner.step_record import RunawayWatch
+from stage2_trainer.learner.supervise import SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
-from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import ALIGNER, VIT, Policy, coord_vocab, load_policy, load_processor, pixel_limits
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.rollouts.bad_samples import BadSamples
-from stage2_trainer.rollouts.build import (
-    TrainingState,
-    local_rollouts,
-    make_training_state,
-    server_rollouts,
-    training_rollouts,
-)
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_training_state, server_rollouts
+from stage2_trainer.rollouts.rollout_source import NoRollouts, RolloutSource
 from stage2_trainer.sync.fleet.proof import Probe, sample_probe
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 from stage2_trainer.wire.requests import FurtherAnswers
@@ -78,9 +67,11 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     state = make_training_state(config, args.device)
     cache = PromptCache(encoder, int(config.rollout_matching.image_cache_gib * GIB))
     rollouts = _rollouts(config, policy, cache, state, context, stack)
+    matcher = Matcher(vocab, MatchOptions.from_config(config.rollout_matching), encoder.vision_ids)
+    bad = BadSamples(config.training.max_bad_samples, context.log)
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
     trainer = RolloutMatchingTrainer(
-        components=_components(config, context, prompts, cache, encoder, vocab, rollouts),
+        components=_components(config, context, policy, rollouts, SampleTools(encoder, cache, prompts, matcher, bad)),
         model=model,
         args=args,
         train_dataset=data.train,
@@ -116,53 +107,40 @@ def _rollouts(
     state: TrainingState,
     context: RunContext,
     stack: ExitStack,
-) -> RolloutSource | PipelinedRollouts:
+) -> RolloutSource:
     """Return the source of rollouts: this process, or servers, which are waited for."""
     if not config.makes_rollouts:
         return NoRollouts(config.training.seed)
     if in_process(config):
         return local_rollouts(config, policy, cache, context, state)
-    synced = server_rollouts(config, policy, context, stack)
-    return training_rollouts(config, synced, stack)
+    return server_rollouts(config, policy, context, stack)
 
 
 def _components(
-    config: RunConfig,
-    context: RunContext,
-    prompts: Prompts,
-    cache: PromptCache,
-    encoder: Encoder,
-    vocab: CoordVocab,
-    rollouts: RolloutSource | PipelinedRollouts,
+    config: RunConfig, context: RunContext, policy: Policy, rollouts: RolloutSource, tools: SampleTools
 ) -> TrainerComponents:
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
-    matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
     descriptions = DescriptionAgreement(matching.desc_monitor, every=training.logging_steps)
-    bad = BadSamples(training.max_bad_samples, context.log)
-    tools = SampleTools(encoder, cache, prompts, matcher, bad)
     return TrainerComponents(
-        estep=_supervised(config, tools)
-        if config.is_supervised
-        else _estep(config, context, tools, rollouts, descriptions),
-        cache=cache,
+        estep=_estep(config, context, policy, rollouts, tools, descriptions),
+        cache=tools.cache,
         evaluation=Evaluation(
             tools=tools,
-            rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
+            rollouts=rollouts,
             batch_size=training.per_device_eval_batch_size,
             on_matched=log_held_out_rollouts(context.log, context.rollout_log, *held_out_pictures(config)),
         ),
-        bad=bad,
-        vocab=vocab,
+        bad=tools.bad,
+        vocab=tools.matcher.vocab,
         loss=LossOptions.from_config(matching),
         rows=_row_planner(config, window=config.gradient_accumulation_steps(world_size())),
-        pad_token_id=encoder.tokenizer.pad_token_id or 0,
+        pad_token_id=tools.encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,
         part_rates={part: rate for part, rate in rates.items() if rate is not None},
         interrupt=context.interrupt,
         reporter=context.reporter,
         log=context.log,
-        ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
         m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
         pipelined=matching.pipeline.enabled,
         supervised_steps=_supervised_steps(config),
@@ -174,21 +152,24 @@ def _components(
 def _estep(
     config: RunConfig,
     context: RunContext,
+    policy: Policy,
+    rollouts: RolloutSource,
     tools: SampleTools,
-    rollouts: RolloutSource | PipelinedRollouts,
     descriptions: DescriptionAgreement,
 ) -> EStep:
-    options: dict[str, Any] = {
-        "tools": tools,
-        "rollouts": rollouts,
-        "on_matched": log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
-        "overlong": _overlong_rule(config, config.rollout_matching.overlong),
-        "further": FurtherAnswers.from_config(config.rollout_matching),
-    }
-    steps = _supervised_steps(config)
-    if steps is None:
-        return EStep(**options)
-    return MixedEStep(supervised=_supervised(config, tools), steps=steps, **options)
+    truth = _truth(config, policy, tools)
+    if config.is_supervised:
+        return EStep(policy.model, truth)
+    rule = _overlong_rule(config, config.rollout_matching.overlong)
+    teaching = Teaching(
+        rollouts,
+        Supervisor(tools, policy.model, overlong=rule),
+        log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
+        FurtherAnswers.from_config(config.rollout_matching),
+    )
+    # Several processes must all look for a request to stop at once: they do so between passes.
+    check = context.interrupt.check if world_size() == 1 else lambda: None
+    return EStep(policy.model, teaching, check=check, truth=truth, supervised=_supervised_steps(config))
 
 
 def _supervised_steps(config: RunConfig) -> SupervisedSteps | None:
@@ -196,24 +177,24 @@ def _supervised_steps(config: RunConfig) -> SupervisedSteps | None:
     return SupervisedSteps(share, config.training.seed) if share > 0 else None
 
 
-def _supervised(config: RunConfig, tools: SampleTools) -> SupervisedEStep:
-    """Return the E-step of stage 1. A ground truth is never cut: a part of it would teach to stop early."""
+def _truth(config: RunConfig, policy: Policy, tools: SampleTools) -> Teaching:
+    """Return how stage 1 teaches. A ground truth is never cut: a part of it would teach to stop early."""
     overlong = config.rollout_matching.overlong
-    return SupervisedEStep(
-        tools=tools,
-        rollouts=NoRollouts(config.training.seed),
-        on_matched=lambda step, matched: None,
+    supervisor = TruthSupervisor(
+        tools,
+        policy.model,
         overlong=_overlong_rule(config, "skip" if overlong == "cut" else overlong),
         coord_loss=config.custom.coord_soft_ce_w1.enabled,
         shuffled_by=config.training.seed if config.custom.object_ordering == "shuffled" else None,
     )
+    return Teaching(NoRollouts(config.training.seed), supervisor)
 
 
 def _overlong_rule(config: RunConfig, what: Overlong | None) -> OverlongRule | None:
     return OverlongRule(config.packing_length, what) if config.training.packing else None
 
 
-def _row_planner(config: RunConfig, *, window: int) -> RowPlanner | StepRowPlanner:
+def _row_planner(config: RunConfig, *, window: int) -> RowPlanner:
     training = config.training
     if not training.packing:
         return SingleRowPlanner()

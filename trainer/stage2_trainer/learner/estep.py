@@ -1,174 +1,284 @@
-"""The E-step: records to fresh rollouts to supervised, teacher-forced segments (semantics, section 4)."""
+"""The E-step: all rollouts of an optimizer step are requested at once and become segments as they arrive.
+
+A thread encodes prompts while servers generate, and matches and encodes each answer as soon as it is there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from threading import Lock
 from typing import Any
 
-from torch import nn
-
 from stage2_trainer.data.encode import Prompt
-from stage2_trainer.data.images import BLANK_SIDE, blank_image
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched, with_origin
-from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.padding_free_batch import Segment, place
-from stage2_trainer.learner.rollout_metrics import bad_sample_stats, sample_stats
-from stage2_trainer.learner.sample_tools import SampleTools
-from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
-from stage2_trainer.matching import segment_meta, unsupervised_meta
-from stage2_trainer.process.policy import rope_model
+from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.learner.supervise import SAMPLE_FAULTS, Chat, Supervised, Supervisor
 from stage2_trainer.rollouts.bad_samples import BadSample
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.requests import FurtherAnswers, Rollout
+from stage2_trainer.wire.requests import FurtherAnswers, Outcome, Refused
 
-NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing
+CHECK_S = 1.0  # seconds between two checks for an interrupt while the learner waits
+_PHASES = 2**16
+
+Batches = Sequence[Sequence[Record]]
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """One way to teach the records of a step: who answers them, and what is learnt from the answers.
+
+    on_matched: receives the matched samples of each step. further: answers to each record beside the one that is
+    trained on.
+    """
+
+    rollouts: RolloutSource
+    supervisor: Supervisor
+    on_matched: Callable[[int, Sequence[Matched]], None] = lambda step, matched: None
+    further: FurtherAnswers | None = None
+
+
+@dataclass(frozen=True)
+class SupervisedSteps:
+    """The optimizer steps of a mixed run that train on the ground truth: a share of all, spread evenly.
+
+    They follow from the run's seed and the step's number alone, so a resumed run has the same ones.
+    """
+
+    share: float
+    seed: int
+
+    def before(self, step: int) -> int:
+        """Return how many of the steps before this one, counted from 0, train on the ground truth."""
+        phase = Fraction(random.Random(f"supervised {self.seed}").randrange(_PHASES), _PHASES)
+        return math.floor(step * Fraction(self.share) + phase)
+
+    def __contains__(self, step: int) -> bool:
+        return self.before(step + 1) > self.before(step)
 
 
 class EStep:
-    """The E-step: segments of an optimizer step's records, whose rollouts are asked for all at once.
+    """The E-step of a run that trains `model`.
 
-    coord_loss: whether coordinates have their own loss, or the cross entropy of any other token.
-    further: answers that are asked for beside the one that each record is trained on.
+    check: called while the learner waits for answers; it may raise. truth: how the steps in `supervised` are taught, in
+    a mixed run.
     """
 
     def __init__(
         self,
+        model: Any,
+        teaching: Teaching,
         *,
-        tools: SampleTools,
-        rollouts: RolloutSource | PipelinedRollouts,
-        on_matched: Callable[[int, Sequence[Matched]], None],
-        overlong: OverlongRule | None = None,
-        coord_loss: bool = True,
-        further: FurtherAnswers | None = None,
+        check: Callable[[], None] = lambda: None,
+        truth: Teaching | None = None,
+        supervised: SupervisedSteps | None = None,
     ) -> None:
-        self._overlong = overlong
-        self._further = further
-        self._coord_loss = coord_loss
-        self._encoder = tools.encoder
-        self._cache = tools.cache
-        self._prompts = tools.prompts
-        self._matcher = tools.matcher
-        self._bad = tools.bad
-        self._rollouts = rollouts
-        self._on_matched = on_matched
+        self._model = model
+        self._teaching = teaching
+        self._check = check
+        self._truth = truth
+        self._supervised = supervised
         self._thread = ThreadPoolExecutor(1, "encode")
-        self._ahead: StepSegments | None = None
+        self._ahead: AskedStep | None = None
 
-    def begin(
-        self,
-        batches: Sequence[Sequence[Record]],
-        model: nn.Module,
-        *,
-        global_step: int,
-        stopwatch: Stopwatch,
-        following: Sequence[Sequence[Record]] = (),
-    ) -> StepSegments:
-        """Ask for the rollouts of a step, by the weights as they are; with a pipeline for those of the next one.
+    def begin(self, batches: Batches, following: Batches = (), *, global_step: int, stopwatch: Stopwatch) -> AskedStep:
+        """Sync and request the rollouts of a step; with a pipeline those of the `following` step too.
+
+        A step that was requested ahead is answered by the weights of the step before it.
 
         Raises:
             ServerError: servers were lost, and did not come back.
         """
-        if isinstance(self._rollouts, PipelinedRollouts):
-            return self._begin_ahead(self._rollouts, batches, model, global_step, stopwatch, following)
-        step = self._segments(batches, model, global_step)
-        step.pending = self._rollouts.begin(step.request(model, stopwatch))
+        ahead, self._ahead = self._ahead, None
+        step = ahead if ahead is not None and ahead.global_step == global_step else self._step(batches, global_step)
+        step.sync(stopwatch)
+        if step is not ahead:
+            step.ask(stopwatch)
+        if following:
+            self._ahead = self._step(following, global_step + 1)
+            self._ahead.ask(Stopwatch())
         return step
 
-    def finish(self, step: StepSegments) -> SyncReport | None:
-        """Tell of a step whose rollouts are all there; return the sync that came before them (None: not needed).
+    def set_aside_late(self, segment: Segment, error: ImageError) -> Segment:
+        """Return the placeholder of a segment whose pixels are lost, which is noted."""
+        return self._teaching.supervisor.set_aside_late(segment, error)
+
+    def _step(self, batches: Batches, global_step: int) -> AskedStep:
+        from_truth = self._supervised is not None and global_step in self._supervised
+        teaching = self._truth if from_truth and self._truth is not None else self._teaching
+        return AskedStep(batches, teaching, self._thread, model=self._model, global_step=global_step, check=self._check)
+
+
+class AskedStep:
+    """The segments of one optimizer step's raw batches, while its rollouts are being made.
+
+    stopwatch: measures the learner's waits; the one of the step that trains on the segments. report: the sync before
+    the rollouts; None = the weights had not moved.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        teaching: Teaching,
+        thread: Executor,
+        *,
+        model: Any,
+        global_step: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.global_step = global_step
+        self.stopwatch = Stopwatch()
+        self.report: SyncReport | None = None
+        self._sizes = tuple(len(batch) for batch in batches)
+        self._records = [record for batch in batches for record in batch]
+        self._teaching = teaching
+        self._supervisor = teaching.supervisor
+        self._thread = thread
+        self._model = model
+        self._check = check
+        self._answers: Answers
+        self._beside = Stopwatch()  # of the thread
+        self._prompts: dict[int, Future[Prompt]] = {}
+        self._supervised: list[Future[Supervised]] = [Future() for _ in self._records]
+        self._arrived: set[int] = set()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def all_in(self) -> bool:
+        """Whether every rollout is there."""
+        return self._answers.all_in
+
+    def sync(self, stopwatch: Stopwatch) -> None:
+        """Push the weights if they moved; the step that trains on the segments begins."""
+        self.stopwatch = stopwatch
+        self.report = self._teaching.rollouts.sync(self._request(stopwatch))
+
+    def ask(self, stopwatch: Stopwatch) -> None:
+        """Request all rollouts of the step at once."""
+        self._answers = self._teaching.rollouts.ask(self._request(stopwatch))
+
+    def micro_steps(self) -> Iterator[list[Segment]]:
+        """Yield the segments of each raw batch, in order, as soon as they are all there.
 
         Raises:
+            ServerError: servers were lost, and did not come back.
             TooManyBadSamples, BadStepError, Exception: as `BadSamples.note`.
         """
-        matched, batch = step.matched()
-        found = [one for one in matched if isinstance(one, BadSample)]
-        self._bad.note(found, step=step.global_step, of=len(matched))
-        self._on_matched(step.global_step, with_origin(matched, batch, self._matcher.options))
-        return step.sync or batch.sync
+        ends = list(accumulate(self._sizes, initial=0))
+        for start, end in pairwise(ends):
+            segments = [self._take(index) for index in range(start, end)]
+            if end == len(self):
+                self._finish()
+            yield segments
 
-    def _begin_ahead(
-        self,
-        rollouts: PipelinedRollouts,
-        batches: Sequence[Sequence[Record]],
-        model: nn.Module,
-        global_step: int,
-        stopwatch: Stopwatch,
-        following: Sequence[Sequence[Record]],
-    ) -> StepSegments:
-        ahead, self._ahead = self._ahead, None
-        current = ahead if ahead is not None and ahead.global_step == global_step else None
-        step = current or self._segments(batches, model, global_step)
-        request = step.request(model, stopwatch)
-        step.sync = rollouts.synced(request)
-        if current is None:
-            step.pending = rollouts.ask(request, version=global_step)
-        if following:
-            self._ahead = self._segments(following, model, global_step + 1)
-            self._ahead.pending = rollouts.ask(self._ahead.request(model, Stopwatch()), version=global_step)
-        return step
+    def as_they_come(self) -> Iterator[tuple[int, Segment]]:
+        """Yield all segments with their places in the step, each as soon as it is there. Raises as `micro_steps`."""
+        waited = dict.fromkeys(range(len(self)))
+        while waited:
+            self._wait(list(waited))
+            for index in [index for index in waited if self._supervised[index].done()] or [next(iter(waited))]:
+                del waited[index]
+                yield index, self._segment(index)
+        self._finish()
 
-    def _segments(self, batches: Sequence[Sequence[Record]], model: nn.Module, global_step: int) -> StepSegments:
-        rope = rope_model(model)
+    def _take(self, index: int) -> Segment:
+        self._wait([index])
+        return self._segment(index)
 
-        def make(record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch) -> tuple[Matched, Segment]:
-            with stopwatch.measure("rollout_parse_match"):
-                matched = self._match(record, prompt, rollout)
-                if self._overlong is not None:
-                    matched = self._overlong.fitted(matched, self._matcher, self._encoded_len)
-            with stopwatch.measure("rollout_teacher_encode"):
-                return matched, self._segment(prompt, matched, rope)
+    def _wait(self, indices: Sequence[int]) -> None:
+        """Wait until one of these segments is there, or all rollouts are."""
+        some = [self._supervised[index] for index in indices]
+        with self.stopwatch.measure("rollout_generate"):
+            while not self._answers.wait_for(some, patience_s=CHECK_S):
+                self._check()
 
-        def set_aside(record: Record, error: Exception) -> tuple[BadSample, Segment]:
-            return BadSample.of(record.sample_id, record.images, error), self._stand_in(record.sample_id, rope)
+    def _segment(self, index: int) -> Segment:
+        if self._answers.all_in:
+            self._receive_all(self._answers.result())
+        matched, segment = self._supervised[index].result()
+        if isinstance(matched, BadSample):
+            return segment
+        return segment.aged(self.global_step - matched.rollout.version)
 
-        work = SegmentWork(self._prompts.chat, self._prompt, make, set_aside)
-        return StepSegments(batches, work, self._thread, global_step=global_step, further=self._further)
+    def _finish(self) -> None:
+        """Note bad samples and report the matched ones, now that all rollouts are there."""
+        batch = self._answers.result()
+        self._receive_all(batch)
+        found = [one.result()[0] for one in self._supervised]
+        bad = [one for one in found if isinstance(one, BadSample)]
+        tools = self._supervisor.tools
+        tools.bad.note(bad, step=self.global_step, of=len(found))
+        self._teaching.on_matched(self.global_step, with_origin(found, batch, tools.matcher.options))
+        self.report = batch.sync or self.report
+        self.stopwatch.add(self._beside)
 
-    def _match(self, record: Record, prompt: Prompt, rollout: Rollout) -> Matched:
-        self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
-        return self._matcher.match(record, rollout)
+    def _request(self, stopwatch: Stopwatch) -> GenerationRequest:
+        return GenerationRequest(
+            self._model,
+            LazySequence(len(self), self._chat),
+            self.global_step,
+            0,
+            stopwatch,
+            on_rollout=self._receive,
+            sizes=self._sizes,
+            images=[record.images for record in self._records],
+            further=self._teaching.further,
+        )
 
-    def set_aside_late(self, segment: Segment, error: Exception, model: nn.Module) -> Segment:
-        """Return what takes the place of a segment that can no longer be trained on, which is noted."""
-        self._bad.note_late(BadSample.of(segment.sample_id, segment.images, error))
-        return self._stand_in(segment.sample_id, rope_model(model))
+    def _chat(self, index: int) -> Chat:
+        """Return the messages of a record; the first time the thread encodes them, so that images are read once."""
+        record = self._records[index]
+        messages = self._supervisor.chat(record)
+        with self._lock:
+            if index not in self._prompts:
+                self._prompts[index] = self._thread.submit(self._supervisor.prompt, record, messages, self._beside)
+        return messages
 
-    def _stand_in(self, sample_id: str, rope: Any) -> Segment:
-        """Return a segment of which nothing is learnt.
+    def _receive_all(self, batch: RolloutBatch) -> None:
+        for index, outcome in enumerate(batch.rollouts):
+            self._receive(index, outcome)
 
-        It has an image, so that every part of the model takes part in its pass, as several processes must have it.
-        """
-        images = (blank_image(),)
-        record = Record(0, sample_id, images, BLANK_SIDE, BLANK_SIDE)
-        prompt = self._cache.prompt(images, lambda: self._prompts.chat(record))
-        answer = self._matcher.vocab.encode(NOTHING)
-        encoding = self._encoder.teacher_forced(prompt, answer)
-        length = len(encoding.input_ids)
-        meta = unsupervised_meta(prompt.input_ids.tolist(), len(answer), encoded_len=length)
-        return Segment(place(encoding, rope), meta, bad_sample_stats(), images, sample_id)
+    def _receive(self, index: int, outcome: Outcome) -> None:
+        """Let the thread work on an outcome; the first one of a record counts."""
+        with self._lock:
+            if index in self._arrived:
+                return
+            self._arrived.add(index)
+        self._thread.submit(self._settle, index, outcome)
 
-    def _prompt(self, record: Record, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
-        with stopwatch.measure("rollout_teacher_encode"):
-            return self._cache.prompt(record.images, lambda: chat)
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        future = self._supervised[index]
+        try:
+            future.set_result(self._supervise(index, outcome))
+        except BaseException as error:  # noqa: BLE001  # raised where the segment is needed
+            future.set_exception(error)
 
-    def _encoded_len(self, matched: Matched) -> int:
-        ends = len(self._encoder.end_of_turn_ids)
-        return len(matched.rollout.prompt_token_ids) + matched.target.train_len + ends
+    def _supervise(self, index: int, outcome: Outcome) -> Supervised:
+        record = self._records[index]
+        if isinstance(outcome, Refused):
+            return self._supervisor.set_aside(record, outcome.error)
+        try:
+            return self._supervisor.supervise(record, self._prompt(index), outcome, self._beside)
+        except SAMPLE_FAULTS as error:
+            return self._supervisor.set_aside(record, error)
 
-    def _segment(self, prompt: Prompt, matched: Matched, rope: Any) -> Segment:
-        rollout, target = matched.rollout, matched.target
-        answer = self._matcher.vocab.encode(NOTHING) if matched.skipped else target.y_train_ids
-        encoding = self._encoder.teacher_forced(prompt, answer)
-        length = len(encoding.input_ids)
-        if matched.skipped:
-            meta = unsupervised_meta(rollout.prompt_token_ids, len(answer), encoded_len=length)
-        else:
-            plain = not self._coord_loss
-            meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length, plain_coords=plain)
-        stats = sample_stats(matched, encoded_len=length)
-        return Segment(place(encoding, rope), meta, stats, matched.record.images, matched.record.sample_id)
+    def _prompt(self, index: int) -> Prompt:
+        with self._lock:
+            encoded = self._prompts.pop(index, None)
+        if encoded is not None:
+            return encoded.result()  # this thread has encoded it before
+        record = self._records[index]
+        return self._supervisor.prompt(record, self._supervisor.chat(record), self._beside)

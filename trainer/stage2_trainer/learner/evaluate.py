@@ -15,7 +15,7 @@ from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
-from stage2_trainer.learner.sample_tools import SampleTools
+from stage2_trainer.learner.supervise import SampleTools
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
@@ -40,22 +40,6 @@ METRICS = {
     "loop_rate": "loop_rate",
 }
 """The figures of an evaluation, by the name that `stage2 evaluate` has for them; trackers take no `@`."""
-
-
-def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
-    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for what there is not.
-
-    answers: by the index of the record that they answer; a record without one is left out. The order is that of
-    indices: it counts where scores are equal.
-    """
-    answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
-    if not answered:
-        return {f"rollout_{name}": 0.0 for name in METRICS.values()}
-    images = scored_images(answered, [answers[one.index] for one in answered])
-    figures = AnswerScores.from_images(images).figures(np.ones(len(images)))
-    return {
-        f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
-    }
 
 
 class Evaluation:
@@ -118,11 +102,11 @@ class Evaluation:
 
     def _made_of(self, record: Record, outcome: Outcome) -> Matched | BadSample:
         if isinstance(outcome, Refused):
-            return BadSample.of(record.sample_id, record.images, outcome.error)
+            return BadSample.from_error(record.sample_id, record.images, outcome.error)
         try:
             prompt = self._cache.prompt(record.images, functools.partial(self._prompts.chat, record))
         except ImageError as error:
-            return BadSample.of(record.sample_id, record.images, error)
+            return BadSample.from_error(record.sample_id, record.images, error)
         self._encoder.check_prompt(prompt, outcome.prompt_token_ids, outcome.server)
         return self._matcher.match(record, outcome)
 
@@ -132,3 +116,19 @@ def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence
     most = -(-len(records) // world_size())
     mine = records[rank() :: world_size()]
     return [mine[start : start + batch_size] for start in range(0, most, batch_size)]
+
+
+def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
+    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for what there is not.
+
+    answers: by the index of the record that they answer; a record without one is left out. The order is that of
+    indices: it counts where scores are equal.
+    """
+    answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
+    if not answered:
+        return {f"rollout_{name}": 0.0 for name in METRICS.values()}
+    images = scored_images(answered, [answers[one.index] for one in answered])
+    figures = AnswerScores.of(images).figures(np.ones(len(images)))
+    return {
+        f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
+    }

@@ -26,173 +26,75 @@ from stage2_trainer.scores.scored_image import normalised
 from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
 
+logger = logging.getLogger(__name__)
 FOLDER = Path("runs") / "held-out"
 PICTURES = 8
 TRUE, MATCHED, UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
-
-
-class HeldOutPictures:
-    """A listener of evaluations that writes pictures of their first samples, each evaluation into a file of its own.
-
-    Green: ground truth; blue: an object that found its own by matching; red: one that did not.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
-
-    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
-        """Write the pictures of an evaluation; a sample whose image cannot be read is left out."""
-        from torch.utils.tensorboard import SummaryWriter  # only runs that report to it need it
-
-        with SummaryWriter(str(self._folder)) as writer:
-            for one in matched[:PICTURES]:
-                try:
-                    image = load_image(one.record.images[0])
-                except ImageError:
-                    continue
-                sheet = np.asarray(_sheet(image, one))
-                writer.add_image(f"held-out/{one.record.sample_id}", sheet, step, dataformats="HWC")
-
-
-def held_out_pictures(config: RunConfig) -> list[HeldOutPictures]:
-    """Return the listener of a run that reports to TensorBoard, in its first process; else none."""
-    if "tensorboard" not in config.training.report_to or rank():
-        return []
-    return [HeldOutPictures(Path(config.training.output_dir))]
-
-
-def _sheet(image: Image.Image, one: Matched) -> Image.Image:
-    found = {pair.pred for pair in one.target.matching.pairs}
-    truth = [Outline(true.kind, true.bins, true.desc, TRUE) for true in one.record.objects]
-    said = [
-        Outline(said.kind or "bbox", said.bins, said.desc, MATCHED if place in found else UNMATCHED)
-        for place, said in enumerate(one.target.parsed.valid_objects)
-    ]
-    return grid([[draw_outlines(image, truth), draw_outlines(image, said)]], ("ground truth", "answer"))
-
-
-logger = logging.getLogger(__name__)
-
 Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class SentenceEmbedder:
-    """A model of sentence embeddings, with its tokenizer."""
-
-    model: Any
-    tokenizer: Any
-    batch_size: int
-    max_length: int
-
-    @classmethod
-    def load(cls, name: str, *, device: str, batch_size: int, max_length: int) -> SentenceEmbedder:
-        """Load a folder or a hub's model, of safetensors and without code of its own.
-
-        device: `auto` takes the GPU where there is one.
-        """
-        place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
-        return cls(model.to(place).eval(), tokenizer, batch_size, max_length)
-
-    def similarity(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
-        """Return the cosine similarity of each text and its other."""
-        distinct = list(dict.fromkeys([*texts, *others]))
-        place = {text: index for index, text in enumerate(distinct)}
-        embedded = self._embedded(distinct)
-        first, second = ([place[text] for text in some] for some in (texts, others))
-        return [float(value) for value in (embedded[first] * embedded[second]).sum(-1).clamp(-1, 1)]
-
-    @torch.inference_mode()
-    def _embedded(self, texts: Sequence[str]) -> torch.Tensor:
-        """Return the embeddings of texts, each of length 1."""
-        parts = []
-        for start in range(0, len(texts), self.batch_size):
-            inputs = self.tokenizer(
-                list(texts[start : start + self.batch_size]),
-                padding=True,
-                truncation=True,
-                max_length=self.max_length,
-                return_tensors="pt",
-            ).to(self.model.device)
-            hidden = self.model(**inputs).last_hidden_state.float()
-            mask = inputs["attention_mask"].unsqueeze(-1).float()
-            mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1.0)
-            parts.append(torch.nn.functional.normalize(mean, dim=-1).cpu())
-        return torch.cat(parts)
-
-
-class DescriptionAgreement:
-    """A listener of rollouts that keeps the descriptions of matched objects, and says how well they agree.
-
-    every: optimizer steps from one comparison to the next.
-    """
-
-    def __init__(self, options: DescMonitor, *, every: int) -> None:
-        self._options = options
-        self._every = options.every_steps or every
-        self._pairs: list[Pair] = []
-        self._step = -1
-
-    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
-        """Keep the pairs of a step's rollouts. step: the first is 0."""
-        if not self._options.enabled:
-            return
-        if step != self._step:
-            self._step, self._pairs = step, []
-        for one in matched:
-            said, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
-            self._pairs += [(said[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
-
-    def figures(self, step: int) -> dict[str, float]:
-        """Return the figures of the step that has ended, over all processes; none where it is not compared.
-
-        step: the first is 1. All processes call it.
-        """
-        if not self._options.enabled or step % self._every:
-            return {}
-        own = self._pairs if self._step == step - 1 else []  # a step that reuses rollouts has none of its own
-        pairs = [pair for share in gathered(own) for pair in share][: self._options.max_pairs]
-        if not pairs or rank():
-            return {}
-        found = {"desc/pairs": float(len(pairs))}
-        if self._options.mode != "semantic":
-            found |= _exact(pairs)
-        if self._options.mode != "exact" and (embedder := self._embedder) is not None:
-            found |= self._semantic(pairs, embedder)
-        return found
-
-    def _semantic(self, pairs: Sequence[Pair], embedder: SentenceEmbedder) -> dict[str, float]:
-        close = embedder.similarity([said for said, _ in pairs], [true for _, true in pairs])
-        same = [value >= self._options.semantic_threshold for value in close]
-        return {"desc/semantic_mean": sum(close) / len(close), "desc/semantic": sum(same) / len(same)}
-
-    @cached_property
-    def _embedder(self) -> SentenceEmbedder | None:
-        """Return the model of sentence embeddings; None where it cannot be loaded, which is said once."""
-        options = self._options
-        try:
-            return SentenceEmbedder.load(
-                str(options.semantic_model),
-                device=options.semantic_device,
-                batch_size=options.semantic_batch_size,
-                max_length=options.semantic_max_length,
-            )
-        except (OSError, ValueError, RuntimeError, ImportError) as error:
-            logger.warning("desc_monitor: %s cannot be loaded, and is left out: %s", options.semantic_model, error)
-            return None
-
-
-def _exact(pairs: Sequence[Pair]) -> Mapping[str, float]:
-    exact = sum(said == true for said, true in pairs) / len(pairs)
-    alike = sum(normalised(said) == normalised(true) for said, true in pairs) / len(pairs)
-    return {"desc/exact": exact, "desc/normalised": alike}
-
-
 TEXTS = ("text", "prefix_text", "appended_text")
 SHOWN = ("text", "prefix_text", "appended_text", "finish_reason", "dropped", "ground_truth", "predictions", "pairs")
 HIDDEN = frozenset({"token_ids", "options"})
+CLIPPED_CHARS = 600
+EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
+OnMatched = Callable[[int, Sequence[Matched]], None]
+"""Takes the optimizer step and the rollouts that were made in it."""
+
+
+def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown.
+
+    others: are told too.
+    """
+    matching = config.rollout_matching
+    failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        with TIMELINE.measure("log"):
+            failures(matched)
+            for one in matched:
+                rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
+            for other in others:
+                other(step, matched)
+
+    return note
+
+
+def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown.
+
+    others: are told too.
+    """
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        for one in matched:
+            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
+        for one in matched[:EVALUATION_SAMPLES]:
+            log.write("evaluation_sample", {"step": step, **sample_document(one)})
+        for other in others:
+            other(step, matched)
+
+    return note
+
+
+class ParseFailureLog:
+    """A log of the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __call__(self, matched: Sequence[Matched]) -> None:
+        """Log what fails to parse among these."""
+        for one in matched:
+            parsed = one.target.parsed
+            if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
+                self._left -= 1
+                logger.info(
+                    "rollout of %s does not parse (%s): %r; kept: %r",
+                    one.record.sample_id,
+                    ", ".join([*parsed.dropped, *parsed.notes]) or "truncated",
+                    parsed.text[:CLIPPED_CHARS],
+                    parsed.prefix_text[:CLIPPED_CHARS],
+                )
 
 
 class SampleDumps:
@@ -269,65 +171,155 @@ def _write(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-CLIPPED_CHARS = 600
-EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
+class HeldOutPictures:
+    """A listener of evaluations that writes pictures of their first samples, each evaluation into a file of its own.
 
-OnMatched = Callable[[int, Sequence[Matched]], None]
-"""Takes the optimizer step and the rollouts that were made in it."""
-
-
-class ParseFailureLog:
-    """A log of the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def __call__(self, matched: Sequence[Matched]) -> None:
-        """Log what fails to parse among these."""
-        for one in matched:
-            parsed = one.target.parsed
-            if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
-                self._left -= 1
-                logger.info(
-                    "rollout of %s does not parse (%s): %r; kept: %r",
-                    one.record.sample_id,
-                    ", ".join([*parsed.dropped, *parsed.notes]) or "truncated",
-                    parsed.text[:CLIPPED_CHARS],
-                    parsed.prefix_text[:CLIPPED_CHARS],
-                )
-
-
-def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
-    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown.
-
-    others: are told too.
-    """
-    matching = config.rollout_matching
-    failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
-
-    def note(step: int, matched: Sequence[Matched]) -> None:
-        with TIMELINE.measure("log"):
-            failures(matched)
-            for one in matched:
-                rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
-            for other in others:
-                other(step, matched)
-
-    return note
-
-
-def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
-    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown.
-
-    others: are told too.
+    Green: ground truth; blue: an object that found its own by matching; red: one that did not.
     """
 
-    def note(step: int, matched: Sequence[Matched]) -> None:
-        for one in matched:
-            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
-        for one in matched[:EVALUATION_SAMPLES]:
-            log.write("evaluation_sample", {"step": step, **sample_document(one)})
-        for other in others:
-            other(step, matched)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
 
-    return note
+    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
+        """Write the pictures of an evaluation; a sample whose image cannot be read is left out."""
+        from torch.utils.tensorboard import SummaryWriter  # only runs that report to it need it
+
+        with SummaryWriter(str(self._folder)) as writer:
+            for one in matched[:PICTURES]:
+                try:
+                    image = load_image(one.record.images[0])
+                except ImageError:
+                    continue
+                sheet = np.asarray(_sheet(image, one))
+                writer.add_image(f"held-out/{one.record.sample_id}", sheet, step, dataformats="HWC")
+
+
+def held_out_pictures(config: RunConfig) -> list[HeldOutPictures]:
+    """Return the listener of a run that reports to TensorBoard, in its first process; else none."""
+    if "tensorboard" not in config.training.report_to or rank():
+        return []
+    return [HeldOutPictures(Path(config.training.output_dir))]
+
+
+def _sheet(image: Image.Image, one: Matched) -> Image.Image:
+    found = {pair.pred for pair in one.target.matching.pairs}
+    truth = [Outline(true.kind, true.bins, true.desc, TRUE) for true in one.record.objects]
+    said = [
+        Outline(said.kind or "bbox", said.bins, said.desc, MATCHED if place in found else UNMATCHED)
+        for place, said in enumerate(one.target.parsed.valid_objects)
+    ]
+    return grid([[draw_outlines(image, truth), draw_outlines(image, said)]], ("ground truth", "answer"))
+
+
+class DescriptionAgreement:
+    """A listener of rollouts that keeps the descriptions of matched objects, and says how well they agree.
+
+    every: optimizer steps from one comparison to the next.
+    """
+
+    def __init__(self, options: DescMonitor, *, every: int) -> None:
+        self._options = options
+        self._every = options.every_steps or every
+        self._pairs: list[Pair] = []
+        self._step = -1
+
+    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
+        """Keep the pairs of a step's rollouts. step: the first is 0."""
+        if not self._options.enabled:
+            return
+        if step != self._step:
+            self._step, self._pairs = step, []
+        for one in matched:
+            said, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
+            self._pairs += [(said[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
+
+    def figures(self, step: int) -> dict[str, float]:
+        """Return the figures of the step that has ended, over all processes; none where it is not compared.
+
+        step: the first is 1. All processes call it.
+        """
+        if not self._options.enabled or step % self._every:
+            return {}
+        own = self._pairs if self._step == step - 1 else []  # a step that reuses rollouts has none of its own
+        pairs = [pair for share in gathered(own) for pair in share][: self._options.max_pairs]
+        if not pairs or rank():
+            return {}
+        found = {"desc/pairs": float(len(pairs))}
+        if self._options.mode != "semantic":
+            found |= _exact(pairs)
+        if self._options.mode != "exact" and (embedder := self._embedder) is not None:
+            found |= self._semantic(pairs, embedder)
+        return found
+
+    def _semantic(self, pairs: Sequence[Pair], embedder: SentenceEmbedder) -> dict[str, float]:
+        close = embedder.similarity([said for said, _ in pairs], [true for _, true in pairs])
+        same = [value >= self._options.semantic_threshold for value in close]
+        return {"desc/semantic_mean": sum(close) / len(close), "desc/semantic": sum(same) / len(same)}
+
+    @cached_property
+    def _embedder(self) -> SentenceEmbedder | None:
+        """Return the model of sentence embeddings; None where it cannot be loaded, which is said once."""
+        options = self._options
+        try:
+            return SentenceEmbedder.load(
+                str(options.semantic_model),
+                device=options.semantic_device,
+                batch_size=options.semantic_batch_size,
+                max_length=options.semantic_max_length,
+            )
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            logger.warning("desc_monitor: %s cannot be loaded, and is left out: %s", options.semantic_model, error)
+            return None
+
+
+def _exact(pairs: Sequence[Pair]) -> Mapping[str, float]:
+    exact = sum(said == true for said, true in pairs) / len(pairs)
+    alike = sum(normalised(said) == normalised(true) for said, true in pairs) / len(pairs)
+    return {"desc/exact": exact, "desc/normalised": alike}
+
+
+@dataclass(frozen=True)
+class SentenceEmbedder:
+    """A model of sentence embeddings, with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    batch_size: int
+    max_length: int
+
+    @classmethod
+    def load(cls, name: str, *, device: str, batch_size: int, max_length: int) -> SentenceEmbedder:
+        """Load a folder or a hub's model, of safetensors and without code of its own.
+
+        device: `auto` takes the GPU where there is one.
+        """
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+        return cls(model.to(place).eval(), tokenizer, batch_size, max_length)
+
+    def similarity(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
+        """Return the cosine similarity of each text and its other."""
+        distinct = list(dict.fromkeys([*texts, *others]))
+        place = {text: index for index, text in enumerate(distinct)}
+        embedded = self._embedded(distinct)
+        first, second = ([place[text] for text in some] for some in (texts, others))
+        return [float(value) for value in (embedded[first] * embedded[second]).sum(-1).clamp(-1, 1)]
+
+    @torch.inference_mode()
+    def _embedded(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return the embeddings of texts, each of length 1."""
+        parts = []
+        for start in range(0, len(texts), self.batch_size):
+            inputs = self.tokenizer(
+                list(texts[start : start + self.batch_size]),
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_tensors="pt",
+            ).to(self.model.device)
+            hidden = self.model(**inputs).last_hidden_state.float()
+            mask = inputs["attention_mask"].unsqueeze(-1).float()
+            mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+            parts.append(torch.nn.functional.normalize(mean, dim=-1).cpu())
+        return torch.cat(parts)

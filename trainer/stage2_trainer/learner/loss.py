@@ -9,7 +9,7 @@ Source: semantics, section 6.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from stage2_api.coordinates import BINS
-from stage2_trainer.learner.loss_targets import LossOptions, LossTargets, loss_targets, normalized
+from stage2_trainer.learner.loss_targets import LossOptions, LossTargets, loss_targets, window_means
 
 __all__ = [
     "LOSS_FIGURES",
@@ -26,10 +26,10 @@ __all__ = [
     "LossTargets",
     "coord_losses",
     "loss_targets",
-    "normalized",
     "soft_targets",
     "stage2_loss",
     "stage2_loss_from_hidden",
+    "window_means",
 ]
 
 LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
@@ -54,6 +54,10 @@ class LossParts:
     ce_count: int
     coord_prefix_count: int
     coord_tail_count: int
+
+    def joined(self, coords: LossParts) -> LossParts:
+        """Return the parts of a row: of its ordinary tokens (this one) and its coordinates; no gradients."""
+        return replace(coords, total=self.total.detach() + coords.total.detach(), ce=self.ce, ce_count=self.ce_count)
 
     def figures(self) -> torch.Tensor:
         """Return the record's `loss` and `loss/*` in the order of `LOSS_FIGURES`, (5,), where they were computed."""

@@ -24,7 +24,7 @@ class LossOptions:
     soft_ce_weight, w1_weight, gate_weight: factors of the three terms. temperature: softmax temperature of all three.
     target_sigma: standard deviation of the soft target in bins; target_truncate: radius in bins beyond which it is
     zero.
-    normalizer: what the loss is a mean over; see `normalized`.
+    normalizer: what the loss is a mean over: each micro-step, or the accumulation window (`window_means`).
     """
 
     soft_ce_weight: float = _CONFIG.soft_ce_weight
@@ -126,15 +126,13 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
     )
 
 
-def normalized(micro_steps: Sequence[LossTargets], normalizer: LossNormalizer) -> list[LossTargets]:
-    """Return the targets of all micro-steps of one accumulation window, with the denominators that their losses get.
+def window_means(micro_steps: Sequence[LossTargets]) -> list[LossTargets]:
+    """Return the targets of all micro-steps of an accumulation window, divided so that their losses make one mean.
 
-    The loss of the window is the mean of its micro-steps' losses. `micro`: each of these is the mean over its own
-    positions. `window`: their mean is the mean over all positions of the window in all learner processes, however
-    they are spread (semantics, section 17). All processes must call it.
+    The loss of the window is the mean of its micro-steps' losses. Here that is the mean over all positions of the
+    window in all learner processes, however they are spread over micro-steps (semantics, section 17). All processes
+    must call it.
     """
-    if normalizer == "micro":
-        return list(micro_steps)
     counts = sum(len(one.labels) for one in micro_steps), sum(len(one.bins) for one in micro_steps)
     ce, coord = denominators(counts)
     return [one.divided_by(ce=ce / len(micro_steps), coord=coord / len(micro_steps)) for one in micro_steps]

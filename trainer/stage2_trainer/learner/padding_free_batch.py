@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from stage2_api.rollout_matching import LossNormalizer
 from stage2_trainer.data.encode import Encoding
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.loss_targets import loss_targets, normalized
+from stage2_trainer.learner.loss_targets import loss_targets
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
-from stage2_trainer.matching.masks import concatenate
+from stage2_trainer.matching.masks import IGNORED, concatenate
 
 PixelSource = Callable[[tuple[str, ...]], torch.Tensor | None]
 """Returns the pixels of a prompt's images. Raises ImageError for one that cannot be read."""
@@ -171,42 +170,42 @@ def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(present) if present else None
 
 
-def supervised_batches(
-    micro_steps: Sequence[Sequence[Sequence[Segment]]],
+def supervised_batch(
+    rows: Sequence[Sequence[Segment]],
     vocab: CoordVocab,
     *,
     pad_token_id: int,
-    normalizer: LossNormalizer,
     device: torch.device,
     pixels: PixelSource,
-    stand_in: Callable[[Segment, ImageError], Segment],
-) -> list[dict[str, Any]]:
-    """Return for each micro-step's rows the model's inputs (`model`, on the CPU) and the loss's targets (`targets`).
+    placeholder: Callable[[Segment, ImageError], Segment],
+) -> dict[str, Any]:
+    """Return the model's inputs (`model`, on the CPU), the loss's targets (`targets`) and the names of the samples.
 
-    With them the names of their samples (`samples`). stand_in: what takes the place of a segment whose pixels are lost.
-    The tensors are new ones, so that a step cannot change what is kept for the next.
+    placeholder: returns what replaces a segment whose pixels are lost. The tensors are new, so that a step cannot
+    change what is kept for the next.
     """
-    shown = [[[_shown(segment, pixels, stand_in) for segment in row] for row in rows] for rows in micro_steps]
-    laid_out = [collate([[placed for _, placed in row] for row in rows], pad_token_id) for rows in shown]
-    targets = [
-        loss_targets(row_supervision(batch, [[segment.meta for segment, _ in row] for row in rows], vocab), device)
-        for batch, rows in zip(laid_out, shown, strict=True)
-    ]
-    return [
-        {
-            "model": batch.model_inputs(),
-            "targets": one,
-            "samples": [segment.sample_id for row in rows for segment in row],
-        }
-        for batch, one, rows in zip(laid_out, normalized(targets, normalizer), micro_steps, strict=True)
-    ]
+    shown = [[_shown(segment, pixels, placeholder) for segment in row] for row in rows]
+    batch = collate([[placed for _, placed in row] for row in shown], pad_token_id)
+    supervision = row_supervision(batch, [[segment.meta for segment, _ in row] for row in shown], vocab)
+    return {
+        "model": batch.model_inputs(),
+        "targets": loss_targets(supervision, device),
+        "samples": [segment.sample_id for row in rows for segment in row],
+    }
 
 
 def _shown(
-    segment: Segment, pixels: PixelSource, stand_in: Callable[[Segment, ImageError], Segment]
+    segment: Segment, pixels: PixelSource, placeholder: Callable[[Segment, ImageError], Segment]
 ) -> tuple[Segment, Placed]:
     try:
         return segment, segment.seen(pixels)
     except ImageError as error:
-        other = stand_in(segment, error)
+        other = placeholder(segment, error)
         return other, other.seen(pixels)
+
+
+def supervised_counts(row: Sequence[Segment], vocab: CoordVocab) -> tuple[int, int]:
+    """Return how many ordinary tokens and how many coordinates of a row are supervised."""
+    ids = torch.cat([segment.placed.encoding.input_ids for segment in row]).numpy()
+    found = packed_supervision([segment.meta for segment in row], ids, vocab)
+    return int((found.labels != IGNORED).sum()), len(found.coord_positions)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from stage2_api.errors import Problem
+from stage2_api.rollout_matching import Runaway
 from stage2_trainer.learner.loss import LOSS_FIGURES
-from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
+from stage2_trainer.learner.rows import RowGroup
+from stage2_trainer.learner.step import Steps
+from stage2_trainer.rollouts.errors import RunawayError
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import Stopwatch
 
+KEY = "custom.extra.rollout_matching.runaway"
+_WAY_OUT = (
+    "look at the last rollouts; go on with supervised_share above 0, unmatched_objects dropped or penalised, or a"
+    " repetition_penalty of 1.05, in another training.output_dir or with training.resume: allow-changes; or raise it."
+    " The checkpoint of this step is saved"
+)
 REUSED = "rollout/buffer_reuse"
 # Record key for each stopwatch name.
 _TIMES = {
@@ -75,17 +86,17 @@ class StepRecord:
         figures = rollout_metrics(self.samples, top_k=top_k, generate_s=generate_s)
         return {**figures, **self.reuse, "sync/version": self.version, **sync_figures(self.sync)}
 
-    def note(self, micro_steps: Sequence[MicroStep], window: Window, *, reuses: bool) -> None:
-        """Add micro-steps of a window. reuses: whether the run trains on rollouts more than once."""
-        for one in micro_steps:
+    def note(self, groups: Sequence[RowGroup], steps: Steps, *, reuses: bool) -> None:
+        """Add the row groups of the step that was trained. reuses: whether the run trains on rollouts repeatedly."""
+        for one in groups:
             self.samples += one.samples
             self.rows.append(one.figures)
-        self.sync, self.version = window.sync, window.step0
+        self.sync, self.version = steps.report, steps.step0
         if reuses:
             self.reuse = {
-                REUSED: float(window.reused is not None),
-                "rollout/buffer_window_step0": float(window.step0),
-                "rollout/buffer_completed_steps": float(window.reused or 0),
+                REUSED: float(steps.reused is not None),
+                "rollout/buffer_window_step0": float(steps.step0),
+                "rollout/buffer_completed_steps": float(steps.reused or 0),
             }
 
     def settle(self) -> None:
@@ -114,3 +125,61 @@ class StepRecord:
 def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for entry in entries for name in entry)
     return {name: sum(entry.get(name, 0.0) for entry in entries) / len(entries) for name in names}
+
+
+class RunawayWatch:
+    """A count of objects and cut answers over the last optimizer steps with fresh rollouts."""
+
+    def __init__(self, rule: Runaway) -> None:
+        self._rule = rule
+        self._counts: deque[_Counts] = deque(maxlen=rule.steps)
+
+    def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
+        """Count the samples of a step that made rollouts; others count for nothing. All processes note the same.
+
+        Raises:
+            RunawayError: over as many steps as the rule says there are more objects, or more cut answers, than it
+                allows.
+        """
+        rolled_out = [one for one in samples if not one.bad and not one.from_truth]
+        if not self._rule.enabled or not rolled_out:
+            return
+        self._counts.append(
+            _Counts(
+                len(rolled_out),
+                sum(one.truncated for one in rolled_out),
+                sum(one.valid_objects + one.dropped_invalid + one.dropped_ambiguous for one in rolled_out),
+                sum(one.gt_objects for one in rolled_out),
+            )
+        )
+        if len(self._counts) == self._rule.steps and (problems := self._problems(step)):
+            raise RunawayError(problems)
+
+    def _problems(self, step: int) -> list[Problem]:
+        answers, truncated, objects, truth = (
+            sum(getattr(one, name) for one in self._counts) for name in ("answers", "truncated", "objects", "truth")
+        )
+        per_truth, share = objects / max(truth, 1), truncated / answers
+        over = f"over the last {self._rule.steps} optimizer steps with rollouts, up to step {step}, {answers} answers"
+        found = {
+            "objects_per_truth": (
+                per_truth,
+                f"{over} have {objects} objects for {truth} true ones, {per_truth:.2f} each",
+            ),
+            "truncated_share": (share, f"of {over} {truncated} end within the JSON, a share of {share:.2f}"),
+        }
+        return [
+            Problem(f"{KEY}.{name}", getattr(self._rule, name), f"answers run away: {text}; this is the most", _WAY_OUT)
+            for name, (value, text) in found.items()
+            if value > getattr(self._rule, name)
+        ]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Counts of the fresh rollouts of one optimizer step, or of several."""
+
+    answers: int
+    truncated: int
+    objects: int
+    truth: int

@@ -1,7 +1,7 @@
-"""Samples that are set aside: each by name, counted over the whole run, up to `training.max_bad_samples`.
+"""Samples that are set aside: named in the log and counted over the whole run, up to `training.max_bad_samples`.
 
-A run of a week meets an image that is cut off, an answer that fits no row, a prompt that a server does not take. None
-of them is a reason to end it; many of them are. What is wrong with one sample is an error that says nothing of others.
+A run of a week meets a truncated image, an answer that fits no row, a prompt that a server does not accept. None of
+them is a reason to end the run; many of them are.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that cannot be used, and why."""
+    """An unusable sample, and why."""
 
     sample_id: str
     images: tuple[str, ...]
     error: Exception
 
     @classmethod
-    def of(cls, sample_id: str, images: tuple[str, ...], error: Exception) -> BadSample:
-        """Return a bad sample; an image that cannot be read is told by its file's name, not by what was sent of it."""
+    def from_error(cls, sample_id: str, images: tuple[str, ...], error: Exception) -> BadSample:
+        """Return a bad sample; an unreadable image is named by its file, not by the data that was sent."""
         named = source_fault(images) if isinstance(error, ImageError) else None
         return cls(sample_id, images, named or error)
 
     def document(self) -> dict[str, Any]:
-        """Return what the log says of it."""
+        """Return its entry in the log."""
         image = next((one for one in self.images if not one.startswith("data:")), None)
         return {"sample_id": self.sample_id, "image": image, "reason": " ".join(str(self.error).split())}
 
 
 class BadSamples:
-    """The bad samples of a run, over all learner processes. most: at most so many; 0: the first ends the run.
+    """The bad samples of a run, over all learner processes. most: more than these end the run; 0: the first does.
 
-    One that is met again, in the next epoch, is the same sample and counts once.
+    A sample that comes again in the next epoch counts once.
     """
 
     def __init__(self, most: int, log: EventLog) -> None:
@@ -64,7 +64,7 @@ class BadSamples:
 
     @property
     def total(self) -> int:
-        """The samples of the run that were set aside so far."""
+        """The number of samples of the run that were set aside so far."""
         return len(self._noted)
 
     def note(self, found: Sequence[BadSample], *, step: int, of: int) -> None:
@@ -76,7 +76,7 @@ class BadSamples:
             Exception: the error of the first, where none is allowed.
         """
         late, self._late = self._late, []
-        documents = self._told([*late, *found], part="train", step=step)
+        documents = self._report([*late, *found], part="train", step=step)
         self._noted = {**{one["sample_id"]: one for one in documents}, **self._noted}
         whole, bad = (sum(column) for column in zip(*gathered((of, len(found))), strict=True))
         if 1 < whole <= bad:
@@ -87,39 +87,38 @@ class BadSamples:
             raise TooManyBadSamples([Problem(KEY, self._most, rule, way_out)])
 
     def note_late(self, bad: BadSample) -> None:
-        """Keep a sample that turned out bad when its row was laid out for the next `note`, which all processes call."""
+        """Keep a sample whose row could not be laid out, for the next `note`, which all processes call."""
         self._late.append(bad)
 
     def note_held_out(self, found: Sequence[BadSample], *, step: int, of: int) -> int:
-        """Return how many held-out samples an evaluation leaves out, of `of` in all. All processes must call it.
+        """Return how many of the `of` held-out samples an evaluation leaves out. All processes must call it.
 
-        One that several processes found counts once. They do not count against the run's limit: each evaluation meets
-        the same ones again.
+        They do not count against the run's limit: each evaluation meets the same ones again.
 
         Raises:
             BadStepError: there are no others, so that its figures would mean nothing.
             Exception: the error of the first, where none is allowed.
         """
-        documents = self._told(found, part="held-out", step=step)
+        documents = self._report(found, part="held-out", step=step)
         if documents and len(documents) >= of:
             raise BadStepError(f"all {of} held-out samples were set aside. {_reasons(documents)}")
         return len(documents)
 
     def save(self, checkpoint: Path, *, before: int) -> None:
-        """Write into a checkpoint's folder what steps before `before` have set aside; the first process does."""
+        """Write the samples that steps before `before` set aside into a checkpoint's folder; the first process does."""
         noted = [one for one in self._noted.values() if one["step"] < before]
         if noted and rank() == 0:
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 
     def load(self, checkpoint: Path) -> None:
-        """Go on counting from a checkpoint."""
+        """Resume the count of a checkpoint."""
         saved = checkpoint / FILE
         noted = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else []
         self._noted = {one["sample_id"]: one for one in noted}
 
-    def _told(self, found: Sequence[BadSample], *, part: str, step: int) -> list[Document]:
-        """Return what is said of the bad samples of all processes, each once, when it is said."""
+    def _report(self, found: Sequence[BadSample], *, part: str, step: int) -> list[Document]:
+        """Log the bad samples of all processes, and return one document for each."""
         mine: list[Document] = [{"part": part, "step": step, **one.document()} for one in found]
         for one in mine:
             logger.warning("sample %s is set aside (%s): %s", one["sample_id"], one["image"], one["reason"])

@@ -25,10 +25,8 @@ from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.servers import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
 from stage2_trainer.sync.fleet.adapter import AdapterSync, adapter_obstacle, resolve_mode
 from stage2_trainer.sync.fleet.proof import Prover, server_logprobs, swift_logprobs
@@ -45,215 +43,14 @@ from stage2_trainer.wire.identity import IDENTITY_ROUTE, describe, first_differe
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, ServedBackend
 
 logger = logging.getLogger(__name__)
-
 PHASE = "identity"
 WAY_OUT = (
     "give server and learner the same model directory and template.min_pixels and max_pixels, and restart the server"
 )
-
-
-def check_identity(
-    clients: Sequence[ServerClient], processor: Any, messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
-) -> None:
-    """Compare every server's tokenizer, chat template, image limits, and ids of one prompt with the learner's.
-
-    prompt_ids: the learner's ids of `messages`, image placeholders expanded.
-
-    Raises:
-        ConfigError: with every difference on every server.
-        ServerError: a server does not answer.
-    """
-    own = describe(processor)
-    found = all_at_once(lambda client: _differences(client, own, messages, list(prompt_ids)), clients)
-    if problems := list(chain(*found)):
-        raise ConfigError(problems)
-    logger.info("%d servers read a sample prompt as the learner's %d ids", len(clients), len(prompt_ids))
-
-
-def _differences(
-    client: ServerClient, own: Mapping[str, object], messages: Sequence[Mapping[str, Any]], prompt_ids: list[int]
-) -> list[Problem]:
-    found = _identity(client)
-    problems = [
-        Problem(f"server {client.base_url} {name}", found.get(name), f"the learner has {value}", WAY_OUT)
-        for name, value in own.items()
-        if found.get(name) != value
-    ]
-    _let_generate(client)
-    served = client.post(CHAT_ROUTE, PHASE, body=chat_body(RolloutRequest(messages), Sampling(1), seed=0))
-    return problems + _prompt_difference(client, served["prompt_token_ids"], prompt_ids)
-
-
-def _let_generate(client: ServerClient) -> None:
-    """Let a server go on that stands still since a learner died in a push: else it would answer nobody again."""
-    if client.get("/is_paused", PHASE).get("is_paused"):
-        logger.warning(
-            "server %s stands still, as a learner that ended in a push leaves it; it goes on", client.base_url
-        )
-        client.post("/resume", PHASE)
-
-
-def check_swift_identity(
-    clients: Sequence[ServerClient], messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
-) -> None:
-    """Compare the ids of one prompt with those of every server of `swift rollout`, which tells nothing else.
-
-    Raises:
-        ConfigError: with every difference on every server.
-        ServerError: a server does not answer.
-    """
-
-    def differences(client: ServerClient) -> list[Problem]:
-        config = request_config(Sampling(max_new_tokens=1), seed=0)
-        (answer,) = infer(client, [RolloutRequest(messages)], config, phase=PHASE, timeout_s=client.timeout_s)
-        return _prompt_difference(client, answer["prompt_token_ids"], list(prompt_ids))
-
-    if problems := list(chain(*all_at_once(differences, clients))):
-        raise ConfigError(problems)
-
-
-def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int]) -> list[Problem]:
-    if theirs == ours:
-        return []
-    rule = f"the learner reads the same prompt as other ids, {first_difference(ours, theirs)}"
-    return [Problem(f"server {client.base_url} prompt_token_ids", f"{len(theirs)} ids", rule, WAY_OUT)]
-
-
-def _identity(client: ServerClient) -> dict[str, Any]:
-    try:
-        return client.get(IDENTITY_ROUTE, PHASE)
-    except ServerError as error:
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
-        problem = Problem(
-            f"server {client.base_url}",
-            f"no {IDENTITY_ROUTE}",
-            "must say how it reads prompts",
-            "start it with `stage2 serve`, in the same version as the learner",
-        )
-        raise ConfigError((problem,)) from error
-
-
-def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:
-    """Return the keyword arguments of vLLM's `LLM` in `world_size` learner processes.
-
-    The engine never loads adapters: they are merged into the weights that it is given. It knows nothing of packing.
-    """
-    vllm = config.rollout_matching.vllm
-    options: dict[str, Any] = {
-        "model": config.model.model,
-        "dtype": config.model.torch_dtype,
-        "load_format": vllm.load_format or "dummy",
-        "trust_remote_code": config.model.allow_remote_code,
-        "tensor_parallel_size": vllm.resolved_tensor_parallel_size(world_size),
-        "max_model_len": vllm.max_model_len,
-        "max_num_seqs": vllm.max_num_seqs,
-        "enable_prefix_caching": vllm.enable_prefix_caching,
-        "enforce_eager": vllm.enforce_eager,
-        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
-        "enable_sleep_mode": vllm.sleep_level > 0,
-        "seed": config.training.seed,
-        "disable_log_stats": True,
-        **without_removed_options(vllm.passed_through()),
-    }
-    options |= dummy_load_options(options["load_format"])
-    if limits := _pixel_limits(config):
-        options["mm_processor_kwargs"] = limits
-    if world_size > 1:
-        options["distributed_executor_backend"] = "external_launcher"  # torchrun has started the processes already
-    if not on_cpu:
-        options["gpu_memory_utilization"] = vllm.gpu_memory_utilization
-    return options
-
-
-def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
-    """Return the environment that vLLM reads when it is imported; what is set already is kept.
-
-    eager: whether it computes without compiling (`enforce_eager`).
-    """
-    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    if on_cpu:
-        variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        return {**variables, **UNCOMPILED} if eager else variables
-    return {**variables, **PRECOMPILED}
-
-
-def _pixel_limits(config: RunConfig) -> dict[str, int]:
-    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """The training state as rollouts need it: out of an engine's memory, and with its weights gathered."""
-
-    offload: StateOffloader
-    whole: GatheredWeights
-
-    def attach(self, trainer: Any) -> None:
-        """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
-        self.offload.find_optimizer = lambda: trainer.optimizer
-        self.whole.find_engine = lambda: trainer.model_wrapped
-
-
-def local_rollouts(
-    config: RunConfig,
-    policy: Policy,
-    cache: PromptCache,
-    context: RunContext,
-    state: TrainingState,
-) -> HfRollouts | ColocateRollouts:
-    """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
-    matching, seed = config.rollout_matching, config.training.seed
-    reporter, interrupt = context.reporter, context.interrupt
-    whole = state.whole if shards_weights(config) else None
-    if matching.rollout_backend == "hf":
-        decoding, stops = Decoding.from_config(matching), lambda: interrupt.asked
-        backend = HfBackend(policy.model, policy.encoder, decoding, cache=cache, whole=whole, stops=stops)
-        return HfRollouts(backend, seed=seed, reporter=reporter, interrupt=interrupt)
-    vllm = matching.vllm
-    on_cpu = policy.device.type == "cpu"
-    engine = ColocateEngine(
-        engine_options(config, world_size=world_size(), on_cpu=on_cpu),
-        engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
-        sampling=Sampling.from_config(matching),
-        prover=EngineProver(
-            policy.probe,
-            every=vllm.sync.verify_every,
-            tolerance=vllm.sync.verify_tolerance,
-            proved=context.proved,
-        ),
-        sleep_level=vllm.sleep_level,
-        infer_batch_size=vllm.infer_batch_size,
-        rounding=vllm.sync.rounding,
-    )
-    engine.stops = lambda: interrupt.asked
-    return ColocateRollouts(
-        engine,
-        state.offload,
-        sync_mode=vllm.sync.mode,
-        seed=seed,
-        reporter=reporter,
-        interrupt=interrupt,
-        whole=whole,
-    )
-
-
-def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:
-    """Return the training state as rollouts need it: offloaded, and with its weights gathered."""
-    chosen = config.rollout_matching.offload
-    offload = StateOffloader(
-        DeviceMover(device),
-        model=chosen.enabled and chosen.offload_model,
-        optimizer=chosen.enabled and chosen.offload_optimizer,
-    )
-    return TrainingState(offload, GatheredWeights())
-
-
 SWIFT_OBSTACLE = "servers of `swift rollout` are sent full weights only (vllm.server.protocol)"
 
 
-def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> SyncedRollouts:
+def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> ServerRollouts:
     """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
 
     `stack` closes the connections.
@@ -279,16 +76,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     if isinstance(full, FullSync) and adapter is None:
         full.choose_location(policy.model)
     synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
-    return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
-
-
-def training_rollouts(config: RunConfig, synced: SyncedRollouts, stack: ExitStack) -> RolloutSource | PipelinedRollouts:
-    """Return where training has its rollouts from: as fresh as can be, or one step ahead (`pipeline.enabled`)."""
-    if not config.rollout_matching.pipeline.enabled:
-        return synced
-    ahead = PipelinedRollouts(synced)
-    stack.callback(ahead.close)
-    return ahead
+    return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
 def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClient]:
@@ -373,3 +161,201 @@ def _weight_sync(
         prover=prover,
         planned=(adapter or full).planned(),
     )
+
+
+def check_identity(
+    clients: Sequence[ServerClient], processor: Any, messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
+) -> None:
+    """Compare every server's tokenizer, chat template, image limits, and ids of one prompt with the learner's.
+
+    prompt_ids: the learner's ids of `messages`, image placeholders expanded.
+
+    Raises:
+        ConfigError: with every difference on every server.
+        ServerError: a server does not answer.
+    """
+    own = describe(processor)
+    found = all_at_once(lambda client: _differences(client, own, messages, list(prompt_ids)), clients)
+    if problems := list(chain(*found)):
+        raise ConfigError(problems)
+    logger.info("%d servers read a sample prompt as the learner's %d ids", len(clients), len(prompt_ids))
+
+
+def _differences(
+    client: ServerClient, own: Mapping[str, object], messages: Sequence[Mapping[str, Any]], prompt_ids: list[int]
+) -> list[Problem]:
+    found = _identity(client)
+    problems = [
+        Problem(f"server {client.base_url} {name}", found.get(name), f"the learner has {value}", WAY_OUT)
+        for name, value in own.items()
+        if found.get(name) != value
+    ]
+    _let_generate(client)
+    served = client.post(CHAT_ROUTE, PHASE, body=chat_body(RolloutRequest(messages), Sampling(1), seed=0))
+    return problems + _prompt_difference(client, served["prompt_token_ids"], prompt_ids)
+
+
+def _identity(client: ServerClient) -> dict[str, Any]:
+    try:
+        return client.get(IDENTITY_ROUTE, PHASE)
+    except ServerError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        problem = Problem(
+            f"server {client.base_url}",
+            f"no {IDENTITY_ROUTE}",
+            "must say how it reads prompts",
+            "start it with `stage2 serve`, in the same version as the learner",
+        )
+        raise ConfigError((problem,)) from error
+
+
+def _let_generate(client: ServerClient) -> None:
+    """Let a server go on that stands still since a learner died in a push: else it would answer nobody again."""
+    if client.get("/is_paused", PHASE).get("is_paused"):
+        logger.warning(
+            "server %s stands still, as a learner that ended in a push leaves it; it goes on", client.base_url
+        )
+        client.post("/resume", PHASE)
+
+
+def check_swift_identity(
+    clients: Sequence[ServerClient], messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
+) -> None:
+    """Compare the ids of one prompt with those of every server of `swift rollout`, which tells nothing else.
+
+    Raises:
+        ConfigError: with every difference on every server.
+        ServerError: a server does not answer.
+    """
+
+    def differences(client: ServerClient) -> list[Problem]:
+        config = request_config(Sampling(max_new_tokens=1), seed=0)
+        (answer,) = infer(client, [RolloutRequest(messages)], config, phase=PHASE, timeout_s=client.timeout_s)
+        return _prompt_difference(client, answer["prompt_token_ids"], list(prompt_ids))
+
+    if problems := list(chain(*all_at_once(differences, clients))):
+        raise ConfigError(problems)
+
+
+def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int]) -> list[Problem]:
+    if theirs == ours:
+        return []
+    rule = f"the learner reads the same prompt as other ids, {first_difference(ours, theirs)}"
+    return [Problem(f"server {client.base_url} prompt_token_ids", f"{len(theirs)} ids", rule, WAY_OUT)]
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The training state as rollouts need it: out of an engine's memory, and with its weights gathered."""
+
+    offload: StateOffloader
+    whole: GatheredWeights
+
+    def attach(self, trainer: Any) -> None:
+        """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
+        self.offload.find_optimizer = lambda: trainer.optimizer
+        self.whole.find_engine = lambda: trainer.model_wrapped
+
+
+def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:
+    """Return the training state as rollouts need it: offloaded, and with its weights gathered."""
+    chosen = config.rollout_matching.offload
+    offload = StateOffloader(
+        DeviceMover(device),
+        model=chosen.enabled and chosen.offload_model,
+        optimizer=chosen.enabled and chosen.offload_optimizer,
+    )
+    return TrainingState(offload, GatheredWeights())
+
+
+def local_rollouts(
+    config: RunConfig,
+    policy: Policy,
+    cache: PromptCache,
+    context: RunContext,
+    state: TrainingState,
+) -> HfRollouts | ColocateRollouts:
+    """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
+    matching, seed = config.rollout_matching, config.training.seed
+    reporter, interrupt = context.reporter, context.interrupt
+    whole = state.whole if shards_weights(config) else None
+    if matching.rollout_backend == "hf":
+        decoding, stops = Decoding.from_config(matching), lambda: interrupt.asked
+        backend = HfBackend(policy.model, policy.encoder, decoding, cache=cache, whole=whole, stops=stops)
+        return HfRollouts(backend, seed=seed, reporter=reporter, interrupt=interrupt)
+    vllm = matching.vllm
+    on_cpu = policy.device.type == "cpu"
+    engine = ColocateEngine(
+        engine_options(config, world_size=world_size(), on_cpu=on_cpu),
+        engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
+        sampling=Sampling.from_config(matching),
+        prover=EngineProver(
+            policy.probe,
+            every=vllm.sync.verify_every,
+            tolerance=vllm.sync.verify_tolerance,
+            proved=context.proved,
+        ),
+        sleep_level=vllm.sleep_level,
+        infer_batch_size=vllm.infer_batch_size,
+        rounding=vllm.sync.rounding,
+    )
+    engine.stops = lambda: interrupt.asked
+    return ColocateRollouts(
+        engine,
+        state.offload,
+        sync_mode=vllm.sync.mode,
+        seed=seed,
+        reporter=reporter,
+        interrupt=interrupt,
+        whole=whole,
+    )
+
+
+def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's `LLM` in `world_size` learner processes.
+
+    The engine never loads adapters: they are merged into the weights that it is given. It knows nothing of packing.
+    """
+    vllm = config.rollout_matching.vllm
+    options: dict[str, Any] = {
+        "model": config.model.model,
+        "dtype": config.model.torch_dtype,
+        "load_format": vllm.load_format or "dummy",
+        "trust_remote_code": config.model.allow_remote_code,
+        "tensor_parallel_size": vllm.resolved_tensor_parallel_size(world_size),
+        "max_model_len": vllm.max_model_len,
+        "max_num_seqs": vllm.max_num_seqs,
+        "enable_prefix_caching": vllm.enable_prefix_caching,
+        "enforce_eager": vllm.enforce_eager,
+        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+        "enable_sleep_mode": vllm.sleep_level > 0,
+        "seed": config.training.seed,
+        "disable_log_stats": True,
+        **without_removed_options(vllm.passed_through()),
+    }
+    options |= dummy_load_options(options["load_format"])
+    if limits := _pixel_limits(config):
+        options["mm_processor_kwargs"] = limits
+    if world_size > 1:
+        options["distributed_executor_backend"] = "external_launcher"  # torchrun has started the processes already
+    if not on_cpu:
+        options["gpu_memory_utilization"] = vllm.gpu_memory_utilization
+    return options
+
+
+def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
+    """Return the environment that vLLM reads when it is imported; what is set already is kept.
+
+    eager: whether it computes without compiling (`enforce_eager`).
+    """
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if on_cpu:
+        variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return {**variables, **UNCOMPILED} if eager else variables
+    return {**variables, **PRECOMPILED}
+
+
+def _pixel_limits(config: RunConfig) -> dict[str, int]:
+    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
+    return {name: value for name, value in limits.items() if value is not None}

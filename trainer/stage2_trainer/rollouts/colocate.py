@@ -20,7 +20,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import SyncRounding
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
-from stage2_trainer.rollouts.rollout_source import asked_in_parts
+from stage2_trainer.rollouts.rollout_source import ask_in_parts
 from stage2_trainer.sync.fleet.proof import Probe, ProofSchedule
 from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, SyncReport
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
@@ -43,106 +43,10 @@ from stage2_trainer.wire.requests import (
     further_seed,
 )
 
-ENGINE = "the colocated engine"
-
-
-class EngineProver:
-    """A prover of the syncs of one engine in this process, made in all. every, tolerance, proved: see `ProofSchedule`.
-
-    The processes take their turns together, whatever each found in the last one.
-    """
-
-    def __init__(
-        self, probe: Probe, *, every: int, tolerance: float | None = None, proved: ProvedStep | None = None
-    ) -> None:
-        self._proved = proved or ProvedStep()
-        self._own = ProvedStep()  # of this process's engine; there may be others
-        # Once: the processes of a tensor-parallel engine ask it together, and must do so equally often.
-        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
-        self._group = host_group()
-
-    def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
-        """Compare, if the turn of this step's sync has come. All processes must call it; a step is proved by all.
-
-        Raises:
-            ProofError: an engine holds other weights than the learner; in all processes.
-            Interrupted: answers are not wanted any more; in those that noticed it here.
-        """
-        contradiction, interrupted = "", None
-        try:
-            self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
-        except ProofError as error:
-            contradiction = str(error)
-        except Interrupted as error:
-            interrupted = error
-        everyone = gathered((contradiction, self._own.step == step), self._group)
-        for rank, (found, _) in enumerate(everyone):
-            if found:
-                raise ProofError(found if len(everyone) == 1 else f"learner process {rank}: {found}")
-        if interrupted is not None:
-            raise interrupted
-        if all(proved for _, proved in everyone):
-            self._proved.step = step
-        elif any(proved for _, proved in everyone):
-            self._schedule.require_next()  # as those do whose engine is in doubt
-
-
-T = TypeVar("T")
-
-SIZE_PATH = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
-
-
-def groups(world_size: int, size: int) -> list[list[int]]:
-    """Return the ranks of every group.
-
-    >>> groups(4, 2)
-    [[0, 1], [2, 3]]
-
-    Raises:
-        ConfigError: the processes cannot be divided among groups of this size.
-    """
-    if world_size % size:
-        rule = f"must divide the number of learner processes, which is {world_size}"
-        raise ConfigError([Problem(SIZE_PATH, size, rule, "lower it, or start another number of processes")])
-    return [list(range(first, first + size)) for first in range(0, world_size, size)]
-
-
-def own_slice(counts: Sequence[int], place: int) -> slice:
-    """Return where a member's own items lie in the list of all members' items.
-
-    >>> own_slice([2, 0, 3], 2)
-    slice(2, 5, None)
-    """
-    start = sum(counts[:place])
-    return slice(start, start + counts[place])
-
-
-class TensorParallel:
-    """This process's group, made of the default process group; a group of one needs none."""
-
-    def __init__(self, size: int) -> None:
-        initialized = distributed.is_initialized()
-        world, rank = (distributed.get_world_size(), distributed.get_rank()) if initialized else (1, 0)
-        self.size = size
-        self.place = rank % size
-        self.ranks = range(rank - self.place, rank - self.place + size)
-        self._group: distributed.ProcessGroup | None = None
-        for ranks in groups(world, size):
-            if size > 1:  # every process takes part in making every group
-                made = distributed.new_group(ranks, backend="gloo")
-                self._group = made if rank in ranks else self._group
-
-    def together(self, items: Sequence[T]) -> tuple[list[T], slice]:
-        """Return the items of all members in rank order, and where this one's own lie. All members must call it."""
-        if self._group is None:
-            return list(items), slice(0, len(items))
-        found: list[list[T]] = [[] for _ in range(self.size)]
-        distributed.all_gather_object(found, list(items), group=self._group)
-        return [item for part in found for item in part], own_slice([len(part) for part in found], self.place)
-
-
 logger = logging.getLogger(__name__)
-
+ENGINE = "the colocated engine"
+T = TypeVar("T")
+SIZE_PATH = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
 STEPS_BETWEEN_MEETINGS = 8  # of an engine of several processes, which stop after the same token
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
@@ -272,7 +176,7 @@ class ColocateEngine:
         """Return vLLM's answers with the further ones, or what it refused; all members of the group ask the same."""
         from vllm.exceptions import VLLMClientError
 
-        return asked_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
+        return ask_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
 
     def _chat(self, requests: Sequence[_Call]) -> list[tuple[Any, Any]]:
         """Return vLLM's answer to each request, and the one that holds its further ones (None: it wants none)."""
@@ -359,3 +263,93 @@ def _choices(answer: Any) -> list[Any]:
         if one.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
             raise RuntimeError(f"request {answer.request_id} ended with {one.finish_reason!r} and no rollout")
     return sorted(answer.outputs, key=lambda one: int(one.index))
+
+
+class EngineProver:
+    """A prover of the syncs of one engine in this process, made in all. every, tolerance, proved: see `ProofSchedule`.
+
+    The processes take their turns together, whatever each found in the last one.
+    """
+
+    def __init__(
+        self, probe: Probe, *, every: int, tolerance: float | None = None, proved: ProvedStep | None = None
+    ) -> None:
+        self._proved = proved or ProvedStep()
+        self._own = ProvedStep()  # of this process's engine; there may be others
+        # Once: the processes of a tensor-parallel engine ask it together, and must do so equally often.
+        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
+        self._group = host_group()
+
+    def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
+        """Compare, if the turn of this step's sync has come. All processes must call it; a step is proved by all.
+
+        Raises:
+            ProofError: an engine holds other weights than the learner; in all processes.
+            Interrupted: answers are not wanted any more; in those that noticed it here.
+        """
+        contradiction, interrupted = "", None
+        try:
+            self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
+        except ProofError as error:
+            contradiction = str(error)
+        except Interrupted as error:
+            interrupted = error
+        everyone = gathered((contradiction, self._own.step == step), self._group)
+        for rank, (found, _) in enumerate(everyone):
+            if found:
+                raise ProofError(found if len(everyone) == 1 else f"learner process {rank}: {found}")
+        if interrupted is not None:
+            raise interrupted
+        if all(proved for _, proved in everyone):
+            self._proved.step = step
+        elif any(proved for _, proved in everyone):
+            self._schedule.require_next()  # as those do whose engine is in doubt
+
+
+class TensorParallel:
+    """This process's group, made of the default process group; a group of one needs none."""
+
+    def __init__(self, size: int) -> None:
+        initialized = distributed.is_initialized()
+        world, rank = (distributed.get_world_size(), distributed.get_rank()) if initialized else (1, 0)
+        self.size = size
+        self.place = rank % size
+        self.ranks = range(rank - self.place, rank - self.place + size)
+        self._group: distributed.ProcessGroup | None = None
+        for ranks in groups(world, size):
+            if size > 1:  # every process takes part in making every group
+                made = distributed.new_group(ranks, backend="gloo")
+                self._group = made if rank in ranks else self._group
+
+    def together(self, items: Sequence[T]) -> tuple[list[T], slice]:
+        """Return the items of all members in rank order, and where this one's own lie. All members must call it."""
+        if self._group is None:
+            return list(items), slice(0, len(items))
+        found: list[list[T]] = [[] for _ in range(self.size)]
+        distributed.all_gather_object(found, list(items), group=self._group)
+        return [item for part in found for item in part], own_slice([len(part) for part in found], self.place)
+
+
+def groups(world_size: int, size: int) -> list[list[int]]:
+    """Return the ranks of every group.
+
+    >>> groups(4, 2)
+    [[0, 1], [2, 3]]
+
+    Raises:
+        ConfigError: the processes cannot be divided among groups of this size.
+    """
+    if world_size % size:
+        rule = f"must divide the number of learner processes, which is {world_size}"
+        raise ConfigError([Problem(SIZE_PATH, size, rule, "lower it, or start another number of processes")])
+    return [list(range(first, first + size)) for first in range(0, world_size, size)]
+
+
+def own_slice(counts: Sequence[int], place: int) -> slice:
+    """Return where a member's own items lie in the list of all members' items.
+
+    >>> own_slice([2, 0, 3], 2)
+    slice(2, 5, None)
+    """
+    start = sum(counts[:place])
+    return slice(start, start + counts[place])

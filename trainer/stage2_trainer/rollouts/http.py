@@ -53,14 +53,14 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
-KEEPALIVE_S = 2.0  # servers close idle connections after 5 s; one closed earlier is never found closed in mid-request
+KEEPALIVE_S = 2.0  # below the 5 s after which servers close idle connections, so none closes in mid-request
 FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
 # What a server that wants TLS does to plain HTTP.
 ENDED = (aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError, aiohttp.ClientOSError)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
 CLOSE_S = 10.0
-CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign of life within `timeout_s`
+CHECKS_PER_TIMEOUT = 4  # polls of a generating server within `timeout_s`
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class ServerBackend:
         return [rollout for part in parts for rollout in part.result()]
 
     async def _chunk(self, server: int, indices: range, work: _Work) -> list[Outcome]:
-        """Ask one server for its share, as many at once as it takes; its weights must stay the same meanwhile."""
+        """Send a server its share, as many requests at once as it takes; its weights must not change meanwhile."""
         before = await self._version(server)
         if work.version is not None and before != work.version:
             raise self._error(
@@ -214,7 +214,7 @@ class ServerBackend:
         return [task.result() for task in tasks]
 
     async def _watch(self, server: int, tasks: Sequence[asyncio.Task[Outcome]]) -> None:
-        """Ask a server that generates for a sign of life, again and again; say when it takes long."""
+        """Poll a server while it generates; warn when it takes long."""
         start = time.monotonic()
         while True:
             await asyncio.sleep(self._timeout_s / CHECKS_PER_TIMEOUT)
@@ -296,12 +296,12 @@ class ServerBackend:
     async def _version(self, server: int) -> int:
         content = await self._called(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)
         try:
-            said = read_object(content)
+            info = read_object(content)
         except ValueError as error:
             raise self._error(server, f"weight version: {error}") from error
-        if "weight_version" not in said:
-            raise self._error(server, f"weight version: answered {shortened(said)}, without weight_version")
-        found = str(said["weight_version"])
+        if "weight_version" not in info:
+            raise self._error(server, f"weight version: answered {shortened(info)}, without weight_version")
+        found = str(info["weight_version"])
         return int(found) if found.isdecimal() else UNSYNCED
 
     async def _called(self, server: int, method: str, path: str, what: str, **options: Any) -> bytes:
@@ -312,13 +312,13 @@ class ServerBackend:
                 async with asyncio.timeout(self._timeout_s):  # an answer that has begun is written already
                     content = await _content(response)
         except FAILED_CALL as error:  # first: a certificate that is refused is a ValueError too
-            said = await asyncio.to_thread(_said_of, error, self.base_urls[server])
-            raise self._error(server, f"{what.removesuffix(':')}: {said}") from error
+            reason = await asyncio.to_thread(_explain, error, self.base_urls[server])
+            raise self._error(server, f"{what.removesuffix(':')}: {reason}") from error
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
         if response.status != HTTPStatus.OK:
-            said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
-            raise self._error(server, f"{what} answered {response.status}: {said}", response.status)
+            text = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
+            raise self._error(server, f"{what} answered {response.status}: {text}", response.status)
         return content
 
     async def _close(self) -> None:
@@ -330,7 +330,7 @@ class ServerBackend:
         return ServerError(self.base_urls[server], PHASE, detail, status=status)
 
     def _log_plan(self, chunks: Sequence[tuple[int, int]], seed_plan: SeedPlan) -> None:
-        """Say once for each optimizer step who answers what with which seeds."""
+        """Log once for each optimizer step which server answers which requests with which seeds."""
         if self._logged_step == seed_plan.global_step:
             return
         self._logged_step = seed_plan.global_step
@@ -356,12 +356,12 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _said_of(error: BaseException, base_url: str) -> str:
-    told = credentials.explained(error, base_url, os.environ)
-    if told is None and isinstance(error, ENDED):
-        told = credentials.wants_tls(base_url)
-    if told is not None:
-        return told
+def _explain(error: BaseException, base_url: str) -> str:
+    reason = credentials.explained(error, base_url, os.environ)
+    if reason is None and isinstance(error, ENDED):
+        reason = credentials.wants_tls(base_url)
+    if reason is not None:
+        return reason
     if isinstance(error, TimeoutError):
         return f"no answer in time ({type(error).__name__})"
     return f"{type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, readable
+from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource, readable
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.wire.requests import Backend, Outcome, Refused, RolloutRequest, SeedPlan
@@ -52,7 +52,7 @@ class Engine(Backend, Protocol):
         ...
 
 
-class HfRollouts:
+class HfRollouts(RolloutSource):
     """Rollouts by the model that trains: its weights are always the newest.
 
     interrupt: what the backend looks at between tokens; the request to stop then reaches all processes here.
@@ -65,29 +65,25 @@ class HfRollouts:
         self._reporter = reporter
         self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
 
-    def begin(self, request: GenerationRequest) -> PendingRollouts:
-        """Make one rollout for each chat; all are there when it returns."""
-        return PendingRollouts.made(self.generate(request))
-
-    def generate(self, request: GenerationRequest) -> RolloutBatch:
-        """Return one rollout for each chat, by the weights as they are.
+    def ask(self, request: GenerationRequest) -> Answers:
+        """Generate one rollout for each chat, by the weights as they are; all are there when it returns.
 
         Raises:
             Interrupted: some process was asked to stop; in all processes.
         """
         self.sync_state = self.sync_state.model_copy(update={"version": request.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
-        asked = _Asked.of(request, self._seed)
+        asked = _Requests.from_request(request, self._seed)
         with request.stopwatch.measure("rollout_generate"):
             rollouts = self._backend.generate(asked.requests, seed_plan=asked.plan, version=request.global_step)
         self._interrupt.check()
-        return RolloutBatch(asked.outcomes(rollouts), None, asked.plan)
+        return Answers.complete(RolloutBatch(asked.outcomes(rollouts), None, asked.plan))
 
 
-class ColocateRollouts:
+class ColocateRollouts(RolloutSource):
     """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
 
-    The order within `generate`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
+    The order within `ask`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
     both come back. The engine starts with the first rollouts. `whole`: makes weights that are spread over processes
     whole for the time of a `with` block (ZeRO-3). interrupt: what the engine looks at between tokens; the request to
     stop then reaches all processes here.
@@ -114,36 +110,32 @@ class ColocateRollouts:
         self._synced: int | None = None
         self.sync_state: ReportedSync = SyncReport(requested_mode=sync_mode)
 
-    def begin(self, request: GenerationRequest) -> PendingRollouts:
-        """Make one rollout for each chat; all are there when it returns. Raises EngineError as `generate`."""
-        return PendingRollouts.made(self.generate(request))
-
-    def generate(self, request: GenerationRequest) -> RolloutBatch:
-        """Return one rollout for each chat, by the weights of the request's step.
+    def ask(self, request: GenerationRequest) -> Answers:
+        """Sync, and generate one rollout for each chat; all are there when it returns.
 
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
             Interrupted: some process was asked to stop; in all processes.
         """
-        made: RolloutBatch | None = None
-        asked = _Asked.of(request, self._seed)
+        batch: RolloutBatch | None = None
+        asked = _Requests.from_request(request, self._seed)
         with self._offload.without_optimizer():
             with self._interrupt.stoppable(nothing_to_save=not self._started):
                 self._start(request.model)
-            with suppress(Interrupted):  # of this process: others may have come to the end of their answers
-                made = self._made(request, asked)
+            with suppress(Interrupted):  # of this process; others may have finished their answers
+                batch = self._generate(request, asked)
         self._interrupt.check()
-        assert made is not None, "only who was asked to stop ends early"
-        return made
+        assert batch is not None, "only an interrupted process ends early"
+        return Answers.complete(batch)
 
-    def _made(self, request: GenerationRequest, asked: _Asked) -> RolloutBatch:
+    def _generate(self, request: GenerationRequest, asked: _Requests) -> RolloutBatch:
         model, step = request.model, request.global_step
         self._reporter.update(phase="syncing")
         with request.stopwatch.measure("sync"):
             report = self._sync(model, step)
         self._reporter.update(phase="rollout", sync=self.sync_state)
         with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-            return RolloutBatch(asked.outcomes(self._generated(asked, step)), report, asked.plan)
+            return RolloutBatch(asked.outcomes(self._outcomes(asked, step)), report, asked.plan)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -166,7 +158,7 @@ class ColocateRollouts:
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 
-    def _generated(self, asked: _Asked, version: int) -> Sequence[Outcome]:
+    def _outcomes(self, asked: _Requests, version: int) -> Sequence[Outcome]:
         try:
             return self._engine.generate(asked.requests, seed_plan=asked.plan, version=version)
         except ConfigError:
@@ -176,11 +168,11 @@ class ColocateRollouts:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Requests:
     """This process's requests, and seeds for them that no other process uses in their micro-steps.
 
-    refused: what is wrong with some, by their places. Another prompt is asked in the place of each, so that nothing
-    about the others changes, and all processes of an engine ask as much.
+    refused: the requests at fault, by their places. Each is replaced by another prompt, so that nothing changes for the
+    others, and all processes of an engine ask for equally much.
     """
 
     requests: list[RolloutRequest]
@@ -188,7 +180,7 @@ class _Asked:
     refused: Mapping[int, Refused]
 
     @classmethod
-    def of(cls, request: GenerationRequest, seed: int) -> _Asked:
+    def from_request(cls, request: GenerationRequest, seed: int) -> _Requests:
         sizes = request.sizes or (len(request.chats),)
         before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
         images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
@@ -196,11 +188,11 @@ class _Asked:
             len(request.chats),
             lambda i: RolloutRequest(list(request.chats[i]), images=images[i], further=request.further),
         )
-        looked_at = [readable(built, index) for index in range(len(built))]
+        checked = [readable(built, index) for index in range(len(built))]
         return cls(
-            [replace(STAND_IN, further=request.further) if isinstance(one, Refused) else one for one in looked_at],
+            [replace(STAND_IN, further=request.further) if isinstance(one, Refused) else one for one in checked],
             request.seeds(seed, before),
-            {index: one for index, one in enumerate(looked_at) if isinstance(one, Refused)},
+            {index: one for index, one in enumerate(checked) if isinstance(one, Refused)},
         )
 
     def outcomes(self, found: Sequence[Outcome]) -> list[Outcome]:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
-from stage2_trainer.rollouts.rollout_source import asked_in_parts, contiguous_chunks, readable
+from stage2_trainer.rollouts.rollout_source import ask_in_parts, contiguous_chunks, readable
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import infer, read_answer, request_config
@@ -125,7 +125,7 @@ class SwiftBackend:
                     under_way.enter_context(TIMELINE.request(client.base_url))
                 return infer(client, requests, config, phase=PHASE, timeout_s=self._infer_timeout_s)
 
-        found = asked_in_parts(ask, [*asked.values()], refuses=_refuses_one)
+        found = ask_in_parts(ask, [*asked.values()], refuses=_refuses_one)
         return dict(zip(asked, found, strict=True))
 
     def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import socket
 
 import pytest
 
@@ -18,11 +18,7 @@ def trained(tmp_path, model, encoder, image_paths):
 
     def run(records=records, prepare=lambda trainer: None, **options):
         harness = build(tmp_path, model, encoder, records, **options)
-        seen = []
-        harness.trainer.components.estep._on_matched = lambda step, matched: seen.extend(matched)
         prepare(harness.trainer)
-        harness.trainer.train()
-        lines = [json.loads(line) for line in (tmp_path / "stage2_log.jsonl").read_text().splitlines()]
-        return lines, seen, harness
+        return harness.train(), harness.matched, harness
 
     return run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,19 @@ from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matched, Matcher
-from stage2_trainer.learner.mixed_step import MixedEStep
-from stage2_trainer.learner.overlong import OverlongRule
+from stage2_trainer.learner.matcher import Matched, Matcher, OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment
-from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
-from stage2_trainer.learner.sample_tools import SampleTools
-from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
+from stage2_trainer.learner.rows import RowPlanner, SingleRowPlanner
+from stage2_trainer.learner.supervise import SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import BadSamples
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import readable
-from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.rollouts.rollout_source import NoRollouts, readable
+from stage2_trainer.rollouts.servers import ServerRollouts
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
@@ -151,11 +147,23 @@ class Harness:
     sync: RecordingSync
     reporter: Reporter
     interrupt: Interrupt
+    matched: list[Matched]
+
+    def train(self) -> list[dict[str, Any]]:
+        """Train to the end, and return the lines of the run's log."""
+        self.trainer.train()
+        return self.lines()
+
+    def lines(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Return the lines of the run's log, all of them or those of one event."""
+        log = Path(str(self.trainer.args.output_dir), "stage2_log.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [line for line in lines if event in (None, line["event"])]
 
 
-def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> SyncedRollouts:
+def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> ServerRollouts:
     weights = WeightSync("full", full=sync, planned=sync.planned)
-    return SyncedRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
+    return ServerRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
 
 
 def two_boxes(paths: Sequence[str]) -> list[Record]:
@@ -164,32 +172,32 @@ def two_boxes(paths: Sequence[str]) -> list[Record]:
     return [record(path, i, **objects) for i, path in enumerate(paths)]
 
 
+def sample_tools(encoder: Encoder, bad: BadSamples | None = None, **options: Any) -> SampleTools:
+    """Return the tools of a run; `options` are those of matching."""
+    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
+    return SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, bad or BadSamples(0, SilentLog()))
+
+
 def build_e_step(
     encoder: Encoder,
+    model: Any,
     backend: Any,
     on_matched: Callable[[int, Sequence[Matched]], None],
     *,
     asked_further: FurtherAnswers | None = None,
+    check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
-    return EStep(
-        tools=SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog())),
-        rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
-        on_matched=on_matched,
-        further=asked_further,
-    )
+    rollouts = fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None)
+    supervisor = Supervisor(sample_tools(encoder, **options), model)
+    return EStep(model, Teaching(rollouts, supervisor, on_matched, asked_further), check=check)
 
 
-def segments_of(
-    e_step: EStep, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
-) -> list[Segment]:
-    """Return the segments of a step, which is then finished."""
-    begun = e_step.begin(batches, model, global_step=global_step, stopwatch=Stopwatch())
-    segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(begun))]
-    e_step.finish(begun)
-    return segments
+def segments_of(e_step: EStep, batches: Sequence[Sequence[Record]], *, global_step: int) -> list[Segment]:
+    """Return the segments of a step."""
+    asked = e_step.begin(batches, global_step=global_step, stopwatch=Stopwatch())
+    return [segment for micro_step in asked.micro_steps() for segment in micro_step]
 
 
 def trained_ids(segment: Segment) -> list[int]:
@@ -198,43 +206,36 @@ def trained_ids(segment: Segment) -> list[int]:
     return encoding.input_ids[encoding.prompt_len : encoding.prompt_len + encoding.answer_len].tolist()
 
 
-def _e_step(
-    rollouts: Any, supervised: Mapping[str, Any] | None, further: FurtherAnswers | None
-) -> Callable[..., EStep]:
-    if supervised is None:
-        return partial(EStep, rollouts=rollouts, further=further)
-    if "steps" in supervised:
-        return lambda **shared: MixedEStep(
-            supervised=SupervisedEStep(rollouts=NoRollouts(17), **shared), rollouts=rollouts, **supervised, **shared
-        )
-    return partial(SupervisedEStep, rollouts=NoRollouts(17), **supervised)
-
-
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
-    m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, most_bad: int = 100,
-    backend: Any = None, supervised: Mapping[str, Any] | None = None, further: FurtherAnswers | None = None,
-    **arguments: Any,
+    rows: RowPlanner | None = None, loss: LossOptions | None = None, m_steps: int = 1, pipelined: bool = False,
+    overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
+    supervised: Mapping[str, Any] | None = None, further: FurtherAnswers | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
-    """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
+    """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ.
+
+    supervised: the options of stage 1, or the `steps` that are its in a mixed run; None = stage 2.
+    """
     backend = backend or ScriptedBackend(encoder, records, answer)
-    sync, reporter, interrupt = RecordingSync(), Reporter(), Interrupt()
-    fresh = fresh_rollouts(backend, sync, reporter, lambda: None)
-    rollouts = PipelinedRollouts(fresh) if pipelined else fresh
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    cache = PromptCache(encoder, 2**30)
-    log = RunLog(folder)
-    bad = BadSamples(most_bad, log)
-    tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
-    shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
-    step = _e_step(rollouts, supervised, further)
+    sync, reporter, interrupt, log = RecordingSync(), Reporter(), Interrupt(), RunLog(folder)
+    rollouts = fresh_rollouts(backend, sync, reporter, lambda: None)
+    bad, matched = BadSamples(most_bad, log), []
+    tools = sample_tools(encoder, bad)
+    stage1 = dict(supervised or {})
+    steps = stage1.pop("steps", None)
+
+    def on_matched(step: int, found: Sequence[Matched]) -> None:
+        matched.extend(found)
+
+    truth = Teaching(NoRollouts(17), TruthSupervisor(tools, model, overlong=overlong, **stage1), on_matched)
+    fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched, further)
+    only_truth = supervised is not None and steps is None
     components = TrainerComponents(
-        estep=step(overlong=overlong, **shared),
-        evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
-        cache=cache,
+        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, supervised=steps),
+        evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
+        cache=tools.cache,
         bad=bad,
-        vocab=matcher.vocab,
+        vocab=tools.matcher.vocab,
         loss=loss or LossOptions(),
         rows=rows or SingleRowPlanner(),
         pad_token_id=0,
@@ -243,9 +244,9 @@ def build(
         interrupt=interrupt,
         reporter=reporter,
         log=log,
-        ahead=ahead,
         m_steps=m_steps,
         pipelined=pipelined,
+        supervised_steps=steps,
     )
     options = {
         "per_device_train_batch_size": len(records),
@@ -267,4 +268,4 @@ def build(
         eval_dataset=list(records),
     )
     trainer.records = (log,)
-    return Harness(trainer, backend, sync, reporter, interrupt)
+    return Harness(trainer, backend, sync, reporter, interrupt, matched)

@@ -10,7 +10,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
 from stage2_trainer.learner.listeners import log_held_out_rollouts
 from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.sample_tools import SampleTools
+from stage2_trainer.learner.supervise import SampleTools
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.scores.answer_scores import AnswerScores

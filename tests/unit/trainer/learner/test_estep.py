@@ -39,8 +39,8 @@ def e_step(encoder, model, records):
     def run(answer, backend=None):
         seen = []
         backend = backend or ScriptedBackend(encoder, records, answer)
-        step = build_e_step(encoder, backend, lambda global_step, matched: seen.extend(matched))
-        return segments_of(step, [records], model, global_step=2), seen
+        step = build_e_step(encoder, model, backend, lambda global_step, matched: seen.extend(matched))
+        return segments_of(step, [records], global_step=2), seen
 
     return run
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stage2_trainer.learner.row_planner import PackedRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record
 
@@ -77,14 +77,12 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
             tmp_path / f"{records}-{micro_steps}", model, encoder, some, rows=rows,
             per_device_train_batch_size=records, gradient_accumulation_steps=micro_steps,
         ).trainer  # fmt: skip
-        counted, step, finish = Counted(), type(trainer).training_step, type(trainer)._finish_step
-        lay_out, norm = trainer._next_batches, type(trainer)._get_grad_norm
+        counted, train, finish = Counted(), type(trainer).train_rows, type(trainer)._finish_step
+        norm = type(trainer)._get_grad_norm
 
-        def training_step(*args, **kwargs):
-            if not trainer._laid_out:
-                trainer._laid_out = lay_out()
+        def train_rows(*args, **kwargs):
             with OperatorReads(counted), PythonReads(counted):
-                return step(trainer, *args, **kwargs)
+                return train(trainer, *args, **kwargs)
 
         def grad_norm(*args, **kwargs):
             with OperatorReads(counted), PythonReads(counted):
@@ -94,7 +92,7 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
             with OperatorReads(counted), PythonReads(counted):
                 return finish(trainer, *args)
 
-        trainer.training_step, trainer._finish_step, trainer._get_grad_norm = training_step, finish_step, grad_norm
+        trainer.train_rows, trainer._finish_step, trainer._get_grad_norm = train_rows, finish_step, grad_norm
         trainer.train()
         return counted
 

@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.matcher import OverlongRule
+from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole
@@ -296,8 +296,8 @@ def test_a_run_outlives_an_answer_with_an_index_of_900_digits(learn, images, enc
 
     def answered_so(*args):
         trainer = make(*args)
-        estep = trainer.components.estep
-        match = estep._match
+        supervisor = trainer.components.estep._teaching.supervisor
+        match = supervisor._match
 
         def matched(record, prompt, rollout):
             if record.index == 1:
@@ -306,7 +306,7 @@ def test_a_run_outlives_an_answer_with_an_index_of_900_digits(learn, images, enc
                 rollout = replace(rollout, token_ids=ids, text=text, finish_reason="stop")
             return match(record, prompt, rollout)
 
-        monkeypatch.setattr(estep, "_match", matched)
+        monkeypatch.setattr(supervisor, "_match", matched)
         return trainer
 
     monkeypatch.setattr(main, "_trainer", answered_so)

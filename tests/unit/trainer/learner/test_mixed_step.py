@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import pytest
 
-from stage2_trainer.learner.mixed_step import SupervisedSteps
+from stage2_trainer.learner.estep import SupervisedSteps
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import SUPERVISED
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
@@ -34,10 +31,8 @@ def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, mo
     steps = SupervisedSteps(0.5, 17)
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)
-    harness.trainer.components = replace(harness.trainer.components, supervised_steps=steps)
-    harness.trainer.train()
-    lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
-    told = [line for line in lines if line["event"] == "step"]
+    harness.train()
+    told = harness.lines("step")
     on_truth = [step in steps for step in range(4)]
     assert sum(on_truth) == 2
     assert ["supervised/objects" in one for one in told] == on_truth

@@ -14,7 +14,7 @@ from transformers import AutoProcessor, Qwen3VLForConditionalGeneration, Trainer
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
 from stage2_trainer.process.transformers_compat import disable_cache

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.matcher import OverlongRule
+from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.transformers_compat import disable_cache
@@ -37,11 +37,8 @@ def make(tmp_path, model, encoder, image_paths):
                    for i, path in enumerate(image_paths)]  # fmt: skip
         harness = build(tmp_path, model, encoder, records, answer=answer, rows=rows or StepRowPlanner(ROW),
                         overlong=OverlongRule(ROW, what))  # fmt: skip
-        seen = []
-        harness.trainer.components.estep._on_matched = lambda step, matched: seen.extend(matched)
-        harness.trainer.train()
-        lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
-        return seen, [line for line in lines if line["event"] == "step"][-1]
+        harness.train()
+        return harness.matched, harness.lines("step")[-1]
 
     return run
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.row_planner import PackedRowPlanner, SingleRowPlanner, StepRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, StepRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import FurtherAnswers
 from tests.unit.trainer.learner.harness import ScriptedBackend, build, only_first, perfect, two_boxes

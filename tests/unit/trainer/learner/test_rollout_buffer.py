@@ -8,84 +8,46 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.dataloader import EvenBatchSampler, RepeatedWindowSampler, uses_left
-from stage2_trainer.learner.rollout_buffer import ReuseBuffer, ReuseError, fingerprint
-from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, WindowRowPlanner
+from stage2_trainer.learner.step import ReuseBuffer, ReuseError, fingerprint
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
-
-def batches(count, *, window, times, size=1, drop_last=False):
-    sampler = SequentialSampler(range(count))
-    even = EvenBatchSampler(sampler, size, processes=1, drop_last=drop_last)
-    repeated = RepeatedWindowSampler(even, window=window, times=times)
-    found = list(repeated)
-    assert len(found) == len(repeated)
-    return found
+RECORDS = [Record(1, "a", (), 8, 8)]
+GROUPS = [RowGroup(place, [], {}, []) for place in (1, 0)]
 
 
-def test_full_windows_are_repeated_and_the_last_partial_one_passes_once():
-    a, b, c, d = [[i] for i in range(4)]
-    assert batches(4, window=3, times=2) == [a, b, c, a, b, c, d]
+@pytest.fixture
+def kept():
+    """Rows of step 5, for three steps."""
+    buffer = ReuseBuffer()
+    assert buffer.begin(5, RECORDS, uses=3) is None
+    buffer.keep(GROUPS)
+    return buffer
 
 
-@pytest.mark.parametrize("count", range(1, 14))
-@pytest.mark.parametrize(("window", "times", "size"), [(1, 3, 1), (2, 2, 1), (3, 4, 2), (4, 1, 3)])
-def test_no_sample_is_skipped_or_doubled(count, window, times, size):
-    seen = Counter(i for batch in batches(count, window=window, times=times, size=size) for i in batch)
-    in_full_windows = -(-count // size) // window * window * size
-    assert seen == {i: times if i < in_full_windows else 1 for i in range(count)}
-
-
-def test_a_short_last_batch_is_dropped_when_asked_for():
-    assert batches(5, window=1, times=2, size=2, drop_last=True) == [[0, 1], [0, 1], [2, 3], [2, 3]]
-
-
-def test_a_window_that_is_entered_in_its_midst_has_fewer_uses():
-    assert [uses_left(n, batches=14, window=2, times=3) for n in range(0, 14, 2)] == [3, 2, 1, 3, 2, 1, 1]
-
-
-def kept(buffer, records, *, step, uses, made):
-    assert buffer.begin(step, uses=uses, micro_steps=len(made)) is None
-    for one in made:
-        buffer.keep(records, one)
-
-
-def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
-    buffer, records = ReuseBuffer(), [record("a.png", 1)]
-    kept(buffer, records, step=5, uses=3, made=["x", "y"])
+def test_rows_are_reused_in_their_order_as_often_as_agreed_and_then_made_anew(kept):
     for step in (6, 7):
-        assert buffer.begin(step, uses=3, micro_steps=2) == step - 5
-        assert [buffer.again(i, records) for i in range(2)] == ["x", "y"]
-        assert buffer.step0 == 5
-    assert buffer.begin(8, uses=3, micro_steps=2) is None
+        assert kept.begin(step, RECORDS, uses=3) == step - 5
+        assert [group.place for group in kept.groups] == [0, 1]
+    assert kept.begin(8, RECORDS, uses=3) is None
 
 
 @pytest.mark.parametrize("step", [4, 5, 9])
-def test_a_step_that_does_not_follow_makes_new_rollouts(step):
+def test_a_step_that_does_not_follow_makes_new_rollouts(kept, step):
+    assert kept.begin(step, RECORDS, uses=3) is None
+
+
+def test_a_step_that_was_not_finished_is_not_reused():
     buffer = ReuseBuffer()
-    kept(buffer, [record("a.png")], step=5, uses=3, made=["x"])
-    assert buffer.begin(step, uses=3, micro_steps=1) is None
+    assert [buffer.begin(step, RECORDS, uses=2) for step in (0, 1)] == [None, None]
 
 
-def test_a_window_that_was_not_finished_is_not_reused():
-    buffer = ReuseBuffer()
-    assert buffer.begin(0, uses=2, micro_steps=2) is None
-    buffer.keep([record("a.png")], "x")
-    assert buffer.begin(1, uses=2, micro_steps=2) is None
-
-
-def test_another_batch_than_the_kept_one_is_an_error():
-    buffer = ReuseBuffer()
-    kept(buffer, [record("a.png", 1)], step=0, uses=2, made=["x"])
-    buffer.begin(1, uses=2, micro_steps=1)
-    with pytest.raises(ReuseError, match="micro-step 0"):
-        buffer.again(0, [record("a.png", 2)])
-    with pytest.raises(ReuseError, match="micro-step 1"):
-        buffer.again(1, [record("a.png", 1)])
+def test_other_records_than_the_kept_ones_are_an_error(kept):
+    with pytest.raises(ReuseError, match="step 6: its records are not those whose rollouts of step 5 are kept"):
+        kept.begin(6, [Record(2, "a", (), 8, 8)], uses=3)
 
 
 @pytest.fixture
@@ -113,14 +75,13 @@ def steps(folder):
 def trained_on(harness):
     """Count how often each record's tokens were trained on, by watching the micro-steps that are taken."""
     seen = Counter()
-    take = harness.trainer._micro_steps.take
+    lay_out = harness.trainer.lay_out
 
-    def watch(*args):
-        one = take(*args)
-        seen.update(tuple(segment.placed.encoding.input_ids.tolist()) for row in one.rows for segment in row)
-        return one
+    def watch(group):
+        seen.update(tuple(segment.placed.encoding.input_ids.tolist()) for row in group.rows for segment in row)
+        return lay_out(group)
 
-    harness.trainer._micro_steps.take = watch
+    harness.trainer.lay_out = watch
     return seen
 
 
@@ -160,7 +121,7 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
     last = 2 * m_steps + 1  # two full windows and a partial one
     seen = []
     for steps_of_run, checkpoint in ((stop, None), (last, str(tmp_path / f"checkpoint-{stop}"))):
-        run = make(rows=rows_of_windows(), ahead=True, m_steps=m_steps, max_steps=steps_of_run,
+        run = make(rows=rows_of_windows(), m_steps=m_steps, max_steps=steps_of_run,
                    save_strategy="steps", save_steps=stop)  # fmt: skip
         seen.append(trained_on(run))
         run.trainer.train(resume_from_checkpoint=checkpoint)
@@ -197,14 +158,14 @@ def test_training_again_on_what_is_kept_changes_none_of_it(make):
     held = {}
 
     def note(*args):
-        buffer = harness.trainer._micro_steps._rollout_buffer._kept
-        if buffer.micro_steps:
-            held.setdefault("first", copy.deepcopy(buffer.micro_steps))
-            held["last"] = buffer.micro_steps
+        kept = harness.trainer._steps._kept._kept
+        if kept is not None and kept.groups:
+            held.setdefault("first", copy.deepcopy(kept.groups))
+            held["last"] = kept.groups
 
     harness.trainer.components.reporter.update = lambda **changes: note()
     harness.trainer.train()
-    first, last = ([m.rows for kept in held[name] for m in kept] for name in ("first", "last"))
+    first, last = ([group.rows for group in held[name]] for name in ("first", "last"))
     for a, b in zip(first, last, strict=False):
         for one, other in zip(a, b, strict=True):
             assert torch.equal(one[0].placed.encoding.input_ids, other[0].placed.encoding.input_ids)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.row_planner import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -130,7 +130,7 @@ def make(tmp_path, model, encoder, records):
 
 
 def window(size):
-    return {"rows": rows_of(400, size), "ahead": True}
+    return {"rows": rows_of(400, size)}
 
 
 WINDOW = window(3)
@@ -139,7 +139,7 @@ WINDOW = window(3)
 def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make):
     # one mean over the whole window, so that the spreading of samples over micro-steps cannot matter
     whole = LossOptions(normalizer="window")
-    _, single = make(loss=whole, ahead=True)
+    _, single = make(loss=whole)
     _, packed = make(loss=whole, **WINDOW)
     for key in ("loss", "loss/ce", "loss/coord", "grad_norm"):
         assert packed[key] == pytest.approx(single[key], rel=ROUNDING), key
@@ -149,8 +149,8 @@ def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make
 
 def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
     whole = LossOptions(normalizer="window")
-    _, thirds = make(loss=whole, ahead=True)
-    _, once = make(loss=whole, ahead=True, gradient_accumulation_steps=1, per_device_train_batch_size=6)
+    _, thirds = make(loss=whole)
+    _, once = make(loss=whole, gradient_accumulation_steps=1, per_device_train_batch_size=6)
     for key in ("loss", "grad_norm"):
         assert thirds[key] == pytest.approx(once[key], rel=ROUNDING), key
 

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.row_planner import StepRowPlanner
+from stage2_trainer.learner.matcher import OverlongRule
+from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
@@ -27,12 +27,8 @@ def train(tmp_path, model, encoder):
         chosen = {"coord_loss": coord_loss, "shuffled_by": shuffled_by}
         harness = build(tmp_path, model, encoder, records, rows=StepRowPlanner(row), overlong=rule, supervised=chosen,
                         answer=None, **options)  # fmt: skip
-        matched = []
-        harness.trainer.components.estep._on_matched = lambda step, found: matched.extend(found)
-        harness.trainer.train()
-        lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
-        told = {line.pop("event"): line for line in lines}
-        return harness, {**told, "answers": [one.target.y_train_text for one in matched]}
+        told = {line.pop("event"): line for line in harness.train()}
+        return harness, {**told, "answers": [one.target.y_train_text for one in harness.matched]}
 
     return run
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.row_planner import PackedRowPlanner
-from stage2_trainer.packing.errors import PackingError
+from stage2_trainer.learner.rows import PackedRowPlanner
+from stage2_trainer.packing import PackingError
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import request_seed

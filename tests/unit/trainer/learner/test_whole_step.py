@@ -14,8 +14,8 @@ import torch
 from transformers import TrainerCallback
 
 from stage2_trainer.learner import trainer as learner_trainer
-from stage2_trainer.learner.early_gradients import SHARE, EarlyGradients
-from stage2_trainer.learner.row_planner import StepRowPlanner
+from stage2_trainer.learner.passes import SHARE, EarlyGradients
+from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import request_seed
 from tests.ports import free_port
@@ -135,10 +135,10 @@ def late(tmp_path, model, encoder, records, monkeypatch):
         planner, seen = StepRowPlanner(ROW), []
         plan = planner.rows
 
-        def rows(count, segments):
-            for row in plan(count, segments):
-                seen.append((row.place, [tuple(one.placed.encoding.input_ids.tolist()) for one in row.segments]))
-                yield row
+        def rows(segments):
+            for group in plan(segments):
+                seen.append((group.place, [tuple(one.placed.encoding.input_ids.tolist()) for one in group.rows[0]]))
+                yield group
 
         planner.rows = rows
         found, told, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))

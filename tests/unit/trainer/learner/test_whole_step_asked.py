@@ -58,9 +58,10 @@ def lines():
 
 
 @pytest.fixture
-def e_step(encoder, backend, lines):
+def e_step(encoder, model, backend, lines):
     return build_e_step(
         encoder,
+        model,
         backend,
         lambda step, matched: lines.extend(
             {"event": "rollout", "part": "train", "step": step, **rollout_document(one)} for one in matched
@@ -73,7 +74,7 @@ def batches(records):
 
 
 def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines, encoder, records, backend, model):
-    segments = segments_of(e_step, batches(records), model, global_step=STEP)
+    segments = segments_of(e_step, batches(records), global_step=STEP)
     together, backend.seeds = backend.seeds, []
     source = fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None)
     alone = []
@@ -92,16 +93,16 @@ def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines
     assert [line["seed_base"] for line in lines[:3]] == [*expected[:1] * 2, expected[2]]
 
 
-def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(e_step, records, backend, model):
-    begun = e_step.begin(batches(records), model, global_step=STEP, stopwatch=Stopwatch())
-    begun.pending.result()
-    begun.pending = _Never()
-
+def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(encoder, records, backend, model):
     def stop():
         raise Interrupted("asked to stop")
 
+    e_step = build_e_step(encoder, model, backend, lambda step, matched: None, check=stop)
+    asked = e_step.begin(batches(records), global_step=STEP, stopwatch=Stopwatch())
+    asked._answers.result()
+    asked._answers = _Never()
     with pytest.raises(Interrupted):
-        begun.get(0, Stopwatch(), stop)
+        next(asked.micro_steps())
 
 
 class _Never:
@@ -111,11 +112,10 @@ class _Never:
         return False
 
 
-def test_a_waiting_segment_takes_no_pixels_into_a_checkpoint(e_step, records, model, tmp_path):
-    from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
+def test_a_waiting_segment_takes_no_pixels_into_a_checkpoint(e_step, records, tmp_path):
+    from stage2_trainer.learner.rows import load_waiting, save_waiting
 
-    begun = e_step.begin([records[:1]], model, global_step=STEP, stopwatch=Stopwatch())
-    segment = begun.get(0, Stopwatch(), lambda: None)
+    (segment,) = segments_of(e_step, [records[:1]], global_step=STEP)
     save_waiting(tmp_path, [segment])
     (found,) = load_waiting(tmp_path)
     assert found.placed.encoding.pixel_values is None

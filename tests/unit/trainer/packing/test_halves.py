@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from stage2_trainer.packing import HalvedRows, PackingError, fewest_rows
+from stage2_trainer.packing import HalvedRows, PackingError, first_fit_decreasing
 
 ROW = 12_000  # that of examples/job-3v1.yaml
 
@@ -68,9 +68,9 @@ def test_a_segment_longer_than_a_row_is_refused():
 
 
 def test_no_segments_make_no_rows():
-    assert fewest_rows([], 10) == HalvedRows(10, 0).finish() == []
+    assert first_fit_decreasing([], 10) == HalvedRows(10, 0).finish() == []
 
 
-def test_the_fewest_rows_are_found():
-    assert len(fewest_rows([3, 4, 5, 6, 2, 8], 10)) == 3
-    assert len(fewest_rows([6, 6, 6], 10)) == 3
+def test_what_is_left_is_packed_longest_first_into_the_first_row_with_room():
+    assert first_fit_decreasing([3, 4, 5, 6, 2, 8], 10) == [[0, 2], [1, 3], [4, 5]]
+    assert first_fit_decreasing([6, 6, 6], 10) == [[0], [1], [2]]

@@ -14,8 +14,7 @@ from stage2_trainer.packing import (
     select_segments,
 )
 from stage2_trainer.packing import window as packing_window
-from stage2_trainer.packing.bound import Fillings, least_rows
-from stage2_trainer.packing.subset import greatest_sum, subset_of_few, subset_of_many
+from stage2_trainer.packing.window import Fillings, least_rows
 
 
 @pytest.mark.parametrize(
@@ -207,22 +206,6 @@ def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
         others = [length for length in lengths[1:] if length <= room]
         bins = binpacking.to_constant_volume(others, room) if others else [[]]
         assert sum(lengths[i] for i in select_segments(lengths, cap)) >= lengths[0] + max(map(sum, bins))
-
-
-def test_both_ways_of_searching_find_the_same():
-    for cap, _, lengths in small_cases(1500, most=14):
-        if total := greatest_sum(lengths, cap):
-            few, many = subset_of_few(lengths, total, effort=10**6), subset_of_many(lengths, total)
-            assert few == many, (lengths, cap)
-
-
-@pytest.mark.parametrize("spread", [(5, 40), (60, 300), (90, 110), (20, 800)])
-def test_both_ways_of_searching_find_the_same_in_long_buffers(spread):
-    random_ = random.Random(3)
-    for _ in range(25):
-        lengths = [random_.randint(*spread) for _ in range(120)]
-        total = greatest_sum(lengths, 1000)
-        assert subset_of_few(lengths, total, effort=10**6) == subset_of_many(lengths, total), lengths
 
 
 def tight_cases(count):

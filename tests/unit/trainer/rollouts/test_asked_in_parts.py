@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.rollouts.rollout_source import asked_in_parts
+from stage2_trainer.rollouts.rollout_source import ask_in_parts
 from stage2_trainer.wire.requests import Refused
 
 
@@ -19,7 +19,7 @@ def ask_all_but(bad, calls):
 @pytest.mark.parametrize("bad", [set(), {0}, {3, 4}, {0, 1, 2, 3, 4, 5, 6}])
 def test_only_what_is_at_fault_is_refused(bad):
     calls = []
-    found = asked_in_parts(ask_all_but(bad, calls), range(7), refuses=lambda error: isinstance(error, ValueError))
+    found = ask_in_parts(ask_all_but(bad, calls), range(7), refuses=lambda error: isinstance(error, ValueError))
     assert [place for place, one in enumerate(found) if isinstance(one, Refused)] == sorted(bad)
     assert [one for one in found if not isinstance(one, Refused)] == [10 * one for one in range(7) if one not in bad]
     assert len(calls) == 1 or bad
@@ -28,5 +28,5 @@ def test_only_what_is_at_fault_is_refused(bad):
 def test_any_other_error_is_raised_at_once():
     calls = []
     with pytest.raises(ValueError, match="too long"):
-        asked_in_parts(ask_all_but({2}, calls), range(4), refuses=lambda error: False)
+        ask_in_parts(ask_all_but({2}, calls), range(4), refuses=lambda error: False)
     assert len(calls) == 1

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.learner.window_lookahead import WindowLookahead
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
@@ -57,10 +55,8 @@ def sync():
 
 @pytest.fixture
 def ahead(served, sync):
-    pipeline = PipelinedRollouts(fresh_rollouts(served, sync, Reporter(), lambda: None))
-    yield pipeline
+    yield fresh_rollouts(served, sync, Reporter(), lambda: None)
     served.gate.set()
-    pipeline.close()
 
 
 def request(step):
@@ -75,16 +71,15 @@ class Run:
 
     def __call__(self, step, *, last=False):
         """Begin a step, and return the versions that made its rollouts."""
-        self.ahead.synced(request(step))
-        current = self.next or self.ahead.ask(request(step), version=step)
-        self.next = None if last else self.ahead.ask(request(step + 1), version=step)
+        self.ahead.sync(request(step))
+        current = self.next or self.ahead.ask(request(step))
+        self.next = None if last else self.ahead.ask(request(step + 1))
         return [one.version for one in current.result().rollouts]
 
 
 def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(ahead, served, sync):
     train = Run(ahead)
     assert [train(0), train(1), train(2, last=True)] == [[0, 0], [0, 0], [1, 1]]
-    ahead.settle()
     assert served.asked == [(0, 0), (1, 0), (2, 1)]
     assert sync.versions == [0, 1, 2]
 
@@ -92,11 +87,10 @@ def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(ahead
 def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
     train = Run(ahead)
     train(0)
-    ahead.settle()
+    ahead.sync(request(1))
     served.gate.clear()
-    ahead.synced(request(1))
-    ahead.ask(request(2), version=1)  # is held back
-    beginning = threading.Thread(target=ahead.synced, args=(request(2),))
+    ahead.ask(request(2))  # is held back
+    beginning = threading.Thread(target=ahead.sync, args=(request(2),))
     beginning.start()
     beginning.join(0.3)
     assert sync.versions == [0, 1]
@@ -108,7 +102,7 @@ def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
 def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(ahead):
     train = Run(ahead)
     train(0)
-    assert [one.version for one in ahead.direct.generate(request(1)).rollouts] == [1, 1]
+    assert [one.version for one in ahead.generate(request(1)).rollouts] == [1, 1]
     assert train(1) == [0, 0]
 
 
@@ -118,13 +112,6 @@ def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(ahead, ser
     assert train(0) == [0, 0]
     assert train(1, last=True) == [1, 1]
     assert served.asked[-1] == (1, 1)
-
-
-def test_windows_are_read_one_ahead_and_none_is_lost():
-    left = [[1, 2], [3, 4], [5], []]
-    windows: WindowLookahead[int] = WindowLookahead()
-    found = [windows.take(lambda: left.pop(0)) for _ in range(3)]
-    assert found == [([1, 2], [3, 4]), ([3, 4], [5]), ([5], [])]
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

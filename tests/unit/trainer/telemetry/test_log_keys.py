@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.rows import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
 from tests.unit.trainer.learner.harness import box, build, record
@@ -19,7 +19,7 @@ def written(tmp_path, model, encoder, image_paths):
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
     rows = WindowRowPlanner(400, window=1, partial=PackedRowPlanner(400, capacity=8, min_fill=0.1))
     options = {"m_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-    build(tmp_path, model, encoder, records, rows=rows, ahead=True, **options).trainer.train()
+    build(tmp_path, model, encoder, records, rows=rows, **options).trainer.train()
     lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
     return {line.pop("event"): line for line in lines}
 

@@ -1,25 +1,28 @@
-"""Gradients of rows that are trained on before the step's counts are known: of either sum of the loss on its own.
-
-Those of ordinary tokens lie where gradients lie anyway; those of coordinates need as much memory once more. So rows
-train early only where that is little, as with adapters.
-"""
+"""Tools of forward and backward passes: gradients apart from one another, and a computation inside a wrapped model."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SHARE = 1 / 20  # of the device's memory, which gradients of coordinates may take at most
 _MIB = 2**20
 
 
 class EarlyGradients:
-    """Gradients of two sums, apart from one another until `apply` divides and joins them."""
+    """Gradients of rows that train before the step's counts are known: of either sum of the loss on its own.
+
+    Those of ordinary tokens are with the parameters; those of coordinates need as much memory once more, until `apply`
+    divides and joins them.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -27,7 +30,7 @@ class EarlyGradients:
 
     @property
     def coords(self) -> list[torch.Tensor]:
-        """The gradients of coordinates so far; those of ordinary tokens are with the parameters."""
+        """The gradients of coordinates so far."""
         return [one for one in self._coords if one is not None]
 
     def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
@@ -53,7 +56,7 @@ class EarlyGradients:
 
 
 def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> EarlyGradients | None:
-    """Return where early gradients go on a device of so much memory; None where they would take too much of it."""
+    """Return a place for early gradients on a device of so much memory; None where they would take too much of it."""
     needed, most = sum(one.nbytes for one in parameters), int(SHARE * memory_bytes)
     sizes = needed / _MIB, most / _MIB
     if needed > most:
@@ -66,3 +69,30 @@ def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> Ea
         return None
     logger.info("rows train while answers are awaited: %.0f MiB more for gradients, of at most %.0f MiB", *sizes)
     return EarlyGradients(parameters)
+
+
+def run_inside(wrapper: nn.Module, module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:
+    """Return `compute(*inputs)`, run as the forward pass of `module` inside `wrapper` (which may be `module`).
+
+    DistributedDataParallel and DeepSpeed gather and reduce around the `forward` of their wrapper: what bypasses it
+    trains each process on its own, silently. The loss needs hidden states, not all logits, so for the time of one call
+    the wrapped module's `forward` is a function of ours.
+    """
+    own = module.__dict__.get("forward")
+
+    def restore() -> None:
+        if own is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.forward = own
+
+    def redirected(*arguments: Any) -> T:
+        restore()  # compute may call the module's own forward pass
+        return compute(*arguments)
+
+    module.forward = redirected
+    try:
+        found: T = wrapper(*inputs)
+    finally:
+        restore()
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.batch_sizes import batch_sizes
-from stage2_trainer.learner.dataloader import EvenBatchSampler, RepeatedWindowSampler
+from stage2_trainer.learner.dataloader import EvenBatchSampler, uses_left
 
 NUMBERS = [
     (samples, size, processes)
@@ -23,9 +24,11 @@ def shares(samples, size, processes, *, drop_last=False, times=1):
     """What each process gets, divided by accelerate."""
     found = []
     for index in range(processes):
-        batches = EvenBatchSampler(SequentialSampler(range(samples)), size, processes=processes, drop_last=drop_last)
-        repeated = RepeatedWindowSampler(batches, window=2 * processes, times=times)
-        shard = BatchSamplerShard(repeated, processes, index, even_batches=False)
+        batches = EvenBatchSampler(
+            SequentialSampler(range(samples)), size,
+            processes=processes, drop_last=drop_last, window=2 * processes, times=times,
+        )  # fmt: skip
+        shard = BatchSamplerShard(batches, processes, index, even_batches=False)
         found.append(list(shard))
         assert len(shard) == len(found[-1])
     return found
@@ -59,3 +62,32 @@ def test_windows_of_all_processes_are_repeated_together():
 def test_samples_that_cannot_be_divided_are_refused_with_the_ways_out(samples, size, processes):
     with pytest.raises(ConfigError, match=r"custom.train_jsonl.*trained on twice.*dataloader_drop_last to true"):
         batch_sizes(samples, size, processes=processes, drop_last=False)
+
+
+def batches(count, *, window, times, size=1, drop_last=False):
+    sampler = SequentialSampler(range(count))
+    repeated = EvenBatchSampler(sampler, size, processes=1, drop_last=drop_last, window=window, times=times)
+    found = list(repeated)
+    assert len(found) == len(repeated)
+    return found
+
+
+def test_full_windows_are_repeated_and_the_last_partial_one_passes_once():
+    a, b, c, d = [[i] for i in range(4)]
+    assert batches(4, window=3, times=2) == [a, b, c, a, b, c, d]
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+@pytest.mark.parametrize(("window", "times", "size"), [(1, 3, 1), (2, 2, 1), (3, 4, 2), (4, 1, 3)])
+def test_no_sample_is_skipped_or_doubled(count, window, times, size):
+    seen = Counter(i for batch in batches(count, window=window, times=times, size=size) for i in batch)
+    in_full_windows = -(-count // size) // window * window * size
+    assert seen == {i: times if i < in_full_windows else 1 for i in range(count)}
+
+
+def test_a_short_last_batch_is_dropped_when_asked_for():
+    assert batches(5, window=1, times=2, size=2, drop_last=True) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_a_window_that_is_entered_in_its_midst_has_fewer_uses():
+    assert [uses_left(n, batches=14, window=2, times=3) for n in range(0, 14, 2)] == [3, 2, 1, 3, 2, 1, 1]

@@ -1,0 +1,298 @@
+"""The rows of a step: segments packed into rows as they come, or each in a row of its own.
+
+Scope `micro` packs one row for each micro-step, and what does not fit waits; `window` spreads all segments of an
+accumulation window over its micro-steps; `step` ignores micro-steps. Nothing waits in the last two. Source: semantics,
+sections 7 and 8. Segments that wait are kept with checkpoints, so a resumed run trains on them too.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from stage2_trainer.data.encode import Encoding
+from stage2_trainer.learner.padding_free_batch import Placed, Segment
+from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.matching import SegmentMeta
+from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
+from stage2_trainer.process.ranks import rank, world_size
+from stage2_trainer.process.tensor_files import WAITING, load_tensors
+from stage2_trainer.telemetry.timeline import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+Row = Sequence[Segment]
+PackedRows = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
+_SCOPE = "packing/post_rollout_scope_window"
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The rows of one forward and backward pass, with their `packing/*` figures and the figures of their samples.
+
+    place: among the groups of the step, independent of when it was known.
+    """
+
+    place: int
+    rows: Sequence[Row]
+    figures: Mapping[str, float]
+    samples: Sequence[SampleStats]
+
+
+class ComingSegments(Protocol):
+    """The segments of a step while its rollouts are being made (`estep.AskedStep`). stopwatch: measures packing."""
+
+    stopwatch: Stopwatch
+
+    def __len__(self) -> int:
+        """Return the number of segments."""
+        ...
+
+    def micro_steps(self) -> Iterator[list[Segment]]:
+        """Yield the segments of each micro-step, in order."""
+        ...
+
+    def as_they_come(self) -> Iterator[tuple[int, Segment]]:
+        """Yield all segments with their places, in any order."""
+        ...
+
+
+class RowPlanner(Protocol):
+    """Lays out the rows of a run's steps."""
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The segments that have not been trained on yet, oldest first."""
+        ...
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait behind those that do."""
+        ...
+
+    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+        """Yield the rows of a step, each group as soon as it is known. Raises PackingError."""
+        ...
+
+
+class MicroStepPlanner(ABC):
+    """A planner whose step has one group of rows for each micro-step; `plans_ahead` once all of them are there."""
+
+    plans_ahead = False
+
+    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+        """Yield the rows of each micro-step."""
+        micro_steps = segments.micro_steps()
+        together = [list(micro_steps)] if self.plans_ahead else ([one] for one in micro_steps)
+        place = 0
+        for some in together:
+            with segments.stopwatch.measure("post_rollout_pack"):
+                planned = self.plan(some)
+            for (rows, figures), new in zip(planned, some, strict=True):
+                yield RowGroup(place, rows, figures, [segment.stats for segment in new])
+                place += 1
+
+    @abstractmethod
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PackedRows]:
+        """Return the rows of each of these micro-steps, whose segments are new."""
+
+
+class SingleRowPlanner(MicroStepPlanner):
+    """Every segment in a row of its own (training.packing: false)."""
+
+    waiting: Sequence[Segment] = ()
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Refuse: no segment waits.
+
+        Raises:
+            PackingError: always.
+        """
+        raise PackingError(
+            f"{len(segments)} segments of the checkpoint wait for a packed row, and training.packing is false; "
+            "resume with the configuration that the checkpoint was written with"
+        )
+
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PackedRows]:
+        """Return a row for each segment."""
+        return [([[segment] for segment in segments], {}) for segments in micro_steps]
+
+
+class PackedRowPlanner(MicroStepPlanner):
+    """One row for each micro-step; what does not fit waits for the next one.
+
+    `length` in tokens; below a share of `min_fill` a warning is logged, once; `capacity`: most segments that may wait.
+    Raises PackingError when a segment is longer than a row, or too many wait.
+    """
+
+    def __init__(self, length: int, *, capacity: int, min_fill: float) -> None:
+        self._length = length
+        self._min_fill = min_fill
+        self._buffer: PackingBuffer[Segment] = PackingBuffer(packing_length=length, capacity=capacity)
+        self._warned = False
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The segments that have not been trained on yet, oldest first."""
+        return self._buffer.items
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait behind those that do. Raises PackingError as `plan`."""
+        self._buffer.insert(segments, [len(segment) for segment in segments])
+
+    def give_up(self) -> list[Segment]:
+        """Return the segments that wait, oldest first; none waits any more."""
+        return self._buffer.empty()
+
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PackedRows]:
+        """Return for each micro-step the one row that holds the oldest segment and is as full as can be."""
+        return [self._next(segments) for segments in micro_steps]
+
+    def _next(self, segments: Sequence[Segment]) -> PackedRows:
+        self.wait(segments)
+        row = self._buffer.take()
+        self._warn(row.total_len / self._length)
+        return [row.items], _row_figures(row.total_len, self._length, len(row.items), waiting=len(self._buffer))
+
+    def _warn(self, fill: float) -> None:
+        if fill < self._min_fill and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a packed row is %.0f %% full, below training.packing_min_fill_ratio = %g: "
+                "raise training.per_device_train_batch_size or lower global_max_length",
+                100 * fill,
+                self._min_fill,
+            )
+
+
+class WindowRowPlanner(MicroStepPlanner):
+    """One row for each micro-step of a window of `window` micro-steps; its segments are spread over them.
+
+    The last window of an epoch may be partial: `partial` packs its micro-steps one by one, and what that leaves goes
+    into the next window with room for it. `length` in tokens. Raises PackingError when a window's own segments do not
+    fit its rows, or a segment is longer than a row.
+    """
+
+    plans_ahead = True
+
+    def __init__(self, length: int, *, window: int, partial: PackedRowPlanner) -> None:
+        self._length = length
+        self._window = window
+        self._partial = partial
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The segments of a partial window that have not been trained on yet, oldest first."""
+        return self._partial.waiting
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait for a window with room for them."""
+        self._partial.wait(segments)
+
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PackedRows]:
+        """Return exactly one row, never an empty one, for each micro-step."""
+        if len(micro_steps) < self._window:
+            return [(rows, {**figures, _SCOPE: 0.0}) for rows, figures in self._partial.plan(micro_steps)]
+        segments = [segment for micro_step in micro_steps for segment in micro_step]
+        carried = self._partial.give_up()
+        try:
+            return self._spread([*carried, *segments])
+        except PackingError:
+            if not carried:
+                raise
+        planned = self._spread(segments)
+        self._partial.wait(carried)
+        return planned
+
+    def _spread(self, segments: Sequence[Segment]) -> list[PackedRows]:
+        lengths = [len(segment) for segment in segments]
+        packed = pack_window(lengths, self._length, self._window)
+        window = {
+            _SCOPE: 1.0,
+            "packing/window_fill": sum(lengths) / (self._length * len(packed)),
+            "packing/window_total_len": float(sum(lengths)),
+            "packing/window_segments": float(len(lengths)),
+        }
+        totals = [sum(lengths[i] for i in row) for row in packed]
+        return [
+            ([[segments[i] for i in row]], {**_row_figures(total, self._length, len(row), waiting=0), **window})
+            for row, total in zip(packed, totals, strict=True)
+        ]
+
+
+class StepRowPlanner:
+    """Few rows for a whole optimizer step, most of them known before the last segment is.
+
+    `length` in tokens. Segments that wait in a checkpoint of another scope go into the first step.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._carried: list[Segment] = []
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The segments of a checkpoint, before the first step."""
+        return tuple(self._carried)
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait for the next step."""
+        self._carried += segments
+
+    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+        """Yield one row at a time; the rows depend on the segments alone, their order on when segments come.
+
+        Raises:
+            PackingError: a segment is longer than a row.
+        """
+        carried, self._carried = self._carried, []
+        planned = HalvedRows(self._length, len(carried) + len(segments))
+        later = ((len(carried) + place, segment) for place, segment in segments.as_they_come())
+        held: dict[int, Segment] = {}
+        for place, segment in chain(enumerate(carried), later):
+            held[place] = segment
+            for row in planned.add(place, len(segment)):
+                yield self._row(row, held)
+        for row in planned.finish():
+            yield self._row(row, held)
+
+    def _row(self, places: Sequence[int], held: dict[int, Segment]) -> RowGroup:
+        row = [held.pop(place) for place in places]
+        figures = _row_figures(sum(map(len, row)), self._length, len(row), waiting=0)
+        return RowGroup(places[0], [row], figures, [segment.stats for segment in row])
+
+
+def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:
+    return {
+        "packing/post_rollout_fill": total / length,
+        "packing/post_rollout_selected_total_len": float(total),
+        "packing/post_rollout_segments": float(segments),
+        "packing/post_rollout_buffer": float(waiting),
+    }
+
+
+PARTS: list[Any] = [Segment, Placed, Encoding, SegmentMeta, SampleStats]
+"""The classes of a waiting segment; a checkpoint may hold no other."""
+
+
+def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:
+    """Write this process's waiting segments into a checkpoint's folder; nothing where none waits."""
+    if segments:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(list(segments), folder / f"{WAITING}{rank():05d}.pt")
+
+
+def load_waiting(folder: Path) -> list[Segment]:
+    """Return the waiting segments of a checkpoint, shared out among as many processes as there are now.
+
+    Raises:
+        ConfigError: a file holds other classes; nothing of it is loaded or run.
+    """
+    files = sorted(folder.glob(f"{WAITING}*.pt"))[rank() :: world_size()]
+    return [one for file in files for one in load_tensors(file, PARTS, path="training.resume_from_checkpoint")]
