@@ -37,7 +37,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model, split_learning_rates
-from stage2_trainer.process.ranks import drawn, gathered, memory_bytes, peak_bytes, rank
+from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -259,7 +259,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         """Seed the RNG for each row of a whole step, so that dropout does not depend on when the row trains."""
         if not self._whole:
             return nullcontext()
-        return drawn((self.args.seed, self.state.global_step, rank(), group.place), self.args.device)
+        return seeded_rng((self.args.seed, self.state.global_step, rank(), group.place), self.args.device)
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
