@@ -1,10 +1,13 @@
-"""The story of an optimizer step: sync, ask, match, supervise and pack (`Steps.rows`), then train (`train_step`).
+"""The story of an optimizer step: sync, ask, match, supervise, pack, and train row by row.
 
-The loss is a mean over each micro-step, over an accumulation window, or over the whole step (scope `step`). A mean over
-the step needs counts that are known when the last answer is there. Rows that are known earlier train at once where
-memory allows: two backward passes, one for each sum of the loss, whose gradients are divided later (`EarlyGradients`).
-When a row trains changes the order of these sums and nothing else. Rollouts may serve several steps (semantics,
-section 9): what is kept is never changed, each step lays out tensors of its own.
+    steps.begin(batches)                      # raw records; their rollouts may serve several steps
+    for group in steps.rows():                # sync(); ask(batch); supervise(match(answer)); pack(segments)
+        loss(group).backward()                # as soon as the rows are known
+
+The loss is a mean over each micro-step, over an accumulation window, or over the whole step (scope `step`). The mean
+over a step needs counts that are known when the last answer is there. Rows that are known earlier train at once where
+memory allows: one backward pass for each sum of the loss, whose gradients are divided later (`EarlyGradients`). When a
+row trains changes the order of these sums and nothing else.
 """
 
 from __future__ import annotations
@@ -52,83 +55,6 @@ class Passes(Protocol):
     def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
         """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
         ...
-
-
-class Steps:
-    """The optimizer steps of a run, in order; each trains on fresh rollouts, or once more on kept ones."""
-
-    def __init__(self, estep: EStep, planner: RowPlanner) -> None:
-        self._estep = estep
-        self._planner = planner
-        self._kept = ReuseBuffer()
-        self._batches: Batches = ()
-        self._following: Batches = ()
-        self._global_step = -1
-        self._waited: Sequence[Segment] = ()
-        self._asked: AskedStep | None = None
-        self.report: SyncReport | None = None
-        """The sync before the step's rollouts."""
-        self.reused: int | None = None
-        """The number of steps that trained on these rollouts before; None = they are fresh."""
-
-    def begin(self, batches: Batches, following: Batches = (), *, global_step: int, uses: int) -> None:
-        """Begin a step on these raw batches, whose rollouts `uses` steps train on, this one included.
-
-        following: the raw batches of the next step, where rollouts are requested one step ahead.
-
-        Raises:
-            ReuseError: the rollouts of other batches are kept for this step.
-        """
-        self._batches, self._following, self._global_step = batches, following, global_step
-        self._asked = self.report = None
-        self.reused = self._kept.begin(global_step, [one for batch in batches for one in batch], uses=uses)
-        if self.reused is None:
-            self._waited = self._planner.waiting
-
-    def rows(self, stopwatch: Stopwatch) -> Iterator[RowGroup]:
-        """Yield the rows of the step, each group as soon as it is known; sync and ask for rollouts where none are kept.
-
-        Raises:
-            ServerError: servers were lost, and did not come back.
-            PackingError: segments do not fit their rows.
-            TooManyBadSamples, BadStepError, Exception: as `BadSamples.note`.
-        """
-        if self.reused is not None:
-            yield from self._kept.groups
-            return
-        asked = self._asked = self._estep.begin(
-            self._batches, self._following, global_step=self._global_step, stopwatch=stopwatch
-        )
-        groups = []
-        for group in self._planner.rows(asked):
-            groups.append(group)
-            yield group
-        self.report = asked.report
-        self._kept.keep(groups)
-
-    @property
-    def raw_batches(self) -> int:
-        """The number of raw batches of the step."""
-        return len(self._batches)
-
-    @property
-    def step0(self) -> int:
-        """The optimizer step that asked for the rollouts."""
-        return self._global_step - (self.reused or 0)
-
-    @property
-    def all_in(self) -> bool:
-        """Whether no rollout of the step is awaited any more."""
-        return self.reused is not None or (self._asked is not None and self._asked.all_in)
-
-    def waiting(self, global_step: int) -> Sequence[Segment]:
-        """Return the segments that wait for a row in a run that resumes at `global_step`.
-
-        Where that step is under way, or reuses rollouts, such a run makes its rollouts again: those wait that waited
-        before it.
-        """
-        under_way = self._global_step == global_step
-        return self._waited if under_way or self._kept.serves(global_step) else self._planner.waiting
 
 
 def train_step(
@@ -212,13 +138,81 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
         yield group
 
 
-def _place(group: RowGroup) -> int:
-    return group.place
+class Steps:
+    """The optimizer steps of a run, in order; each trains on fresh rollouts, or once more on kept ones."""
 
+    def __init__(self, estep: EStep, planner: RowPlanner) -> None:
+        self._estep = estep
+        self._planner = planner
+        self._kept = ReuseBuffer()
+        self._batches: Batches = ()
+        self._following: Batches = ()
+        self._global_step = -1
+        self._waited: Sequence[Segment] = ()
+        self._asked: AskedStep | None = None
+        self.report: SyncReport | None = None
+        """The sync before the step's rollouts."""
+        self.reused: int | None = None
+        """The number of steps that trained on these rollouts before; None = they are fresh."""
 
-def _count(counts: list[int], more: tuple[int, int]) -> None:
-    counts[0] += more[0]
-    counts[1] += more[1]
+    def begin(self, batches: Batches, following: Batches = (), *, global_step: int, uses: int) -> None:
+        """Begin a step on these raw batches, whose rollouts `uses` steps train on, this one included.
+
+        following: the raw batches of the next step, where rollouts are requested one step ahead.
+
+        Raises:
+            ReuseError: the rollouts of other batches are kept for this step.
+        """
+        self._batches, self._following, self._global_step = batches, following, global_step
+        self._asked = self.report = None
+        self.reused = self._kept.begin(global_step, [one for batch in batches for one in batch], uses=uses)
+        if self.reused is None:
+            self._waited = self._planner.waiting
+
+    def rows(self, stopwatch: Stopwatch) -> Iterator[RowGroup]:
+        """Yield the rows of the step, each group as soon as it is known; sync and ask for rollouts where none are kept.
+
+        Raises:
+            ServerError: servers were lost, and did not come back.
+            PackingError: segments do not fit their rows.
+            TooManyBadSamples, BadStepError, Exception: as `BadSamples.note`.
+        """
+        if self.reused is not None:
+            yield from self._kept.groups
+            return
+        asked = self._asked = self._estep.begin(
+            self._batches, self._following, global_step=self._global_step, stopwatch=stopwatch
+        )
+        groups = []
+        for group in self._planner.rows(asked):
+            groups.append(group)
+            yield group
+        self.report = asked.report
+        self._kept.keep(groups)
+
+    @property
+    def raw_batches(self) -> int:
+        """The number of raw batches of the step."""
+        return len(self._batches)
+
+    @property
+    def step0(self) -> int:
+        """The optimizer step that asked for the rollouts."""
+        return self._global_step - (self.reused or 0)
+
+    @property
+    def all_in(self) -> bool:
+        """Whether no rollout of the step is awaited any more."""
+        return self.reused is not None or (self._asked is not None and self._asked.all_in)
+
+    def waiting(self, global_step: int) -> Sequence[Segment]:
+        """Return the segments that wait for a row in a run that resumes at `global_step`.
+
+        Where that step is under way, or reuses rollouts, such a run makes its rollouts again: those wait that waited
+        before it.
+        """
+        under_way = self._global_step == global_step
+        return self._waited if under_way or self._kept.serves(global_step) else self._planner.waiting
 
 
 class StepLoss:
@@ -249,20 +243,12 @@ def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values)).sum()
 
 
-class ReuseError(RuntimeError):
-    """The dataloader and the kept rollouts are out of step: a defect of the learner, not of a configuration."""
-
-
-@dataclass
-class _KeptStep:
-    step0: int
-    uses: int
-    fingerprint: str
-    groups: Sequence[RowGroup] | None = None
-
-
 class ReuseBuffer:
-    """The rows of one step's rollouts; empty after a start, and whenever a step comes that cannot reuse them."""
+    """The rows of one step's rollouts, for the steps that train on them again (semantics, section 9).
+
+    Empty after a start, and whenever a step comes that cannot reuse them. What is kept is never changed: each step lays
+    out tensors of its own.
+    """
 
     def __init__(self) -> None:
         self._kept: _KeptStep | None = None
@@ -304,7 +290,28 @@ class ReuseBuffer:
         return kept is not None and kept.groups is not None and 0 < global_step - kept.step0 < kept.uses
 
 
+@dataclass
+class _KeptStep:
+    step0: int
+    uses: int
+    fingerprint: str
+    groups: Sequence[RowGroup] | None = None
+
+
+class ReuseError(RuntimeError):
+    """The dataloader and the kept rollouts are out of step: a defect of the learner, not of a configuration."""
+
+
 def fingerprint(records: Sequence[Record]) -> str:
     """Return the SHA-1 of the indices and names of some records."""
     names = json.dumps([[record.index, record.sample_id] for record in records])
     return hashlib.sha1(names.encode(), usedforsecurity=False).hexdigest()
+
+
+def _place(group: RowGroup) -> int:
+    return group.place
+
+
+def _count(counts: list[int], more: tuple[int, int]) -> None:
+    counts[0] += more[0]
+    counts[1] += more[1]
