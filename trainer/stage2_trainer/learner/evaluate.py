@@ -128,7 +128,7 @@ def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer])
     if not answered:
         return {f"rollout_{name}": 0.0 for name in METRICS.values()}
     images = scored_images(answered, [answers[one.index] for one in answered])
-    figures = AnswerScores.of(images).figures(np.ones(len(images)))
+    figures = AnswerScores.from_images(images).figures(np.ones(len(images)))
     return {
         f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
     }
