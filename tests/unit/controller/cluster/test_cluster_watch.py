@@ -11,7 +11,7 @@ from stage2_controller.cluster import watches
 from stage2_controller.cluster.watches import ClusterWatch
 from stage2_controller.place.capacity import Capacity
 from tests.unit.controller import nodes as n
-from tests.unit.controller.cluster.test_capacity import free
+from tests.unit.controller.place.test_capacity import free
 
 Object = dict[str, Any]
 

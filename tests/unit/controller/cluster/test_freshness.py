@@ -9,8 +9,8 @@ from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from tests.unit.controller import nodes as n
-from tests.unit.controller.cluster.test_capacity import FOUR
 from tests.unit.controller.cluster.test_store import KEY, seen, version
+from tests.unit.controller.place.test_capacity import FOUR
 
 KINDS = [resource.kind for resource in kinds.watched(kueue=False)]
 

@@ -16,7 +16,7 @@ from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job import test_service_members as members
 from tests.unit.controller.job.test_kueue import ADMITTED, workload
-from tests.unit.controller.job.test_placement import planned
+from tests.unit.controller.place.test_placement import planned
 
 CASES: list[tuple[str, Any, Any, bool]] = [
     ("equal values", {"a": 1}, {"a": 1}, True),

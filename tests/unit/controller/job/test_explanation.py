@@ -15,7 +15,7 @@ from stage2_controller.report.explanation import events
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import planned
+from tests.unit.controller.place.test_placement import planned
 
 
 def test_nothing_new_is_no_event() -> None:

@@ -14,7 +14,7 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import planned
+from tests.unit.controller.place.test_placement import planned
 
 AT = conditions.timestamp(b.NOW)
 

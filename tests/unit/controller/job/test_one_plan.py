@@ -20,7 +20,7 @@ from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import planned
+from tests.unit.controller.place.test_placement import planned
 
 JOB = Path(__file__).parents[4] / "examples" / "job-grpo-6v2.yaml"
 

@@ -9,8 +9,8 @@ from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, condition, queued, told, workload
-from tests.unit.controller.job.test_old_learner import ending
-from tests.unit.controller.job.test_placement import planned
+from tests.unit.controller.place.test_old_learner import ending
+from tests.unit.controller.place.test_placement import planned
 
 RECOVERS = condition("PodsReady", "False", reason="WaitForRecovery")
 WAITS = (condition("QuotaReserved", "False"), condition("Admitted", "False"))

@@ -15,7 +15,7 @@ from stage2_controller.spec import names
 from stage2_controller.spec.settings import AdminPolicy
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import half, planned
+from tests.unit.controller.place.test_placement import half, planned
 
 Object = dict[str, Any]
 

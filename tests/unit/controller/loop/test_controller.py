@@ -19,8 +19,8 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import WorkQueue
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.cluster.test_capacity import free
 from tests.unit.controller.cluster.test_election import Leases
+from tests.unit.controller.place.test_capacity import free
 
 
 class Fails:

@@ -14,8 +14,8 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.cluster.test_capacity import free
 from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Server
+from tests.unit.controller.place.test_capacity import free
 
 
 def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:

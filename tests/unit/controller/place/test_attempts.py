@@ -17,8 +17,8 @@ from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_old_learner import ending
-from tests.unit.controller.job.test_placement import NO_CLAIM, half, placed, planned, refused_pod
+from tests.unit.controller.place.test_old_learner import ending
+from tests.unit.controller.place.test_placement import NO_CLAIM, half, placed, planned, refused_pod
 
 MODES = pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
 ROLES = (names.ROLE_ROLLOUT, names.ROLE_LEARNER)

@@ -17,7 +17,7 @@ from stage2_controller.place.placement import LOOK_AGAIN_S
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import placed, planned
+from tests.unit.controller.place.test_placement import placed, planned
 
 ILL = "Pod was rejected: Allocate failed due to no healthy devices present"
 
