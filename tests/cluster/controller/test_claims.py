@@ -143,8 +143,8 @@ def test_a_node_with_devices_for_the_servers_alone_is_given_back_and_taken_last(
     here = {"matchExpressions": [{"key": "name", "operator": "In", "values": ["half"]}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "preference": here}]}
     kubectl.apply(claiming(affinity={"nodeAffinity": preferred}))
-    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "HalfPlaced", why="the learner has no device")
-    assert half in places(kubectl)
+    eventually(lambda: half in places(kubectl), why="the servers have devices")
+    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "HalfPlaced", why="the learner has none")
     eventually(lambda: places(kubectl) == [whole] * 2, why="the whole job is on the other node", timeout_s=240)
 
 
