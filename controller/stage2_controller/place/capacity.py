@@ -5,7 +5,7 @@ that, and what it decides is recorded before anything else runs, so no two jobs 
 """
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from stage2_controller.store import key_of
 
 PROMISE_S = 300.0
 """How long room is kept for pods that are not bound: a busy cluster makes and binds pods one after the other."""
+NODES_A_CALL = 20_000
+"""Nodes that one call of `serve` looks at for all jobs that wait: some 100 ms."""
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 960.0
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # owners of pods that a new node would have too; Node: of static pods
@@ -33,46 +35,39 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Room:
-    """The free room of a node as pods of one priority see it."""
-
-    free: Amounts
-    by_preemption: Amounts
-    emptied: Amounts  # without any pods but those that every node has
-
-
-@dataclass(frozen=True)
 class NodeState:
     """One node at one moment. `held`: bound pods by uid, promises by job and role."""
 
     node: Object
     held: Mapping[Hashable, Held]
-    _rooms: dict[int, _Room] = field(default_factory=dict, compare=False, repr=False)
+    _infos: dict[int, NodeInfo] = field(default_factory=dict, compare=False, repr=False)  # by priority
 
     def seen_by(self, key: Key, need: Need, *, refused: bool = False) -> NodeInfo:
         """Return the node as one job sees it: promises to others take room, its own do not."""
-        room = self._rooms.get(need.priority) or self._rooms.setdefault(need.priority, self._room(need.priority))
+        info = self._infos.get(need.priority) or self._infos.setdefault(need.priority, self._info(need.priority))
         own = [entry for pod in need.pods if (entry := self.held.get((key, pod.role)))]
+        if not own and not refused:
+            return info
         stronger = [entry.amounts for entry in own if entry.priority >= need.priority]
+        return replace(
+            info,
+            free=_plus(info.free, [entry.amounts for entry in own]),
+            free_by_preemption=_plus(info.free_by_preemption, stronger),
+            refused=refused,
+        )
+
+    def _info(self, priority: int) -> NodeInfo:
+        allocatable: Amounts = self.node["status"]["allocatable"]
+        held = self.held.values()
         return NodeInfo(
             name=self.node["metadata"]["name"],
             labels=self.node["metadata"]["labels"],
             taints=self.node["spec"]["taints"],
             ready=self.node["status"]["ready"],
             cordoned=self.node["spec"]["unschedulable"],
-            free=_plus(room.free, [entry.amounts for entry in own]),
-            free_by_preemption=_plus(room.by_preemption, stronger),
-            allocatable=room.emptied,
-            refused=refused,
-        )
-
-    def _room(self, priority: int) -> _Room:
-        allocatable: Amounts = self.node["status"]["allocatable"]
-        held = self.held.values()
-        return _Room(
             free=_minus(allocatable, (one.amounts for one in held)),
-            by_preemption=_minus(allocatable, (one.amounts for one in held if one.priority >= priority)),
-            emptied=_minus(allocatable, (one.amounts for one in held if one.of_every_node)),
+            free_by_preemption=_minus(allocatable, (one.amounts for one in held if one.priority >= priority)),
+            allocatable=_minus(allocatable, (one.amounts for one in held if one.of_every_node)),
         )
 
 
@@ -148,6 +143,8 @@ class Capacity:
         self._retries: dict[Key, Retries] = {}
         self._waiting: dict[Key, tuple[Need, str]] = {}  # with the start of the job, by which jobs have their turn
         self._freed_nodes: set[str] = set()  # since waiting jobs were last looked at
+        self._queue: deque[Key] = deque()  # waiting jobs that are still to be looked at
+        self._queue_nodes: set[str] = set()  # the nodes that were freed before
 
     def put(self, kind: str, body: Object) -> None:
         """Take in the state of a Node or Pod."""
@@ -250,22 +247,30 @@ class Capacity:
     def serve(self) -> list[Key]:
         """Promise freed room to waiting jobs, and return which got some: the highest priority, then the oldest, first.
 
-        Only nodes where something was freed are looked at: all others were when the job began to wait.
+        Only nodes where something was freed are looked at: the others were when the job began to wait. Where very many
+        jobs wait for very many nodes, the call requests another one by `freed` for the rest of them.
         """
         self._expire_promises()
-        names, self._freed_nodes = self._freed_nodes & self._nodes.keys(), set()
+        if not self._queue:
+            self._queue.extend(sorted(self._waiting, key=self._turn))
+            self._queue_nodes, self._freed_nodes = self._freed_nodes, set()
+        freed = self._queue_nodes & self._nodes.keys()
         served: list[Key] = []
         too_large: list[Need] = []  # jobs are often alike: what does not fit for one does not fit for the next
-        for key in sorted(self._waiting, key=self._turn):
-            need, _ = self._waiting[key]
-            if need in too_large:
+        looks = max(1, NODES_A_CALL // max(1, len(freed)))
+        while self._queue and looks:
+            key = self._queue.popleft()
+            need, _ = self._waiting.get(key, (None, ""))
+            if need is None or need in too_large:
                 continue
-            node = node_fit.choose_node(need, [self._state(name).seen_by(key, need) for name in names])
-            if node:
+            looks -= 1
+            if node := node_fit.choose_node(need, [self._state(name).seen_by(key, need) for name in freed]):
                 self.promise(key, need, node)
                 served.append(key)
             else:
                 too_large.append(need)
+        if self._queue or (self._waiting and self._freed_nodes):
+            self._freed()
         return served
 
     def _turn(self, key: Key) -> tuple[int, str]:

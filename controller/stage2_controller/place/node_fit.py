@@ -107,10 +107,11 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
     Nodes that refused the job, and others of their zones, come last. Then the job's preferences decide, then the
     fullest node is taken, so that large rooms stay.
     """
-    fitting = [info for info in nodes if _refusal(need, info) is None]
+    total = need.total
     zones = {info.labels.get(ZONE) for info in nodes if info.refused} - {None}
     for preempting in (False, True) if need.preempts else (False,):
-        found = [info for info in fitting if _has(_free(info, preempting), need.total)]
+        roomy = [info for info in nodes if _has(_free(info, preempting), total)]
+        found = [info for info in roomy if _refusal(need, info) is None]
         if found:
             best = min(
                 found,
@@ -118,7 +119,7 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
                     info.refused,
                     info.labels.get(ZONE) in zones,
                     -_preference(need, info),
-                    *_left(info, need, preempting),
+                    *_remaining(_free(info, preempting), total, need.gpu_resource),
                     info.name,
                 ),
             )
@@ -233,9 +234,10 @@ def _lacks(free: Amounts, key: str, amount: float) -> bool:
     return amount > 0 and free.get(key, 0) < amount - 1e-9  # sums of 0.1 are not exact
 
 
-def _left(info: NodeInfo, need: Need, preempting: bool) -> tuple[float, float]:
-    free, total = _free(info, preempting), need.total
-    return tuple(free.get(key, 0) - total.get(key, 0) for key in (need.gpu_resource, "cpu"))  # type: ignore[return-value]
+def _remaining(free: Amounts, total: Amounts, gpu_resource: str) -> tuple[float, float]:
+    """Return the GPUs and cores that remain free beside the job."""
+    gpus, cores = (free.get(key, 0) - total.get(key, 0) for key in (gpu_resource, "cpu"))
+    return gpus, cores
 
 
 def _refusal(need: Need, info: NodeInfo) -> str | None:
