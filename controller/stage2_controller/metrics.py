@@ -24,14 +24,14 @@ _OF_JOB = {
 
 
 class Metrics:
-    """The figures of one controller. `jobs` gives all jobs that it knows, as the API server holds them."""
+    """The metrics of one controller. jobs: returns all jobs that it knows, as the API server holds them."""
 
     def __init__(self, jobs: Callable[[], Iterable[Object]]) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.passes = Counter("stage2_reconcile", "Passes over jobs, by result.", ["result"], registry=self.registry)
-        for result in _RESULTS:  # from 0 on: Prometheus sees no increase in a figure that begins with 1
+        for result in _RESULTS:  # start at 0: Prometheus sees no increase in a counter that starts at 1
             self.passes.labels(result)
         self.pass_seconds = Histogram(
             "stage2_reconcile_seconds", "Seconds that a pass takes.", buckets=_PASS_BUCKETS, registry=self.registry
@@ -63,22 +63,22 @@ class Metrics:
         self.requests.labels(verb, resource, str(code)).inc()
 
     def text(self) -> bytes:
-        """Return all figures in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class _Jobs:
-    """Figures that stand in the jobs' own statuses; made when they are asked for."""
+    """Metrics from the jobs' statuses, collected on request."""
 
     def __init__(self, jobs: Callable[[], Iterable[Object]]) -> None:
         self._jobs = jobs
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing in advance: the registry need not read the jobs to know the names."""
+        """Return nothing: the registry need not read the jobs to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the jobs by phase, and the figures of each."""
+        """Yield the jobs by phase, and the metrics of each."""
         labels = ["namespace", "name"]
         phases: Tally[str] = Tally()
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, _) in _OF_JOB.items()}

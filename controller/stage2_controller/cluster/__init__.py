@@ -1,1 +1,1 @@
-"""The cluster: requests to the API server, what its watches have told, and the account of its nodes."""
+"""The cluster: requests to the API server, watches, what is observed of a job, and leader election."""

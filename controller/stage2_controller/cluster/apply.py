@@ -1,8 +1,8 @@
-"""Writing of the children of a job: what has to go is deleted, what differs applied or created, nothing taken over."""
+"""Writes the children of a job: deletes what has to go, creates or applies what differs, and takes nothing over."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
@@ -16,40 +16,30 @@ logger = logging.getLogger(__name__)
 
 
 class NameTaken(Exception):
-    """The name of what was about to be created is that of something that is not the job's: the next pass sees it."""
+    """An object of somebody else has the name of a child that was about to be created. The next pass sees it."""
 
 
 class ChildWriter:
-    """A writer that makes the children of jobs what a plan says."""
+    """Makes the children of jobs what a plan says. Its methods return what the API server refused.
+
+    A refusal of one object does not keep others from being written. Where the API server fails, the method raises.
+    """
 
     def __init__(self, api: Api, observer: Observer) -> None:
         self._api = api
         self._observer = observer
 
     async def delete(self, key: Key, unwanted: Sequence[str], observed: Observed) -> list[str]:
-        """Delete the children of these kinds, and return what the API server refused."""
-        refusals: list[str] = []
-        for kind in unwanted:
-            if there := observed.child(kind):
-                metadata = there["metadata"]
-                logger.info("%s: delete %s %s", key, kind, metadata["name"])
-                self._observer.forget_read(kind, key)
-                try:
-                    left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
-                except ApiRefused as error:
-                    refusals.append(f"{kind} {metadata['name']}: {error.message}")
-                    if not error.of_object:
-                        raise
-                else:
-                    self._observer.note_deleted(kind, there, left)
-        return refusals
+        """Delete the children of these kinds."""
+        existing = [(kind, child) for kind in unwanted if (child := observed.child(kind))]
+        return await _refusals([(kind, child, self._delete(kind, child, key)) for kind, child in existing])
 
     async def write(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> list[str]:
-        """Write what differs, and return what the API server refused. Raise NameTaken.
+        """Write what differs. Raise NameTaken.
 
-        Nothing with pods is written once anything was refused: servers without their NetworkPolicy would stand open,
-        and without Secret or Service load for nothing. The learner's Job is first: its pod waits for its servers, and
-        servers whose learner is refused would hold all their GPUs.
+        Nothing with pods is written once anything was refused: servers without their NetworkPolicy would be open, and
+        without Secret or Service they would load for nothing. The learner's Job comes first: its pod waits for its
+        servers, whereas servers whose learner is refused would hold all their GPUs.
         """
         writes = comparison.writes(children, observed)
         of_pods = [write for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]
@@ -58,56 +48,58 @@ class ChildWriter:
             refusals += [] if refusals else await self._write_all([write], key, job)
         return refusals
 
-    async def _write_all(self, writes: Sequence[comparison.Write], key: Key, job: Object) -> list[str]:
-        """Write these children at once, and return what the API server refused; raise what ends the pass at the end."""
-        answers = await asyncio.gather(*(self._write(write, key, job) for write in writes), return_exceptions=True)
-        refusals: list[str] = []
-        for write, answer in zip(writes, answers, strict=True):
-            if isinstance(answer, ApiRefused) and answer.of_object:
-                metadata = write.manifest["metadata"]
-                refusals.append(f"{write.manifest['kind']} {metadata['name']}: {answer.message}")
-            elif answer is not None:
-                raise answer
-        return refusals
-
     async def publish(self, key: Key, slices: Sequence[Manifest]) -> list[str]:
-        """Write EndpointSlices, and return what the API server refused.
+        """Write EndpointSlices. An apply takes over any object with the pod's name, which its ReplicaSet made up."""
+        return await _refusals([(one["kind"], one, self._publish(one, key)) for one in slices])
 
-        An apply takes over an object of that name: a pod's own, made up for it by its ReplicaSet.
-        """
-        refusals: list[str] = []
-        for one in slices:
-            logger.info("%s: apply %s %s", key, one["kind"], one["metadata"]["name"])
-            try:
-                self._observer.note_written(one["kind"], key, await self._api.apply(one))
-            except ApiRefused as error:
-                refusals.append(f"{one['kind']} {one['metadata']['name']}: {error.message}")
-                if not error.of_object:
-                    raise
-        return refusals
+    async def _delete(self, kind: str, child: Object, key: Key) -> None:
+        metadata = child["metadata"]
+        logger.info("%s: delete %s %s", key, kind, metadata["name"])
+        self._observer.forget_read(kind, key)
+        remaining = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
+        self._observer.note_deleted(kind, child, remaining)
+
+    async def _publish(self, one: Manifest, key: Key) -> None:
+        logger.info("%s: apply %s %s", key, one["kind"], one["metadata"]["name"])
+        self._observer.note_written(one["kind"], key, await self._api.apply(one))
+
+    async def _write_all(self, writes: Sequence[comparison.Write], key: Key, job: Object) -> list[str]:
+        return await _refusals([(one.manifest["kind"], one.manifest, self._write(one, key, job)) for one in writes])
 
     async def _write(self, write: comparison.Write, key: Key, job: Object) -> None:
         kind = write.manifest["kind"]
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
-        made = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
-        self._observer.note_written(kind, key, await made)
+        request = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
+        self._observer.note_written(kind, key, await request)
 
     async def _create(self, child: Manifest, key: Key, job: Object) -> Object:
-        """Create the child; make one that the job has already, unseen until now, what it should be."""
+        """Create the child. If the job has it already, unseen until now, apply it."""
         kind = child["kind"]
         created = await self._api.create(child)
         if created is not None:
             return created
-        there = await self._observer.read_now(kind, key)
-        if there is None:  # it went in between
+        existing = await self._observer.read_now(kind, key)
+        if existing is None:  # it was deleted in between
             raise NameTaken
-        if others_in({kind: there}, job):
+        if others_in({kind: existing}, job):
             self._observer.suspect(key, {kind})
             raise NameTaken
-        return there if kinds.CHILD[kind].create_once else await self._apply(comparison.same(child, there))
+        return existing if kinds.CHILD[kind].create_once else await self._apply(comparison.same(child, existing))
 
     async def _apply(self, child: Manifest) -> Object:
         metadata = child["metadata"]
         await self._api.hold_by_apply(child["kind"], metadata["namespace"], metadata["name"])
         return await self._api.apply(child)
+
+
+async def _refusals(requests: Sequence[tuple[str, Object, Awaitable[None]]]) -> list[str]:
+    """Make requests about objects at once; return the refusals of single objects, and raise what else went wrong."""
+    answers = await asyncio.gather(*(request for _, _, request in requests), return_exceptions=True)
+    refusals: list[str] = []
+    for (kind, body, _), answer in zip(requests, answers, strict=True):
+        if isinstance(answer, ApiRefused) and answer.of_object:
+            refusals.append(f"{kind} {body['metadata']['name']}: {answer.message}")
+        elif answer is not None:
+            raise answer
+    return refusals

@@ -1,7 +1,7 @@
-"""Leader election by a Lease: of several controllers one works, the others wait until they take over.
+"""Leader election by a Lease: one of several controllers works, the others wait until they take over.
 
-The rules are those of Kubernetes' own components: who holds the Lease renews it; who sees it unchanged for its duration
-takes it. Times of other machines are never compared, only how long the Lease has stayed as it is on our own clock.
+The rules are those of Kubernetes' own components: the holder renews the Lease, and another candidate takes it after it
+was unchanged for its duration. Only our own clock counts, never the times that other machines wrote.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 DURATION_S = 15.0  # a follower takes a Lease that has not changed for this long
 RENEW_S = 10.0  # a leader whose last renewal was sent this long ago stops, well before another starts
 RETRY_S = 2.0
-ATTEMPT_S = RENEW_S / 2  # for one answer, so that a request that was lost is made again in time
-_REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError, ValueError, KeyError)  # the last two: no Lease at all
+ATTEMPT_S = RENEW_S / 2  # for one answer, so that there is time to repeat a lost request
+_REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError, ValueError, KeyError)  # the last two: the object is no Lease
 
 
 class Election:
-    """One candidate. `acquire` returns when it leads; `hold` returns when it does not lead any more."""
+    """One candidate. `acquire` returns when it leads, and `hold` when it no longer does."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Election:
         self._seen: Object | None = None
         self._seen_at = clock()
         self._heard_at = clock()
-        self.heard = False  # whether the API server has ever answered
-        self._asked_at = clock()  # when the request was sent that made or kept the Lease ours
+        self.heard = False  # whether the API server has answered at least once
+        self._asked_at = clock()  # when the last successful request for the Lease was sent
 
     async def acquire(self) -> None:
         """Try until the Lease is ours."""

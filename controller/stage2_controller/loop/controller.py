@@ -36,7 +36,7 @@ _NO_LEASE_ANSWER_S = 600.0  # after which a replica that stands by is restarted
 REST_S = 1.0
 """How long after a pass changes of its job are collected. On a quick cluster new children get pods and nodes in that
 time, which is then one status instead of three. Kubernetes' Job controller waits as long (syncJobBatchPeriod)."""
-_UNJUDGED_S = 5.0  # a new pod asks for no pass while the scheduler may still bind or refuse it
+_UNJUDGED_S = 5.0  # a new pod causes no pass while the scheduler may still bind or refuse it
 _BLIND_S = 60.0  # after which a leader that cannot list what exists gives the Lease to another
 
 
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass
 class Controller:
-    """Everything that lives as long as the process. `connect` makes one."""
+    """Everything that lives as long as the process. `connect` creates it."""
 
     api: Api
     store: Store
@@ -66,14 +66,14 @@ class Controller:
     cluster_watch: ClusterWatch | None = None  # where nodes are chosen
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: bool = False  # another one leads now
-    broken: bool = False  # a bug ended what all jobs need
-    blind: str = ""  # why it leads no more: what exists could not be listed
-    ready: bool = False  # everything that exists is known
+    lost: bool = False  # another controller leads now
+    broken: bool = False  # a bug ended a task that all jobs need
+    blind: str = ""  # why it gave up the Lease: it could not list what exists
+    ready: bool = False  # everything was listed
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _leading: asyncio.Task[None] | None = None
     _stopped: bool = False
-    _unlisted: str | None = "does not know yet what exists"  # why it does not ask for the Lease
+    _unlisted: str | None = "does not know yet what exists"  # why it does not request the Lease
     _leads_since: float = 0.0
 
     async def start(self) -> None:

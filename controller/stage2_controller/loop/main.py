@@ -13,19 +13,19 @@ from stage2_controller.loop.controller import Options
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings, read_policy
 
 OBJECTS_OF_A_COLLECTION = 50_000
-"""Objects that are made, and not freed, between two looks for circles of them: some 10 MB."""
+"""Objects that are created, and not freed, between two collections of cycles: some 10 MB."""
 DEEPEST_OBJECT = 10_000
-"""Levels of nesting up to which an API server takes an object (its decoder's limit)."""
+"""Levels of nesting up to which an API server accepts an object (its decoder's limit)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run until SIGTERM or SIGINT."""
-    # Objects of Kubernetes are many small dictionaries without circles: the collector would look through them all the
-    # time, and find nothing. What was imported stays.
+    # Objects of Kubernetes are many small dictionaries without cycles: the collector would search them all the time and
+    # find nothing. Imported modules stay.
     gc.set_threshold(OBJECTS_OF_A_COLLECTION, *gc.get_threshold()[1:])
     gc.freeze()
-    # Whatever anybody may store must be read here: one object that cannot be would end every list and watch. Those that
-    # are too deep are refused when they have been read.
+    # Whatever anybody stores must be decoded: an object that cannot be would end every list and watch. Jobs that are
+    # nested too deep are refused afterwards.
     sys.setrecursionlimit(10 * DEEPEST_OBJECT)
     options = _parser().parse_args(arguments)
     log_lines.configure(options.log_level.upper())
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-placement",
         dest="placement",
         action="store_false",
-        help="leave the choice of the node to the scheduler: needs no permission to see nodes",
+        help="let the scheduler choose nodes: needs no permission to see them",
     )
     parser.add_argument(
         "--nodes-may-come",
