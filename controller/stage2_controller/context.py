@@ -82,7 +82,7 @@ class PlanContext:
         workload, choice = self.observed.workload, self.placement
         if kueue.gives_back(workload) or kueue.turned_away(workload):
             return True
-        nowhere = choice is not None and choice.node is None and choice.waits
+        nowhere = choice is not None and (choice.waits or choice.failed)
         return self.admitted and nowhere and kueue.in_vain(workload, self.now)
 
     @property

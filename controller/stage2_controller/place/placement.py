@@ -15,13 +15,14 @@ from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import binding, node_fit
 from stage2_controller.place.binding import Incomplete
-from stage2_controller.place.capacity import PROMISE_S, Capacity, Snapshot
+from stage2_controller.place.capacity import FIRST_PAUSE_S, PROMISE_S, Capacity, Snapshot
 from stage2_controller.place.node_fit import Avoided, Need, NodeInfo
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
 
 LOOK_AGAIN_S = 60.0
 """Seconds until a job without a place looks again: what it needs may change without any room becoming free."""
+_FAILED = (("False", reasons.HALF_PLACED), ("False", reasons.NODE_FULL))
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def choose(
     elif node:
         place = _stay(need, node, observed, snapshot, status, now)
     else:
-        place = _pause(need, snapshot, status) or _find(need, snapshot, nodes_may_come)
+        place = _pause(need, snapshot, status, now) or _find(need, snapshot, nodes_may_come)
     if place.node is None and place.tied:
         return place
     left_s = binding.seconds_to_old_pods_end(observed, now)
@@ -191,7 +192,7 @@ def _follow_scheduler(
             return place
         succeeded, again_after_s = place.is_complete, place.again_after_s
     else:
-        if pause := _pause(need, snapshot, status):
+        if pause := _pause(need, snapshot, status, now):
             return pause
         succeeded, again_after_s = False, None
     # The scheduler would choose the same node again: nothing has changed there.
@@ -199,15 +200,22 @@ def _follow_scheduler(
     return Place(need, None, tied=False, avoid_if_possible=hosts, is_complete=succeeded, again_after_s=again_after_s)
 
 
-def _pause(need: Need, snapshot: Snapshot | None, status: Mapping[str, Any]) -> Place | None:
-    """Return no place for a job whose last attempt failed a moment ago: others have their turn."""
-    if snapshot is None or snapshot.pause_s <= 0:
-        return None
+def _pause(need: Need, snapshot: Snapshot | None, status: Mapping[str, Any], now: datetime) -> Place | None:
+    """Return no place for a job whose last attempt failed a moment ago: others have their turn.
+
+    Without a snapshot, nothing but the job's status remembers a failure, and all pauses are alike.
+    """
     before = conditions.find(status, reasons.PLACED)
-    if before is None or before["status"] == "True":
-        return Place(need, None, again_after_s=snapshot.pause_s)
-    condition = Condition(reasons.PLACED, "False", before["reason"], before["message"])
-    return Place(need, None, condition, again_after_s=snapshot.pause_s)
+    failed = before is not None and (before["status"], before["reason"]) in _FAILED
+    if snapshot:
+        left_s = snapshot.pause_s
+    else:
+        since = conditions.instant(before["lastTransitionTime"]) if before and failed else None
+        left_s = conditions.seconds_left(since, FIRST_PAUSE_S, now) if since else 0.0
+    if left_s <= 0:
+        return None
+    condition = Condition(reasons.PLACED, "False", before["reason"], before["message"]) if before and failed else None
+    return Place(need, None, condition, again_after_s=left_s)
 
 
 def _beside_old_learner(place: Place, node: str | None, observed: Observed, now: datetime) -> Place:

@@ -112,6 +112,18 @@ def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhi
         assert {"Deployment", "Job"} <= set(b.kinds(life.passes(at_s=at_s)))
 
 
+def test_an_attempt_pauses_also_where_the_controller_sees_no_nodes() -> None:
+    raw = b.job()
+    first = b.planned(raw)
+    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)))
+    failed = b.planned(raw, observed, after_s=REFUSED_S)
+    assert failed.deletions == ("Job", "Deployment")
+    raw = b.told(raw, failed)
+    pause = b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S - 1)
+    assert (pause.children, pause.again_after_s) == ((), 1)
+    assert "Job" in b.kinds(b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S))
+
+
 def test_the_pause_has_a_longest_one_and_begins_small_again_after_a_success() -> None:
     life = Life()
     children = life.children()
