@@ -1,4 +1,4 @@
-"""A job that is deleted while a pass awaits an answer keeps no room on a node, and gets no children."""
+"""What happens to a job while a pass over it awaits an answer: it is deleted, or somebody else writes it."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -8,8 +8,10 @@ import pytest
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
+from stage2_controller.plan import Plan
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import names
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -81,3 +83,15 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     await stage.leader(KEY)
     assert stage.store.one(names.KIND, KEY, KEY.name) is None
     assert stage.account.promised(KEY) is None
+
+
+async def test_a_job_whose_workload_kueue_wrote_at_the_same_time_has_another_pass_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+
+    async def overtaken(key: Key, made: Plan) -> bool:
+        return False
+
+    monkeypatch.setattr(stage.leader, "_patch_workload", overtaken)
+    assert await stage.leader(KEY) == 1
