@@ -1,4 +1,4 @@
-"""The held-out rollouts of checkpoints, made by the learner's own evaluation and written down as a run writes them."""
+"""The held-out rollouts of checkpoints, by the learner's own evaluation, in the format of a run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def write_checkpoint_rollouts(
 ) -> list[int]:
     """Answer the held-out records with each checkpoint's weights; return how many samples of each were set aside.
 
-    output: of the rollouts, those of checkpoint n under step n, from 0. Nothing else is left behind, but in the folder
-    that `training.output_dir` names.
+    output: file of the rollouts; those of checkpoint n have step n, from 0. Nothing else is written outside
+    `training.output_dir`.
 
     Raises:
         ConfigError: a checkpoint does not fit the configuration.

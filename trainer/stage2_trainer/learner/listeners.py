@@ -37,13 +37,13 @@ HIDDEN = frozenset({"token_ids", "options"})
 CLIPPED_CHARS = 600
 EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
 OnMatched = Callable[[int, Sequence[Matched]], None]
-"""Takes the optimizer step and the rollouts that were made in it."""
+"""Receives an optimizer step and the rollouts of that step."""
 
 
 def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
-    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown.
+    """Return a listener that writes each training rollout to the rollout log, and logs the first parse failures.
 
-    others: are told too.
+    others: further listeners of the same rollouts.
     """
     matching = config.rollout_matching
     failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
@@ -60,9 +60,9 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: On
 
 
 def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
-    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown.
+    """Return a listener that writes each held-out rollout to the rollout log, and a few to the run's log.
 
-    others: are told too.
+    others: further listeners of the same rollouts.
     """
 
     def note(step: int, matched: Sequence[Matched]) -> None:
@@ -83,7 +83,7 @@ class ParseFailureLog:
         self._left = most
 
     def __call__(self, matched: Sequence[Matched]) -> None:
-        """Log what fails to parse among these."""
+        """Log the rollouts among these that do not parse."""
         for one in matched:
             parsed = one.target.parsed
             if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
@@ -98,9 +98,9 @@ class ParseFailureLog:
 
 
 class SampleDumps:
-    """A listener that writes the first samples of a step to `step_000001.json`, and to `.md` where it is asked to.
+    """A listener that writes the first samples of some steps to `step_000001.json`, and optionally to `.md`.
 
-    Steps count from 1. Of a step that a run makes again after a restart, the dump that is there stays.
+    Steps count from 1. When a restarted run repeats a step, its first dump stays.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -172,9 +172,9 @@ def _write(path: Path, text: str) -> None:
 
 
 class HeldOutPictures:
-    """A listener of evaluations that writes pictures of their first samples, each evaluation into a file of its own.
+    """A listener that writes pictures of an evaluation's first samples for TensorBoard.
 
-    Green: ground truth; blue: an object that found its own by matching; red: one that did not.
+    Green: ground truth; blue: a matched object of the answer; red: an unmatched one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -204,15 +204,15 @@ def held_out_pictures(config: RunConfig) -> list[HeldOutPictures]:
 def _sheet(image: Image.Image, one: Matched) -> Image.Image:
     found = {pair.pred for pair in one.target.matching.pairs}
     truth = [Outline(true.kind, true.bins, true.desc, TRUE) for true in one.record.objects]
-    said = [
-        Outline(said.kind or "bbox", said.bins, said.desc, MATCHED if place in found else UNMATCHED)
-        for place, said in enumerate(one.target.parsed.valid_objects)
+    answer = [
+        Outline(shown.kind or "bbox", shown.bins, shown.desc, MATCHED if place in found else UNMATCHED)
+        for place, shown in enumerate(one.target.parsed.valid_objects)
     ]
-    return grid([[draw_outlines(image, truth), draw_outlines(image, said)]], ("ground truth", "answer"))
+    return grid([[draw_outlines(image, truth), draw_outlines(image, answer)]], ("ground truth", "answer"))
 
 
 class DescriptionAgreement:
-    """A listener of rollouts that keeps the descriptions of matched objects, and says how well they agree.
+    """A listener that compares the descriptions of matched objects (`desc_monitor`), without effect on the loss.
 
     every: optimizer steps from one comparison to the next.
     """
@@ -258,7 +258,7 @@ class DescriptionAgreement:
 
     @cached_property
     def _embedder(self) -> SentenceEmbedder | None:
-        """Return the model of sentence embeddings; None where it cannot be loaded, which is said once."""
+        """Return the model of sentence embeddings; None, with one warning, where it cannot be loaded."""
         options = self._options
         try:
             return SentenceEmbedder.load(

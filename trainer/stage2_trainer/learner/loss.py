@@ -40,8 +40,7 @@ _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, 
 
 @dataclass(frozen=True)
 class LossParts:
-    """The loss and what it is made of. `total` = ce + coord carries gradients; the others, scalars too, are for the
-    log.
+    """The loss and its parts, scalars. `total` = ce + coord carries gradients; the others are for the log.
 
     coord_prefix and coord_tail are means over the coordinates of the prefix and of the tail; 0 where there are none.
     """

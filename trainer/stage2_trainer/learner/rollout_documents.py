@@ -1,4 +1,4 @@
-"""Rollouts as JSON: what was asked, answered, matched and missed, for people, pictures and reports."""
+"""Rollouts as JSON, for people, pictures and reports: prompt, answer, matches and misses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stage2_trainer.scores.scored_image import UNJUDGED_KEYS
 
 
 def rollout_document(matched: Matched) -> dict[str, Any]:
-    """Return one rollout with all that rebuilds what was trained on, and what that was, as a hash (see `replay`)."""
+    """Return one rollout with all that `replay` needs to rebuild its training target, and the hash of that target."""
     rollout = matched.rollout
     return {
         **sample_document(matched),
@@ -28,19 +28,19 @@ def rollout_document(matched: Matched) -> dict[str, Any]:
 
 
 def _overlong(matched: Matched) -> dict[str, Any]:
-    """Return what is said of an answer that was too long for a packed row, and of no other."""
+    """Return the fields of an answer that was too long for a packed row; none for any other."""
     cut = {} if matched.kept is None else {"kept_tokens": matched.kept}
     return {**cut, "skipped": True} if matched.skipped else cut
 
 
 def _recovery(matched: Matched) -> dict[str, Any]:
-    """Return the further answers to the prompt, and what of the missed objects they found, where there are any."""
+    """Return the further answers to the prompt and the misses that they recovered, where there are any."""
     further = [list(ids) for ids in matched.rollout.further]
     return {"further_token_ids": further, "recovered": list(matched.target.recovered)} if further else {}
 
 
 def _unjudged(record: Record) -> dict[str, Any]:
-    """Return what of a record's metadata its scores need, where it has any of that."""
+    """Return the part of a record's metadata that its scores need, where it has any."""
     found = {key: record.metadata[key] for key in UNJUDGED_KEYS if key in record.metadata}
     return {"metadata": found} if found else {}
 

@@ -14,13 +14,13 @@ CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
 
 @dataclass(frozen=True)
 class SampleStats:
-    """Counts of one rollout and of what training made of it; lengths are in tokens.
+    """Counts of one rollout and of its training target; lengths are in tokens.
 
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
     `matched_iou50` of them have a mask IoU of at least 0.5.
-    `staleness`: optimizer steps between the weights that made it and those that train on it.
+    `staleness`: optimizer steps between the weights that generated it and those that train on it.
     `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
-    `bad`: it was set aside, and nothing else here says anything. `from_truth`: nothing was generated for it.
+    `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
     `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets took out of
     the answer, or taught against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
@@ -271,7 +271,7 @@ def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> fl
 
 
 def _ratio(part: float, whole: float) -> float:
-    """Return part / whole, and 0 where there is nothing to have a part of."""
+    """Return part / whole; 0 where the whole is 0."""
     return float(part / whole) if whole else 0.0
 
 

@@ -13,18 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from stage2_trainer.data.encode import Encoding
+from stage2_trainer.learner.estep import AskedStep
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import SegmentMeta
 from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
 from stage2_trainer.process.ranks import rank, world_size
 from stage2_trainer.process.tensor_files import WAITING, load_tensors
-from stage2_trainer.telemetry.timeline import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,53 +46,35 @@ class RowGroup:
     samples: Sequence[SampleStats]
 
 
-class ComingSegments(Protocol):
-    """The segments of a step while its rollouts are being made (`estep.AskedStep`). stopwatch: measures packing."""
-
-    stopwatch: Stopwatch
-
-    def __len__(self) -> int:
-        """Return the number of segments."""
-        ...
-
-    def micro_steps(self) -> Iterator[list[Segment]]:
-        """Yield the segments of each micro-step, in order."""
-        ...
-
-    def as_they_come(self) -> Iterator[tuple[int, Segment]]:
-        """Yield all segments with their places, in any order."""
-        ...
-
-
-class RowPlanner(Protocol):
+class RowPlanner(ABC):
     """Lays out the rows of a run's steps."""
 
     @property
     def waiting(self) -> Sequence[Segment]:
         """The segments that have not been trained on yet, oldest first."""
-        ...
+        return ()
 
+    @abstractmethod
     def wait(self, segments: Sequence[Segment]) -> None:
-        """Let segments wait behind those that do."""
-        ...
+        """Let segments of a checkpoint wait behind those that do. Raises PackingError as `rows`."""
 
-    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+    @abstractmethod
+    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
         """Yield the rows of a step, each group as soon as it is known. Raises PackingError."""
-        ...
 
 
-class MicroStepPlanner(ABC):
+class MicroStepPlanner(RowPlanner):
     """A planner whose step has one group of rows for each micro-step; `plans_ahead` once all of them are there."""
 
     plans_ahead = False
 
-    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
         """Yield the rows of each micro-step."""
-        micro_steps = segments.micro_steps()
+        micro_steps = step.micro_steps()
         together = [list(micro_steps)] if self.plans_ahead else ([one] for one in micro_steps)
         place = 0
         for some in together:
-            with segments.stopwatch.measure("post_rollout_pack"):
+            with step.stopwatch.measure("post_rollout_pack"):
                 planned = self.plan(some)
             for (rows, figures), new in zip(planned, some, strict=True):
                 yield RowGroup(place, rows, figures, [segment.stats for segment in new])
@@ -105,8 +87,6 @@ class MicroStepPlanner(ABC):
 
 class SingleRowPlanner(MicroStepPlanner):
     """Every segment in a row of its own (training.packing: false)."""
-
-    waiting: Sequence[Segment] = ()
 
     def wait(self, segments: Sequence[Segment]) -> None:
         """Refuse: no segment waits.
@@ -226,7 +206,7 @@ class WindowRowPlanner(MicroStepPlanner):
         ]
 
 
-class StepRowPlanner:
+class StepRowPlanner(RowPlanner):
     """Few rows for a whole optimizer step, most of them known before the last segment is.
 
     `length` in tokens. Segments that wait in a checkpoint of another scope go into the first step.
@@ -245,15 +225,15 @@ class StepRowPlanner:
         """Let segments wait for the next step."""
         self._carried += segments
 
-    def rows(self, segments: ComingSegments) -> Iterator[RowGroup]:
+    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
         """Yield one row at a time; the rows depend on the segments alone, their order on when segments come.
 
         Raises:
             PackingError: a segment is longer than a row.
         """
         carried, self._carried = self._carried, []
-        planned = HalvedRows(self._length, len(carried) + len(segments))
-        later = ((len(carried) + place, segment) for place, segment in segments.as_they_come())
+        planned = HalvedRows(self._length, len(carried) + len(step))
+        later = ((len(carried) + place, segment) for place, segment in step.as_they_come())
         held: dict[int, Segment] = {}
         for place, segment in chain(enumerate(carried), later):
             held[place] = segment

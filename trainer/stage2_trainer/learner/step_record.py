@@ -39,12 +39,12 @@ _TIMES = {
 
 @dataclass
 class StepRecord:
-    """Figures of one optimizer step; losses and row figures have one entry for each micro-step.
+    """Figures of one optimizer step; losses and row figures have one entry for each micro-step or row.
 
-    `version` is that of the weights which made the step's rollouts, `sync` the push that brought them (None: an earlier
-    step or an evaluation had done it), `reuse` the `rollout/buffer_*` figures of a run that reuses rollouts, `time`
-    where the step's wall time went. `pending`: figures of losses (5,) that are still where they were computed: to read
-    one means to wait for the device, so that is done once a step, by `settle`.
+    version: of the weights that generated the step's rollouts. sync: the push of those weights; None: an earlier step
+    or an evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
+    the step's wall time went. pending: figures of losses (5,), on the device: reading them waits for it, so `settle`
+    does that once a step.
     """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
@@ -78,7 +78,7 @@ class StepRecord:
         return any(sample.from_truth for sample in self.samples)
 
     def words(self) -> dict[str, str]:
-        """Return what the record says of the step's sync in words; nothing of a step without rollouts."""
+        """Return the words of the step's sync; none for a step without rollouts."""
         return {} if self._is_supervised else sync_words(self.sync)
 
     def _rollout_figures(self, top_k: int) -> dict[str, float]:
@@ -100,14 +100,14 @@ class StepRecord:
             }
 
     def settle(self) -> None:
-        """Bring the figures of all losses over, at once."""
+        """Read the figures of all losses from the device, at once."""
         if self.pending:
             self.losses += [dict(zip(LOSS_FIGURES, one, strict=True)) for one in torch.stack(self.pending).tolist()]
             self.pending.clear()
 
     @classmethod
     def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
-        """Return the record of all learner processes: everything that happened, and the longest time that it took."""
+        """Return the record of all learner processes: all their samples and rows, and the longest time of each kind."""
         first = records[0]
         watch = Stopwatch()
         for name in {name for record in records for name in record.stopwatch.seconds}:
@@ -128,14 +128,17 @@ def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class RunawayWatch:
-    """A count of objects and cut answers over the last optimizer steps with fresh rollouts."""
+    """Ends a run whose answers run away: more and more objects that are not there, until the token limit cuts them.
+
+    By default unmatched objects cost nothing while each may reduce the misses, so a share of runs grows so.
+    """
 
     def __init__(self, rule: Runaway) -> None:
         self._rule = rule
         self._counts: deque[_Counts] = deque(maxlen=rule.steps)
 
     def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
-        """Count the samples of a step that made rollouts; others count for nothing. All processes note the same.
+        """Count the samples of a step with fresh rollouts. All processes note the same.
 
         Raises:
             RunawayError: over as many steps as the rule says there are more objects, or more cut answers, than it

@@ -1,7 +1,8 @@
 """Rollouts by a vLLM engine inside the learner's own processes (`vllm.mode: colocate`).
 
-The engine starts with the first rollouts, with weights that mean nothing: the first sync gives it all of the learner's,
-each later one the layers that can have changed since. Adapters are merged on the way (`sync.weights`).
+The engine starts with the first rollouts and dummy weights: the first sync loads all of the learner's, each later one
+the layers that can have changed since. Adapters are merged on the way. With tensor parallelism, neighbouring processes
+form groups `[i * size, (i + 1) * size)`; every process of a group runs the same requests and keeps its own answers.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any mo
 
 @dataclass(frozen=True)
 class _Call:
-    """One prompt of a call, the seed of its answer, and the further answers that are wanted."""
+    """One prompt of a call, the seed of its answer, and the further answers to it."""
 
     messages: list[Any]
     seed: int
     further: FurtherAnswers | None
 
     def further_fields(self) -> dict[str, Any]:
-        """Return the sampling of the further answers, which are one request: vLLM reads its prompt once."""
+        """Return the sampling of the further answers; they are one request, so vLLM reads the prompt once."""
         assert self.further is not None, "there are some"
         return {"seed": further_seed(self.seed), "temperature": self.further.temperature, "n": self.further.count}
 
@@ -70,8 +71,8 @@ class ColocateEngine:
     """One vLLM engine, or this process's part of one.
 
     options: arguments of vLLM's `LLM`. environment: variables to set before vLLM is imported, unless they are set.
-    sleep_level: how deep the engine sleeps between rollouts; 0 = not. infer_batch_size: most requests of one call.
-    rounding: how merged weights are cast. `stops` says whether answers are not wanted any more.
+    sleep_level: vLLM's sleep level between rollouts; 0 = awake. infer_batch_size: most requests of one call.
+    rounding: how merged weights are cast. `stops` returns whether to stop generating.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ColocateEngine:
         self._parallel: TensorParallel
 
     def start(self) -> None:
-        """Start vLLM, if it does not run yet, and let it sleep until it is needed."""
+        """Start vLLM, if it does not run yet, and put it to sleep until it is needed."""
         if self._llm is not None:
             return
         start = time.monotonic()
@@ -116,10 +117,10 @@ class ColocateEngine:
         self._sleep()
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
-        """Give the engine what can have changed in the model since the last time, and drop what it cached.
+        """Load the weights that can have changed since the last sync, and drop the engine's caches.
 
         Raises:
-            ProofError: afterwards it does not answer with these weights.
+            ProofError: the engine does not answer with these weights afterwards.
         """
         start = time.monotonic()
         self._wake()
@@ -143,10 +144,10 @@ class ColocateEngine:
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Outcome]:
-        """Return what came of each of this process's requests; the group answers those of all its members.
+        """Return the outcome of each of this process's requests; the group answers those of all its members.
 
         Raises:
-            Interrupted: answers are not wanted any more; in all members of the group after the same step.
+            Interrupted: the run was asked to stop; in all members of the group after the same step.
         """
         mine = [_Call(list(one.messages), seed_plan.seed(i), one.further) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
@@ -173,13 +174,13 @@ class ColocateEngine:
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
     def _answered(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
-        """Return vLLM's answers with the further ones, or what it refused; all members of the group ask the same."""
+        """Return vLLM's answers with the further ones, or its refusals; all members of the group ask the same."""
         from vllm.exceptions import VLLMClientError
 
         return ask_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
 
     def _chat(self, requests: Sequence[_Call]) -> list[tuple[Any, Any]]:
-        """Return vLLM's answer to each request, and the one that holds its further ones (None: it wants none)."""
+        """Return vLLM's answer to each request, and the one that holds its further answers (None: there are none)."""
         import vllm
 
         fields: dict[str, Any] = dict(self._sampling.parameters())
@@ -198,12 +199,12 @@ class ColocateEngine:
         ]
 
     def _stop_if_unwanted(self) -> None:
-        """Look whether answers are still wanted; members of a group, which make the same steps, at every eighth."""
+        """Stop generating if the run was asked to stop; groups, which make the same steps, look at every eighth."""
         self._steps += 1
         if self._parallel.size > 1 and self._steps % STEPS_BETWEEN_MEETINGS:
             return
         if any(self._parallel.together([self.stops()])[0]):
-            raise Interrupted("answers are not wanted any more")
+            raise Interrupted("asked to stop (SIGTERM)")
 
     def _load(self, source: WeightSource) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -266,9 +267,9 @@ def _choices(answer: Any) -> list[Any]:
 
 
 class EngineProver:
-    """A prover of the syncs of one engine in this process, made in all. every, tolerance, proved: see `ProofSchedule`.
+    """Proves the syncs of this process's engine, by log-probabilities of a prompt against the learner's.
 
-    The processes take their turns together, whatever each found in the last one.
+    All processes prove together, whatever each found before. every, tolerance, proved: see `ProofSchedule`.
     """
 
     def __init__(
@@ -281,11 +282,11 @@ class EngineProver:
         self._group = host_group()
 
     def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
-        """Compare, if the turn of this step's sync has come. All processes must call it; a step is proved by all.
+        """Prove this step's sync if it is due. All processes must call it; a step is proved by all.
 
         Raises:
             ProofError: an engine holds other weights than the learner; in all processes.
-            Interrupted: answers are not wanted any more; in those that noticed it here.
+            Interrupted: the run was asked to stop; in the processes that noticed it here.
         """
         contradiction, interrupted = "", None
         try:
@@ -307,7 +308,7 @@ class EngineProver:
 
 
 class TensorParallel:
-    """This process's group, made of the default process group; a group of one needs none."""
+    """This process's group, a part of the default process group; a group of one needs none."""
 
     def __init__(self, size: int) -> None:
         initialized = distributed.is_initialized()
@@ -317,7 +318,7 @@ class TensorParallel:
         self.ranks = range(rank - self.place, rank - self.place + size)
         self._group: distributed.ProcessGroup | None = None
         for ranks in groups(world, size):
-            if size > 1:  # every process takes part in making every group
+            if size > 1:  # every process takes part in forming every group
                 made = distributed.new_group(ranks, backend="gloo")
                 self._group = made if rank in ranks else self._group
 

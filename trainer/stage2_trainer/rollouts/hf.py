@@ -1,6 +1,7 @@
-"""Rollouts by the learner's own model through transformers (`rollout_backend: hf`): slow, and nothing to synchronise.
+"""Rollouts by the learner's own model through transformers (`rollout_backend: hf`): slow, without a weight sync.
 
-Prompts are padded on the left to the longest of their batch, so that every answer begins at the same column.
+Prompts are padded on the left to the longest of their batch, so that every answer begins at the same column. Answers
+that repeat themselves are ended, each row on its own (`repeat_terminate`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan, further_seed
 
 OBJECT_KEY = '"object_'
-SERVER = "learner"  # where rollouts of this backend come from, in logs
+SERVER = "learner"  # the source of these rollouts, in logs
 SMALLEST_TEMPERATURE = 1e-4
 _TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
 
@@ -30,7 +31,7 @@ class Decoding:
     """The decoding of answers: greedily, sampled (temperature above 0), or by beam search (num_beams above 1).
 
     batch_size: prompts that are answered at once. num_return_sequences: beams that are returned; the best one counts.
-    repeat: rules for the end of answers that repeat themselves; None = no such end.
+    repeat: rules that end answers which repeat themselves; None = none.
     """
 
     max_new_tokens: int
@@ -56,7 +57,7 @@ class Decoding:
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the fields of a GenerationConfig, each of them set: no default of the checkpoint shall get in."""
+        """Return the fields of a GenerationConfig, all set, so that no default of the checkpoint applies."""
         return {
             "max_new_tokens": self.max_new_tokens,
             "do_sample": self.temperature > 0,
@@ -73,9 +74,9 @@ class Decoding:
 class HfBackend:
     """A Backend over a model in this process.
 
-    model: the policy itself, not wrapped for training. cache: of prompts whose images have names. whole: makes the
-    model's weights whole for the time of a `with` block, where they are spread over processes (ZeRO-3). stops: whether
-    answers are not wanted any more; asked before each token.
+    model: the policy itself, not wrapped for training. cache: prompts by the names of their images. whole: gathers
+    weights that are spread over processes (ZeRO-3) for a `with` block. stops: whether to stop generating; called before
+    each token.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class HfBackend:
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Rollout]:
-        """Return one rollout for each request, in order; `version` is written on them as it is.
+        """Return one rollout for each request, in order, marked with `version`.
 
-        Where answers are not wanted any more, those that are there, cut off where they are.
+        Once `stops` is true it returns the answers so far, cut off where they are.
         """
         samples = self._decoding.temperature > 0 or any(request.further is not None for request in requests)
         with _inference(self._model), self._whole(self._model):
@@ -118,7 +119,7 @@ class HfBackend:
             ]
 
     def _batches(self, count: int, seed_plan: SeedPlan, *, samples: bool) -> list[range]:
-        """Return which requests are answered at once. Those that are sampled share a seed only in a micro-step."""
+        """Return the batches of requests. Sampled requests share a seed only within a micro-step."""
         sizes = seed_plan.sizes if samples and seed_plan.sizes else (count,)
         ends = list(accumulate(sizes))
         return [
@@ -134,7 +135,7 @@ class HfBackend:
             self._rollout(prompt, answer, version, repeated=row in forced)
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
-        further = requests[0].further  # those of a step ask alike
+        further = requests[0].further  # the same for all requests of a step
         if further is None:
             return found
         sampled = replace(self._decoding, temperature=further.temperature, num_beams=1, num_return_sequences=1)
@@ -145,10 +146,10 @@ class HfBackend:
         ]
 
     def _answers(self, prompts: Sequence[Prompt], decoding: Decoding, seed: int) -> tuple[list[list[int]], set[int]]:
-        """Return an answer to each prompt, padded, and which of them were ended because they repeated themselves."""
+        """Return an answer to each prompt, padded, and the rows that were ended because they repeated themselves."""
         device = next(self._model.parameters()).device
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
-        with torch.random.fork_rng():  # the draws of training (dropout) stay what they would have been
+        with torch.random.fork_rng():  # leaves the RNG of training (dropout) unchanged
             torch.manual_seed(seed)
             settings = GenerationConfig(**decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
             ends = self._ends(inputs["input_ids"].shape[1])
@@ -160,7 +161,7 @@ class HfBackend:
                 synced_gpus=False,  # weights are whole: no process waits for the others' tokens
             )
         answers = output[:: decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
-        # A beam's row says nothing of which beam turned out the best, and was ended.
+        # With beams, a row does not identify the beam that was ended.
         return answers, {row for one in ends for row in one.ended} if decoding.num_beams == 1 else set()
 
     def _prompt(self, request: RolloutRequest) -> Prompt:
@@ -195,7 +196,7 @@ class HfBackend:
 
 
 class _Unwanted(StoppingCriteria):
-    """A criterion that ends all answers once they are not wanted any more."""
+    """A criterion that ends all answers once the run was asked to stop."""
 
     def __init__(self, stops: Callable[[], bool]) -> None:
         self._stops = stops
@@ -226,7 +227,7 @@ def left_padded(prompts: Sequence[Prompt], pad: int) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _inference(model: Any) -> Iterator[None]:
-    """Switch dropout and gradients off, and back to what they were, also when the block raises."""
+    """Switch dropout and gradients off for a block, and restore them, also when it raises."""
     was_training = model.training
     model.eval()
     try:
@@ -238,7 +239,7 @@ def _inference(model: Any) -> Iterator[None]:
 
 @dataclass
 class RepeatTermination(LogitsProcessor):
-    """A processor of logits that leaves a row which breaks the rules nothing but the end of turn.
+    """A processor of logits that forces the end of turn in a row that breaks the rules.
 
     prompt_len: tokens before the answers, padding included. end: id of the end of turn. piece: the text of one id.
     `ended` has the rows whose end was forced.
@@ -270,7 +271,7 @@ class RepeatTermination(LogitsProcessor):
 
 
 def repeats(answer: Sequence[int], rules: RepeatTerminate) -> bool:
-    """Whether an answer's tokens end in a repetition that the rules forbid: of one token, or of a sequence of them."""
+    """Whether an answer's tokens end in a repetition that the rules forbid, of one token or of a sequence."""
     run, size, times = rules.max_consecutive_token_repeats, rules.ngram_size, rules.ngram_repeats
     if run and len(answer) >= run and len(set(answer[-run:])) == 1:
         return True

@@ -1,7 +1,7 @@
 """Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
 
-As many requests of a chunk are under way at once as the server works on at once, so that it always has the next one; a
-server that stops to answer is noticed also where a single request may take as long as it likes.
+A server gets as many requests at once as it can work on, so that it always has the next one. A server that hangs is
+noticed even where a request has no time limit.
 """
 
 from __future__ import annotations
@@ -76,13 +76,12 @@ class _Work:
 class ServerBackend:
     """A Backend over one or more servers.
 
-    infer_timeout_s: seconds that one request may take; None = no limit, and then still: a server that does not say its
-    weight version within `timeout_s` while it generates has failed, and one that generates for longer is warned of.
-    timeout_s: seconds that any other call may take, and any answer once it has begun. in_flight: most requests that are
-    under way on one server.
+    infer_timeout_s: limit of one request in seconds; None = no limit, but a server that does not report its weight
+    version within `timeout_s` while it generates has failed, and the log warns of one that generates for longer.
+    timeout_s: limit of any other call in seconds, and of any answer once it has begun. in_flight: most requests under
+    way on one server.
 
-    One call at a time, from any thread; connections stay open between calls until `close`, which ends a call that is
-    under way.
+    One call at a time, from any thread; connections stay open until `close`, which ends a call that is under way.
     """
 
     def __init__(
@@ -134,11 +133,11 @@ class ServerBackend:
         version: int | None = None,
         on_rollout: OnRollout | None = None,
     ) -> list[Outcome]:
-        """Return one rollout for each request, or what refused it, in order. No requests: no call.
+        """Return one rollout for each request, or its refusal, in order. No requests: no call.
 
         Raises:
-            ServerError: a server did not answer, answered something else than a rollout, or holds other weights than
-                `version`. Requests under way on the other servers are cancelled.
+            ServerError: a server did not answer, answered with something other than a rollout, or holds other weights
+                than `version`. Requests under way on the other servers are cancelled.
         """
         if not requests:
             return []
@@ -152,7 +151,7 @@ class ServerBackend:
         except asyncio.CancelledError:
             raise ServerError(", ".join(self.base_urls), PHASE, "ended: the learner closes its connections") from None
         except ServerError:
-            # A failed server closes its connections; the next try shall not meet one of them.
+            # A failed server closes its connections; the next try must not use one of them.
             self._runner.run(self._close())
             raise
         finally:
@@ -274,7 +273,7 @@ class ServerBackend:
     async def _with_further(
         self, server: int, index: int, body: dict[str, Any], others: dict[str, Any], *, count: int
     ) -> tuple[Answer, tuple[tuple[int, ...], ...]]:
-        """Return an answer and the ids of `count` further ones, which are asked for at the same time."""
+        """Return an answer and the ids of `count` further ones, requested at the same time."""
         further = asyncio.create_task(self._answered(server, index, others, choices=count))
         try:
             answer = await self._answered(server, index, body, choices=1)
@@ -345,7 +344,7 @@ class ServerBackend:
 
 
 async def _content(response: aiohttp.ClientResponse) -> bytes:
-    """Return what a server answers. Raises ValueError where it is beyond the bound, or compressed."""
+    """Return the body of an answer. Raises ValueError where it is too long or compressed."""
     if encoding := response.headers.get("Content-Encoding"):
         raise ValueError(compressed(encoding))
     content = bytearray()

@@ -1,7 +1,7 @@
 """Rollouts from servers that `swift rollout` started (semantics, section 11): POST /infer/, a list in, a list out.
 
-Such a server pairs answers with requests by the order in which they pass through a pipe, so it is asked one thing at a
-time. A call has one seed: greedy chunks go in one call, sampled requests one by one, each with its own.
+Such a server pairs answers with requests by their order in a pipe, so it gets one call at a time. A call has one seed:
+greedy chunks go in one call, sampled requests one by one, each with its own seed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 class SwiftBackend:
     """A Backend over servers of `swift rollout`.
 
-    infer_timeout_s: seconds that one call may take; None = no limit, and then it is said every `WARN_EVERY_S` seconds
-    that a call is still under way: nothing else can be asked of such a server meanwhile. These servers do not say which
-    weights they hold, so a rollout's version is that of the last sync.
+    infer_timeout_s: limit of one call in seconds; None = no limit, and the log warns every `WARN_EVERY_S` seconds that
+    it is under way, for the server can answer nothing else meanwhile. These servers do not report which weights they
+    hold, so a rollout's version is that of the last sync.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SwiftBackend:
     def _answered(
         self, client: ServerClient, asked: Mapping[int, RolloutRequest], config: Mapping[str, Any]
     ) -> dict[int, Mapping[str, Any] | Refused]:
-        """Return the answers to a call, or what the server refused of it."""
+        """Return the answers to a call, or the server's refusals."""
 
         def ask(requests: Sequence[RolloutRequest]) -> list[dict[str, Any]]:
             with ExitStack() as under_way:
@@ -149,7 +149,7 @@ def _refuses_one(error: Exception) -> bool:
 
 
 def _result(part: Future[list[Outcome]]) -> list[Outcome]:
-    """Wait for a server's share, and say so while it takes long."""
+    """Wait for a server's share, and log a warning while it takes long."""
     start = time.monotonic()
     while True:
         try:

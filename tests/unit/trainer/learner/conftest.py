@@ -1,4 +1,4 @@
-"""A port for learner processes that meet, and a trainer whose answers are written down."""
+"""Fixtures of the learner's tests; heavy libraries are imported where they are used."""
 
 from __future__ import annotations
 
@@ -6,12 +6,34 @@ import pytest
 
 
 @pytest.fixture
-def trained(tmp_path, model, encoder, image_paths):
-    """A function that trains one step on three records, and returns what it said of it and the samples it matched."""
+def model(model):
+    """The tiny model, set up to train."""
     from stage2_trainer.process.transformers_compat import disable_cache
-    from tests.unit.trainer.learner.harness import box, build, record
 
     disable_cache(model)
+    return model
+
+
+@pytest.fixture
+def records(image_paths):
+    """Three records of a red and a blue box."""
+    from tests.unit.trainer.learner.harness import two_boxes
+
+    return two_boxes(image_paths)
+
+
+@pytest.fixture
+def matcher(encoder):
+    from tests.unit.trainer.learner.harness import sample_tools
+
+    return sample_tools(encoder).matcher
+
+
+@pytest.fixture
+def trained(tmp_path, model, encoder, image_paths):
+    """A function that trains one step on three records; returns the log, the matched samples and the harness."""
+    from tests.unit.trainer.learner.harness import box, build, record
+
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
 
     def run(records=records, prepare=lambda trainer: None, **options):

@@ -156,9 +156,14 @@ class Harness:
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """Return the lines of the run's log, all of them or those of one event."""
-        log = Path(str(self.trainer.args.output_dir), "stage2_log.jsonl")
-        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        return [line for line in lines if event in (None, line["event"])]
+        return read_log(Path(str(self.trainer.args.output_dir)), event)
+
+
+def read_log(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """Return the lines of a run's log, all of them or those of one event; none where there is no log."""
+    log = folder / "stage2_log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [line for line in lines if event in (None, line["event"])]
 
 
 def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> ServerRollouts:

@@ -5,20 +5,16 @@ import pytest
 
 from stage2_api.coordinates import coord_token
 from stage2_report.held_out import read_evaluations
-from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
 from stage2_trainer.learner.listeners import log_held_out_rollouts
-from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.supervise import SampleTools
-from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
-from stage2_trainer.rollouts.bad_samples import BadSamples
+from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.scores.answer_scores import AnswerScores
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
-from tests.unit.trainer.learner.harness import PROMPTS, RecordingSync, ScriptedBackend, fresh_rollouts, perfect
+from tests.unit.trainer.learner.harness import RecordingSync, ScriptedBackend, fresh_rollouts, perfect, sample_tools
 from tests.unit.trainer.scores.scenes import box, write_data
 
 TRUTHS = [
@@ -41,11 +37,9 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     crowds = [{"desc": "unicorn", "bbox_2d": [coord_token(bin_) for bin_ in (0, 0, 90, 90)]}]
     data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths, crowds=crowds)
     records = load_records(data)
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    tools = SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog()))
     rollouts = JsonLines(tmp_path / "rollouts.jsonl")
     evaluation = Evaluation(
-        tools=tools,
+        tools=sample_tools(encoder),
         rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None),
         batch_size=2,
         on_matched=log_held_out_rollouts(SilentLog(), rollouts),

@@ -8,7 +8,6 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
 
@@ -18,7 +17,6 @@ BY_STEP = {1: only_first, 2: perfect, 3: only_first, 4: only_first}
 @pytest.fixture
 def trained(tmp_path, model, encoder, image_paths):
     """Four steps, an evaluation after each, of which the second is the best; step 4 is the only one to be saved."""
-    disable_cache(model)
     harness = build(
         tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: BY_STEP[max(1, step())](one),
         max_steps=4, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=4, save_total_limit=1,
@@ -32,11 +30,6 @@ def trained(tmp_path, model, encoder, image_paths):
     return harness
 
 
-def told(folder, event):
-    lines = map(json.loads, (folder / "stage2_log.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == event]
-
-
 def test_it_is_there_beside_the_last_one(trained, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
@@ -44,12 +37,12 @@ def test_it_is_there_beside_the_last_one(trained, tmp_path):
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
 
 
-def test_log_and_progress_name_it(trained, tmp_path):
-    best = told(tmp_path, "best_checkpoint")
+def test_log_and_progress_name_it(trained):
+    best = trained.lines("best_checkpoint")
     assert [line["step"] for line in best] == [1, 2]
     assert best[-1] == {"event": "best_checkpoint", "step": 2, "metric": "eval_rollout_f1", "score": 1.0}
-    said = trained.reporter.current
-    assert (said.best_step, said.best_score) == (2, 1.0)
+    current = trained.reporter.current
+    assert (current.best_step, current.best_score) == (2, 1.0)
 
 
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_starts(tmp_path):

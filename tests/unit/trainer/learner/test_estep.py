@@ -9,10 +9,9 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.listeners import ParseFailureLog
-from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import sample_document
 from stage2_trainer.learner.rollout_metrics import sample_stats
-from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
+from stage2_trainer.matching import supervision
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import (
     ScriptedBackend,
@@ -20,18 +19,7 @@ from tests.unit.trainer.learner.harness import (
     only_first,
     segments_of,
     shifted,
-    two_boxes,
 )
-
-
-@pytest.fixture
-def records(image_paths):
-    return two_boxes(image_paths)
-
-
-@pytest.fixture
-def matcher(encoder):
-    return Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
 
 
 @pytest.fixture

@@ -5,17 +5,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.listeners import held_out_pictures
-from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import only_first, record, two_boxes
+from tests.unit.trainer.learner.harness import only_first, record
 
 
-def test_an_evaluation_leaves_pictures(tmp_path, encoder, image_paths):
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    records = [*two_boxes(image_paths), record(str(tmp_path / "lost.png"), 9)]
+def test_an_evaluation_leaves_pictures(tmp_path, encoder, matcher, records, image_paths):
+    records = [*records, record(str(tmp_path / "lost.png"), 9)]
     matched = []
     for one in records:
         ids = encoder.tokenizer.encode(only_first(one), add_special_tokens=False)

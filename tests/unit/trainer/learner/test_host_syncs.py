@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stage2_trainer.learner.rows import PackedRowPlanner
-from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record
 
 READS = {
@@ -67,7 +66,6 @@ class OperatorReads(TorchDispatchMode):
 @pytest.fixture
 def reads_of_a_step(tmp_path, model, encoder, image_paths):
     """A function: the reads of one training step on so many records, packed into one row, once their tensors exist."""
-    disable_cache(model)
 
     def count(records: int, micro_steps: int) -> Counted:
         objects = {f"object_{i}": box("red box", 100, 100 + 9 * i, 400, 600) for i in range(1, 1 + records)}

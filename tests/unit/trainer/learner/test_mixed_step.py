@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from stage2_trainer.learner.estep import SupervisedSteps
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import SUPERVISED
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 
@@ -27,7 +26,6 @@ def test_the_seed_says_which_they_are_and_nothing_else_does():
 
 
 def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, model, encoder, image_paths):
-    disable_cache(model)
     steps = SupervisedSteps(0.5, 17)
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from stage2_trainer.learner.listeners import DescriptionAgreement, SampleDumps
-from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
+from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.telemetry.run_log import remove_run
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.configs import run_config
@@ -14,9 +13,8 @@ from tests.unit.trainer.learner.harness import box, record
 
 
 @pytest.fixture
-def matched(encoder):
+def matched(encoder, matcher):
     """A function that matches a record of two boxes to an answer that calls them so."""
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
 
     def match(*names):
         one = record("no.png", object_1=box("red box", 0, 0, 400, 400), object_2=box("blue box", 500, 500, 900, 900))

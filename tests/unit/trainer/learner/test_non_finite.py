@@ -17,10 +17,9 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
-from stage2_trainer.process.transformers_compat import disable_cache
 from tests.ports import free_port
 from tests.unit.trainer.conftest import TINY_MODEL
-from tests.unit.trainer.learner.harness import build, two_boxes
+from tests.unit.trainer.learner.harness import build, read_log, two_boxes
 from tests.unit.trainer.learner.processes import run_members
 
 BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -30,17 +29,6 @@ SCOPES = {
     "micro": {"rows": PackedRowPlanner, "capacity": 8, "min_fill": 0.1},
     "step": {"rows": StepRowPlanner},
 }
-
-
-@pytest.fixture
-def records(image_paths):
-    return two_boxes(image_paths)
-
-
-@pytest.fixture
-def model(model):
-    disable_cache(model)
-    return model
 
 
 @pytest.fixture
@@ -75,8 +63,7 @@ def break_weight(model):
 
 
 def steps(folder):
-    lines = map(json.loads, (folder / "stage2_log.jsonl").read_text().splitlines())
-    return [line["step"] for line in lines if line["event"] == "step"]
+    return [one["step"] for one in read_log(folder, "step")]
 
 
 def assert_whole(folder, step):
@@ -214,7 +201,6 @@ def member(rank, port, folder, paths):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    disable_cache(model)
     encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
     records = two_boxes([paths[0], paths[1], paths[2], paths[0] + ".gone"])
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "ddp_backend": "gloo", **EACH_SAVED}

@@ -10,7 +10,6 @@ from stage2_trainer.learner.matcher import OverlongRule
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.replay import replay
 from tests.unit.trainer.learner.harness import box, build, perfect, record
 
@@ -29,8 +28,6 @@ def first_loops(one):
 
 @pytest.fixture
 def make(tmp_path, model, encoder, image_paths):
-    disable_cache(model)
-
     def run(what, *, rows=None, objects=1, answer=first_loops):
         boxes = {f"object_{i + 1}": box("red box", 100, 100, 400, 400 + i) for i in range(objects)}
         records = [record(path, i, **(boxes if i == 0 else {"object_1": boxes["object_1"]}))

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, StepRowPlanner
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import FurtherAnswers
-from tests.unit.trainer.learner.harness import ScriptedBackend, build, only_first, perfect, two_boxes
+from tests.unit.trainer.learner.harness import ScriptedBackend, build, only_first, perfect
 
 ROUNDING = 1e-5
 TWO = FurtherAnswers(2, 0.7)
-
-
-@pytest.fixture
-def records(image_paths):
-    return two_boxes(image_paths)
-
-
-@pytest.fixture
-def model(model):
-    disable_cache(model)
-    return model
 
 
 @pytest.fixture
@@ -35,9 +21,8 @@ def stepped(tmp_path, model, encoder, records):
         backend = ScriptedBackend(encoder, records, only_first, further=further)
         still = {"learning_rate": 0.0, "max_grad_norm": 0.0, **options}
         harness = build(tmp_path, model, encoder, records, backend=backend, further=asked, **still)
-        harness.trainer.train()
-        lines = (tmp_path / "stage2_log.jsonl").read_text().splitlines()
-        return [one for line in lines if (one := json.loads(line))["event"] == "step"], backend
+        harness.train()
+        return harness.lines("step"), backend
 
     return run
 

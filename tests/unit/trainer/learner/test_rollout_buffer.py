@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections import Counter
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, WindowRowPlanner
 from stage2_trainer.learner.step import ReuseBuffer, ReuseError, fingerprint
-from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 RECORDS = [Record(1, "a", (), 8, 8)]
@@ -62,14 +60,8 @@ def records(image_paths):
 
 @pytest.fixture
 def make(tmp_path, model, encoder, records):
-    disable_cache(model)
     options = {"answer": shifted, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": -1}
     return lambda **changes: build(tmp_path, model, encoder, records, **{**options, "num_train_epochs": 1, **changes})
-
-
-def steps(folder):
-    lines = (folder / "stage2_log.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == "step"]
 
 
 def trained_on(harness):
@@ -85,23 +77,23 @@ def trained_on(harness):
     return seen
 
 
-def test_each_window_is_generated_once_and_trained_on_m_times(make, tmp_path):
+def test_each_window_is_generated_once_and_trained_on_m_times(make):
     harness = make(m_steps=2)
     seen = trained_on(harness)
-    harness.trainer.train()
+    harness.train()
     # 5 records, windows of 2: two full ones, each for two steps, and a partial one
     assert harness.sync.versions == [0, 2, 4]
     assert sorted(seen.values()) == [1, 2, 2, 2, 2]
-    told = steps(tmp_path)
+    told = harness.lines("step")
     assert [step["rollout/buffer_reuse"] for step in told] == [0, 1, 0, 1, 0]
     assert [step["rollout/buffer_window_step0"] for step in told] == [0, 0, 2, 2, 4]
     assert [step["rollout/buffer_completed_steps"] for step in told] == [0, 1, 0, 1, 0]
     assert [step["time/rollout_generate_s"] > 0 for step in told] == [True, False, True, False, True]
 
 
-def test_one_step_for_each_window_is_no_reuse(make, tmp_path):
-    make(m_steps=1).trainer.train()
-    assert [("rollout/buffer_reuse" in step) for step in steps(tmp_path)] == [False] * 3
+def test_one_step_for_each_window_is_no_reuse(make):
+    lines = make(m_steps=1).train()
+    assert ["rollout/buffer_reuse" in one for one in lines if one["event"] == "step"] == [False] * 3
 
 
 def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_and_skips_nothing(make, tmp_path):
@@ -109,7 +101,7 @@ def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_an
     again = make(m_steps=2, max_steps=5)
     again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert again.sync.versions == [3, 4]
-    assert [step["step"] for step in steps(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [step["step"] for step in again.lines("step")] == [1, 2, 3, 4, 5]
 
 
 def rows_of_windows():
@@ -125,7 +117,7 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
                    save_strategy="steps", save_steps=stop)  # fmt: skip
         seen.append(trained_on(run))
         run.trainer.train(resume_from_checkpoint=checkpoint)
-    told = steps(tmp_path)
+    told = run.lines("step")
     assert [step["step"] for step in told] == list(range(1, last + 1))
     assert [step["packing/post_rollout_scope_window"] for step in told] == [1] * (last - 1) + [0]
     assert sorted(sum(seen, Counter()).values()) == [1] + [m_steps] * 4
@@ -136,7 +128,6 @@ def test_what_waits_for_a_row_at_a_checkpoint_is_trained_on_by_the_run_that_goes
     tmp_path, model, encoder, records, m_steps, stop, last
 ):
     """Rows hold one sample, micro-steps bring two: more and more wait."""
-    disable_cache(model)
 
     def trained(folder, max_steps, checkpoint=None):
         rows = PackedRowPlanner(125, capacity=8, min_fill=0.1)
@@ -174,9 +165,9 @@ def test_training_again_on_what_is_kept_changes_none_of_it(make):
             assert one[0].stats == other[0].stats
 
 
-def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make, tmp_path):
-    make(m_steps=2, max_steps=2, learning_rate=1e-4).trainer.train()
-    first, second = steps(tmp_path)
+def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make):
+    lines = make(m_steps=2, max_steps=2, learning_rate=1e-4).train()
+    first, second = [one for one in lines if one["event"] == "step"]
     assert second["loss"] < first["loss"]
 
 

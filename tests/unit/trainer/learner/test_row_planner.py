@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
@@ -115,16 +112,14 @@ def records(image_paths):
 
 @pytest.fixture
 def make(tmp_path, model, encoder, records):
-    disable_cache(model)
     options = {"answer": shifted, "learning_rate": 0.0, "max_grad_norm": 0.0, "gradient_accumulation_steps": 3}
     options |= {"per_device_train_batch_size": 2, "seed": 3}
 
     def run(**changes):
         model.zero_grad()
         harness = build(tmp_path, model, encoder, records, **{**options, **changes})
-        harness.trainer.train()
-        lines = (tmp_path / "stage2_log.jsonl").read_text().splitlines()
-        return harness, [found for line in lines if (found := json.loads(line))["event"] == "step"][-1]
+        harness.train()
+        return harness, harness.lines("step")[-1]
 
     return run
 

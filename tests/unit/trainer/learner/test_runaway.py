@@ -12,7 +12,6 @@ from stage2_trainer.learner.rollout_metrics import bad_sample_stats
 from stage2_trainer.learner.step_record import RunawayWatch
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.errors import RunawayError
 from tests.unit.trainer.learner.harness import build, two_boxes
 from tests.unit.trainer.learner.test_rollout_metrics import stats
@@ -63,7 +62,6 @@ def test_without_the_key_nothing_is_ended():
 
 
 def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):
-    disable_cache(model)
     crowd = serialize_objects([GTObject("red box", "bbox", (i, i, i + 9, i + 9)) for i in range(9)])
     harness = build(tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: crowd, max_steps=9)
     harness.trainer.components = replace(harness.trainer.components, runaway=RunawayWatch(RULE))

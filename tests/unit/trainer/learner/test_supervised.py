@@ -10,7 +10,6 @@ import torch
 from stage2_trainer.learner.matcher import OverlongRule
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.matching import serialize_objects
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
 from tests.unit.trainer.learner.harness import PROMPTS, box, build, record, two_boxes
 
@@ -20,8 +19,6 @@ NEVER_PLANNED = "window"  # in the names of keys that another scope writes
 
 @pytest.fixture
 def train(tmp_path, model, encoder):
-    disable_cache(model)
-
     def run(records, *, row=ROW, coord_loss=True, shuffled_by=None, **options):
         rule = OverlongRule(row, "skip")
         chosen = {"coord_loss": coord_loss, "shuffled_by": shuffled_by}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -12,25 +11,10 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.interrupt import Interrupted
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import request_seed
-from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record, shifted
+from tests.unit.trainer.learner.harness import build, only_first, perfect, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
-
-
-@pytest.fixture
-def records(image_paths):
-    return [
-        record(path, i, object_1=box("red box", 100, 100, 400, 400), object_2=box("blue box", 500, 500, 900, 800))
-        for i, path in enumerate(image_paths)
-    ]
-
-
-@pytest.fixture
-def model(model):
-    disable_cache(model)
-    return model
 
 
 @pytest.fixture
@@ -38,17 +22,12 @@ def make(tmp_path, model, encoder, records):
     return lambda **changes: build(tmp_path, model, encoder, records, **changes)
 
 
-def logged(folder, event):
-    lines = (folder / "stage2_log.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == event]
-
-
 def test_a_step_changes_weights_and_is_told_in_one_record(make, model, tmp_path):
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     harness = make(answer=only_first)
-    harness.trainer.train()
+    harness.train()
     assert not torch.equal(before, model.model.language_model.layers[0].mlp.up_proj.weight)
-    (step,) = logged(tmp_path, "step")
+    (step,) = harness.lines("step")
     assert step["step"] == 1
     assert step["loss"] == pytest.approx(step["loss/ce"] + step["loss/coord"], rel=1e-5)
     assert step["rollout/gt_objects"] == 6
@@ -63,8 +42,8 @@ def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, t
     for name, rows in (("single", None), ("packed", PackedRowPlanner(600, capacity=8, min_fill=0.1))):
         model.zero_grad()
         harness = make(answer=shifted, rows=rows, learning_rate=0.0, max_grad_norm=0.0)
-        harness.trainer.train()
-        found[name] = logged(tmp_path, "step")[-1]
+        harness.train()
+        found[name] = harness.lines("step")[-1]
     for key in ("loss", "loss/ce", "loss/coord_prefix", "grad_norm"):
         assert found["packed"][key] == pytest.approx(found["single"][key], rel=ROUNDING), key
     assert found["packed"]["packing/post_rollout_segments"] == 3
@@ -72,8 +51,7 @@ def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, t
 
 def test_what_does_not_fit_a_row_is_trained_on_later(make, tmp_path):
     rows = PackedRowPlanner(200, capacity=8, min_fill=0.1)
-    make(rows=rows, max_steps=2).trainer.train()
-    first, second = logged(tmp_path, "step")
+    first, second = [one for one in make(rows=rows, max_steps=2).train() if one["event"] == "step"]
     assert first["packing/post_rollout_buffer"] == 3 - first["packing/post_rollout_segments"] > 0
     assert second["packing/post_rollout_buffer"] > first["packing/post_rollout_buffer"]
 
@@ -95,16 +73,15 @@ def test_weights_are_pushed_once_for_each_optimizer_step(make):
 
 def test_accumulated_micro_steps_give_the_mean_loss(make, tmp_path):
     make(learning_rate=0.0).trainer.train()
-    make(learning_rate=0.0, per_device_train_batch_size=1, gradient_accumulation_steps=3).trainer.train()
-    whole, parts = logged(tmp_path, "step")
+    parted = make(learning_rate=0.0, per_device_train_batch_size=1, gradient_accumulation_steps=3)
+    whole, parts = [one for one in parted.train() if one["event"] == "step"]
     assert parts["rollout/gt_objects"] == whole["rollout/gt_objects"]
     # the same number of supervised tokens in each record: the mean of means is the mean
     assert parts["loss"] == pytest.approx(whole["loss"], rel=ROUNDING)
 
 
 def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(make, tmp_path):
-    make(answer=perfect).trainer.train()
-    (step,) = logged(tmp_path, "step")
+    (step,) = [one for one in make(answer=perfect).train() if one["event"] == "step"]
     assert step["rollout/f1"] == 1.0
     assert step["rollout/fn_appended"] == 0
     assert step["loss/coord_tail"] == 0.0
@@ -117,7 +94,7 @@ def test_an_evaluation_syncs_first_and_tells_its_metrics(make, tmp_path):
     assert harness.sync.versions == [0]
     assert metrics["eval_rollout_recall"] == 0.5
     assert metrics["eval_rollout_precision"] == 1.0
-    (told,) = logged(tmp_path, "evaluation")
+    (told,) = harness.lines("evaluation")
     assert told["eval_rollout_f1"] == pytest.approx(2 / 3)
 
 
@@ -150,4 +127,4 @@ def test_progress_of_a_whole_step_can_be_saved_and_gone_on_from(make, tmp_path):
     again = make(max_steps=2)
     again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert again.sync.versions == [1]
-    assert [step["step"] for step in logged(tmp_path, "step")] == [1, 2]
+    assert [step["step"] for step in again.lines("step")] == [1, 2]

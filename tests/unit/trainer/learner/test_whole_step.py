@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
@@ -16,7 +15,6 @@ from transformers import TrainerCallback
 from stage2_trainer.learner import trainer as learner_trainer
 from stage2_trainer.learner.passes import SHARE, EarlyGradients
 from stage2_trainer.learner.rows import StepRowPlanner
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.requests import request_seed
 from tests.ports import free_port
 from tests.unit.trainer.learner import harness
@@ -81,15 +79,12 @@ OPTIONS = {"answer": some_empty, "learning_rate": 0.0, "max_grad_norm": 0.0, "se
 
 def gradients(folder, model, encoder, records, **changes):
     """The gradient of one step on all records, and its record."""
-    disable_cache(model)
     model.zero_grad()
     run = build(folder, model, encoder, records, **{**OPTIONS, **changes})
     seen = Gradients()
     run.trainer.add_callback(seen)
-    run.trainer.train()
-    lines = (folder / "stage2_log.jsonl").read_text().splitlines() if (folder / "stage2_log.jsonl").exists() else []
-    told = [found for line in lines if (found := json.loads(line))["event"] == "step"]
-    return seen.found, told[-1] if told else {}, run
+    run.train()
+    return seen.found, (run.lines("step") or [{}])[-1], run
 
 
 def assert_close(found, expected):
@@ -204,6 +199,7 @@ def member(rank, port, folder, paths):
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     from stage2_trainer.data.encode import Encoder
+    from stage2_trainer.process.transformers_compat import disable_cache
     from tests.unit.trainer.conftest import TINY_MODEL
 
     os.environ.update(
@@ -211,6 +207,7 @@ def member(rank, port, folder, paths):
     )
     torch.set_num_threads(1)
     model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    disable_cache(model)
     encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
     options = whole(gradient_accumulation_steps=6, ddp_backend="gloo")
     # the second process has far more tokens: it needs more rows

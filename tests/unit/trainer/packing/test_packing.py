@@ -42,18 +42,6 @@ def best_selection(lengths, cap):
     return [0, *best[2]] if -best[0] > total else in_order
 
 
-capped_lengths = st.integers(3, 40).flatmap(
-    lambda cap: st.tuples(st.just(cap), st.lists(st.integers(1, cap), min_size=1, max_size=9))
-)
-
-
-@given(capped_lengths)
-@settings(max_examples=200, deadline=None)
-def test_selection_equals_the_search_through_all_subsets(case):
-    cap, lengths = case
-    assert select_segments(lengths, cap) == best_selection(lengths, cap)
-
-
 def test_many_blocks_of_segments_are_traced_exactly():
     # The only way to fill the row is with the three odd ones, far apart.
     lengths = [2] + [4] * 40 + [1] + [4] * 40 + [1] + [4] * 40 + [3]
@@ -130,22 +118,6 @@ def fits(lengths, cap, rows):
     return len(lengths) >= rows and place(0, (cap,) * rows)
 
 
-windows = st.integers(3, 30).flatmap(
-    lambda cap: st.tuples(st.just(cap), st.integers(1, 4), st.lists(st.integers(1, cap), min_size=1, max_size=10))
-)
-
-
-@given(windows)
-@settings(max_examples=200, deadline=None)
-def test_a_window_is_packed_exactly_when_that_is_possible(case):
-    cap, rows, lengths = case
-    if fits(lengths, cap, rows):
-        check(pack_window(lengths, cap, rows), lengths, cap, rows)
-    else:
-        with pytest.raises(PackingError, match="accumulation window"):
-            pack_window(lengths, cap, rows)
-
-
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
 def test_windows_without_a_token_to_spare_are_packed(rows, seed):
@@ -168,11 +140,6 @@ def test_too_many_tokens_are_refused_with_the_numbers():
         PackingError, match=r"3 segments of 18 tokens in all \(longest 6\) for 2 rows of 10; they need at least 3"
     ):
         pack_window([6, 6, 6], 10, 2)
-
-
-def test_packing_is_deterministic():
-    lengths = [7, 3, 3, 5, 5, 7, 2, 8, 1, 9]
-    assert pack_window(lengths, 10, 5) == pack_window(list(lengths), 10, 5)
 
 
 def small_cases(count, *, most):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,9 +117,8 @@ def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(ahead, ser
 def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, encoder, image_paths, pipelined):
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
     harness = build(tmp_path, model, encoder, records, pipelined=pipelined, per_device_train_batch_size=1, max_steps=4)
-    harness.trainer.train()
-    lines = [json.loads(line) for line in (tmp_path / "stage2_log.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["event"] == "step"]
+    harness.train()
+    steps = harness.lines("step")
     assert [plan.global_step for plan in harness.backend.plans] == [0, 1, 2, 3]
     assert [step["rollout/staleness"] for step in steps] == ([0, 1, 1, 0] if pipelined else [0, 0, 0, 0])
     assert [step["sync/version"] for step in steps] == [0, 1, 2, 3]

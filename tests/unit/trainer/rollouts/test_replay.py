@@ -37,6 +37,7 @@ def ran(encoder, model, records, tmp_path):
         log = JsonLines(tmp_path / "rollouts.jsonl")
         e_step = build_e_step(
             encoder,
+            model,
             ScriptedBackend(encoder, records, answer, further=further),
             lambda at, matched: [
                 log.write({"event": "rollout", "part": "train", "step": at, **rollout_document(one)}) for one in matched
@@ -44,7 +45,7 @@ def ran(encoder, model, records, tmp_path):
             asked_further=FurtherAnswers(len(further), 0.7) if further else None,
             **options,
         )
-        segments = segments_of(e_step, [records], model, global_step=step)
+        segments = segments_of(e_step, [records], global_step=step)
         log.close()
         lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
         return lines, [trained_ids(segment) for segment in segments]
