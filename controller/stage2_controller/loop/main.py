@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress_s=options.progress_seconds,
             policy=options.policy,
             kueue=options.kueue,
-            nodes_may_come=options.nodes_may_come,
+            nodes_may_come=options.nodes_may_come == "true",
         ),
         Options(
             namespaces=tuple(options.namespace or ()),
@@ -78,10 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--nodes-may-come",
-        type=_boolean,
-        default=Settings.nodes_may_come,
-        metavar="true|false",
-        help="whether jobs that fit nowhere have pending pods, for an autoscaler to see (default: true)",
+        choices=("true", "false"),
+        default="true",
+        help="whether jobs that fit nowhere have pending pods, for an autoscaler to see (default: %(default)s)",
     )
     parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
     parser.add_argument(
@@ -104,10 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text]
 
 
 def _address(text: str) -> tuple[str, int]:
