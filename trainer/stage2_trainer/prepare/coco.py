@@ -1,4 +1,4 @@
-"""COCO's annotations (and LVIS's, which have the same form) as annotated images.
+"""COCO's annotations (and LVIS's, which have the same form): read as annotated images, and written from records.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -38,16 +38,16 @@ from stage2_trainer.prepare.annotations import (
 from stage2_trainer.prepare.outlines import area, outlines_of
 
 DIGITS = 4  # of a pixel
-MOST_DIGITS = 18  # of an id, so that it is a whole number to other tools, too
+MOST_DIGITS = 18  # of an id, so that it is a 64-bit integer in other tools
 
-SEVERAL_IMAGES = "it has several images, and COCO's entries have one"
-NO_FILE = "its image is in the record itself (data: URL), and COCO's entries name files"
-NO_PLACE = "summary, or a key of metadata, for which COCO has no place"
+SEVERAL_IMAGES = "it has several images, and an entry of COCO has one"
+NO_FILE = "its image is in the record itself (data: URL), and an entry of COCO names a file"
+NO_PLACE = "a summary, or a key of metadata, which COCO cannot hold"
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is known of all records before the first is written: numbers of categories; whether sample ids are ids."""
+    """What must be known of all records before writing: numbers of categories; whether sample ids serve as ids."""
 
     categories: dict[str, int]
     numbered: bool
@@ -56,13 +56,12 @@ class _Plan:
 def write_coco(
     path: Path, output: Path, rules: RecordRules, tally: Tally, on_line: Callable[[Line], None] | None = None
 ) -> None:
-    """Write a COCO file of a data file's records; it gets its name when it is whole, and replaces none.
+    """Write a COCO file of a data file's records under a temporary name, then rename it; it replaces no file.
 
-    Categories are numbered by name. Images keep their sample ids where all of these are different whole numbers, as
-    those of an imported COCO file are; else they are numbered by their lines, from 1. Coordinates are pixels again.
+    Categories are numbered by name. Images keep their sample ids if all of these are different whole numbers, as
+    after an import of COCO; otherwise their lines number them, from 1. Coordinates are pixels again.
 
-    Raises:
-        ConfigError: a record is broken, or the output is there already.
+    Raises ConfigError where a record is broken, or the output exists already.
     """
     check_new_file("--coco", output)
     plan = _plan(_records(path, rules, None))
@@ -71,7 +70,7 @@ def write_coco(
     try:
         with aside.open("w", encoding="utf-8") as file:
             _write_document(_records(path, rules, on_line), plan, output.parent, file, tally)
-        check_new_file("--coco", output)  # which somebody may have made meanwhile
+        check_new_file("--coco", output)  # somebody may have created it meanwhile
         aside.rename(output)
     finally:
         aside.unlink(missing_ok=True)
@@ -98,7 +97,7 @@ def _plan(records: Iterable[Record]) -> _Plan:
 
 
 def _federated_lists(record: Record) -> dict[str, list[str]]:
-    """Return the lists of LVIS that a record has in its metadata."""
+    """Return LVIS's lists in a record's metadata."""
     found = {key: record.metadata.get(key) for key in FEDERATED}
     return {key: one for key, one in found.items() if isinstance(one, list) and all(isinstance(n, str) for n in one)}
 
@@ -108,7 +107,7 @@ def _is_number(name: str) -> bool:
 
 
 def _write_document(records: Iterable[Record], plan: _Plan, folder: Path, file: TextIO, tally: Tally) -> None:
-    """Write images as they come and annotations aside, which follow when all images are written."""
+    """Write images one by one; annotations go to a temporary file, which is appended at the end."""
     categories = [{"id": number, "name": name} for name, number in plan.categories.items()]
     file.write(f'{{"info": {{}}, "licenses": [], "categories": {_to_json(categories)},\n"images": [')
     with tempfile.TemporaryFile("w+", encoding="utf-8") as annotations:
@@ -165,8 +164,8 @@ def _to_json(value: Any) -> str:
 
 
 NO_IMAGE = "its image is not in the file"
-NO_OBJECT = "a category of which no object is in the file: records have no place for it"
-NO_FEDERATED = "a category of an image's federated lists that is not in the file"
+NO_OBJECT = "a category without objects in the file, which records cannot hold"
+NO_FEDERATED = "a category in an image's federated lists that is not in the file"
 FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 
 Entries = Mapping[Any, Mapping[str, Any]]
@@ -231,7 +230,7 @@ def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> Entries:
 
 
 def _id(value: Any) -> int | str | None:
-    """Return a value that can be an id; None for any other, and for true, which Python takes for 1."""
+    """Return a value that can be an id; None for any other, and for true, which equals 1 in Python."""
     return value if (isinstance(value, int) and not isinstance(value, bool)) or is_text(value) else None
 
 
@@ -253,7 +252,7 @@ def _file_name(entry: Mapping[str, Any], path: Path) -> str:
 
 
 def _federated(entry: Mapping[str, Any], names: Mapping[Any, str], path: Path, tally: Tally) -> dict[str, Any]:
-    """Return LVIS's lists of an image by name: what was looked for and is not there, and what is not listed whole."""
+    """Return LVIS's lists of an image by name: categories that are absent, and categories that are not fully listed."""
     found = {}
     for key in FEDERATED:
         listed = entry.get(key) or []

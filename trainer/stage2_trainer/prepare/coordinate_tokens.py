@@ -1,6 +1,6 @@
-"""A stock Qwen3-VL with the 1,000 coordinate tokens in its vocabulary, saved as a folder that a run takes.
+"""`stage2 prepare`: a stock Qwen3-VL with the 1,000 coordinate tokens in its vocabulary, saved as a model folder.
 
-The tokens are ordinary ones: text that is decoded without special tokens keeps them, as vLLM's answers do.
+The tokens are not special ones, so that text decoded without special tokens keeps them, as vLLM's answers do.
 """
 
 from __future__ import annotations
@@ -33,52 +33,15 @@ STARTS: tuple[Start, ...] = get_args(Start)
 BLUR_BINS = 3.0
 LONGEST_PERIOD, SHORTEST_PERIOD = 2000.0, 40.0
 
-
-def start_rows(table: Tensor, how: Start, spell: Callable[[str], Sequence[int]]) -> Tensor:
-    """Return a row for each bin, (1000, H) float32.
-
-    table: (V, H), the rows that the model has. spell: the ids of a text. how: `numerals` takes the mean row of the
-    tokens that spell the bin's number, blurred over its neighbours, so that near bins are alike; `ramp` the mean of the
-    table and sines and cosines of the bin, as wide as the table is; `mean` the mean of the table alone.
-    """
-    known = table.float()
-    middle: Tensor = known.mean(0)
-    if how == "mean":
-        return middle.repeat(BINS, 1)
-    rows = _ramp(known) if how == "ramp" else _numerals(known, spell) - middle
-    width: Tensor = (known - middle).norm(dim=1).mean()
-    found: Tensor = middle + rows * (width / rows.norm(dim=1).mean().clamp_min(1e-12))
-    return found
-
-
-def _numerals(known: Tensor, spell: Callable[[str], Sequence[int]]) -> Tensor:
-    numbers = torch.stack([known[torch.tensor(list(spell(str(number))))].mean(0) for number in range(BINS)])
-    distance = torch.arange(BINS)[:, None] - torch.arange(BINS)[None, :]
-    weights = torch.exp(-0.5 * (distance / BLUR_BINS) ** 2)
-    return (weights / weights.sum(1, keepdim=True)).to(numbers) @ numbers
-
-
-def _ramp(known: Tensor) -> Tensor:
-    """Return sin and cos of 2 pi k / P for periods P from 2000 to 40 bins, turned by a rotation of its own seed."""
-    size = known.shape[1]
-    pairs = size // 2
-    periods = torch.logspace(math.log10(LONGEST_PERIOD), math.log10(SHORTEST_PERIOD), pairs)
-    angles = 2 * math.pi * torch.arange(BINS)[:, None] / periods
-    waves = torch.cat([angles.sin(), angles.cos(), torch.zeros(BINS, size - 2 * pairs)], dim=1)
-    rotation = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0))).Q
-    turned: Tensor = waves @ rotation
-    return turned
-
-
 TOKENS = tuple(coord_token(number) for number in range(BINS))
-AGAIN = "download it again, or compare its files with those of where it comes from"
-KIND = "qwen3_vl"  # qwen3_vl_moe begins with it, too
-ROWS_IN_STEPS_OF = 64  # what the tables of the stock models are divisible by, and tensor-parallel servers like
+AGAIN = "download it again, or compare its files with their source"
+KIND = "qwen3_vl"  # qwen3_vl_moe starts with it too
+ROWS_MULTIPLE = 64  # of the stock models' tables; tensor-parallel servers divide them
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was made.
+    """A prepared model.
 
     first_id, last_id: of the new tokens. rows: of the embedding table. tied: whether the output head is that table.
     """
@@ -93,8 +56,7 @@ class Prepared:
 def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     """Add the tokens to a model, a folder or the name of one on a hub, and save it in a new folder.
 
-    Raises:
-        ConfigError: the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
+    Raises ConfigError where the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
     """
     check_folder("--output", output)
     source = source_of(model)
@@ -115,7 +77,7 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
 
 
 def source_of(model: str) -> Path:
-    """Return the folder of a Qwen3-VL, which a hub is asked for where it is the name of one. Raises ConfigError."""
+    """Return the folder of a Qwen3-VL, downloaded if `model` is a name on a hub. Raises ConfigError."""
     folder = fetched_model(model, path="MODEL")
     if not os.path.isfile(folder / "config.json"):
         rule = "must be the folder of a model (with config.json), or the name of one on a hub"
@@ -128,14 +90,14 @@ def source_of(model: str) -> Path:
     if not str(kind).startswith(KIND):
         raise _refused("MODEL", model, f"must be a Qwen3-VL; its config.json has model_type {kind}", "give a Qwen3-VL")
     if config.get("quantization_config"):
-        rule = "must not be quantised, for it is to be trained; its config.json has a quantization_config"
-        raise _refused("MODEL", model, rule, "give the model that it was made of")
+        rule = "must not be quantised, because it will be trained; its config.json has a quantization_config"
+        raise _refused("MODEL", model, rule, "give the model before quantisation")
     return folder
 
 
 def stock_processor(source: Path, model: str) -> Any:
     """Return tokenizer, image processor and chat template of a model's folder. Raises ConfigError."""
-    with _told(model):
+    with _loading(model):
         processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     if not processor.chat_template:
         raise _refused("MODEL", model, "must have a chat template (chat_template.jinja)", AGAIN)
@@ -143,8 +105,8 @@ def stock_processor(source: Path, model: str) -> Any:
 
 
 def _policy(source: Path, model: str) -> Any:
-    """Return the model of a folder, all of its weights from there. Raises ConfigError."""
-    with _told(model):
+    """Return the model of a folder with all weights. Raises ConfigError."""
+    with _loading(model):
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             source,
             dtype="auto",
@@ -153,26 +115,28 @@ def _policy(source: Path, model: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
         )
-        policy, report = loaded  # a pair, as asked for
-        policy.generation_config.validate(strict=True)  # as it is when it is saved
+        policy, report = loaded  # a pair, because of output_loading_info
+        policy.generation_config.validate(strict=True)  # saving checks it the same way
     if lost := sorted(report["missing_keys"]):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise _refused("MODEL", model, f"must hold all weights; it lacks {lost[0]}{more}", AGAIN)
     if fault := layout_fault(policy):
-        raise _refused("MODEL", model, fault, "take another model")
+        raise _refused("MODEL", model, fault, "use another model")
     table, head = _tables(policy)
-    if policy.config.tie_word_embeddings and head is not table:  # transformers believes the weights, vLLM the config
-        rule = "must have one table as config.json says (tie_word_embeddings), but its weights hold another output head"
-        raise _refused("MODEL", model, rule, "write false there, or take lm_head.weight out of the weights")
+    if (
+        policy.config.tie_word_embeddings and head is not table
+    ):  # transformers follows the weights, vLLM this
+        rule = "must have one table, as in config.json (tie_word_embeddings), but its weights have another output head"
+        raise _refused("MODEL", model, rule, "write false there, or remove lm_head.weight from the weights")
     if not all(torch.isfinite(one).all() for one in (table, head)):
-        rule = "must have finite numbers in its embeddings and output head: new rows are made of them"
+        rule = "must have finite embeddings and output head, from which the new rows are computed"
         raise _refused("MODEL", model, rule, AGAIN)
     return policy
 
 
 @contextmanager
-def _told(model: str) -> Iterator[None]:
-    """Raise ConfigError for whatever transformers comes to over the files of a model."""
+def _loading(model: str) -> Iterator[None]:
+    """Raise ConfigError for any error of transformers over the files of a model."""
     try:
         yield
     except MemoryError:
@@ -183,23 +147,23 @@ def _told(model: str) -> Iterator[None]:
 
 
 def lacks_tokens(tokenizer: Any, model: str) -> bool:
-    """Whether a tokenizer has none of the tokens; else it has all of them. Raises ConfigError where it has others."""
+    """Whether a tokenizer has none of the tokens, rather than all of them. Raises ConfigError for only some."""
     known = tokenizer.get_vocab()
     there = [token for token in TOKENS if token in known]
     if not there:
         return True
     if any(token.special and token.content in there for token in tokenizer.added_tokens_decoder.values()):
         rule = "has them as special tokens, which vanish from decoded answers"
-        raise _refused("MODEL", model, f"{rule}: {there[0]}", "begin from the model to which nothing was added")
+        raise _refused("MODEL", model, f"{rule}: {there[0]}", "start from the model without added tokens")
     if len(there) == BINS:
         return False
     rule = f"has {len(there)} of the {BINS} coordinate tokens: {there[0]}"
-    raise _refused("MODEL", model, rule, "begin from the model to which nothing was added")
+    raise _refused("MODEL", model, rule, "start from the model without added tokens")
 
 
 @torch.no_grad()
 def _add(tokenizer: Any, policy: Any, start: Start) -> list[int]:
-    """Add the tokens to both, and give them their rows; return their ids."""
+    """Add the tokens to tokenizer and model, set their rows, and return their ids."""
 
     def spell(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -210,7 +174,7 @@ def _add(tokenizer: Any, policy: Any, start: Start) -> list[int]:
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TOKENS])
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(TOKENS))
     if len(tokenizer) > len(_tables(policy)[0]):
-        policy.resize_token_embeddings(len(tokenizer), ROWS_IN_STEPS_OF, mean_resizing=False)
+        policy.resize_token_embeddings(len(tokenizer), ROWS_MULTIPLE, mean_resizing=False)
     grown = {id(table): table for table in _tables(policy)}
     for table, new in zip(grown.values(), rows, strict=True):
         table[known:] = new.mean(0).to(table)
@@ -224,7 +188,7 @@ def _tables(policy: Any) -> list[nn.Parameter]:
 
 
 def _save(policy: Any, processor: Any, output: Path) -> None:
-    """Write the folder aside, and rename it when it is whole."""
+    """Write the folder under a temporary name, then rename it."""
     aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -232,8 +196,10 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
         save_as_stock(policy, aside)
         processor.save_pretrained(aside)
         for file in filter(Path.is_file, aside.iterdir()):
-            file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as another
-        check_folder("--output", output)  # which somebody may have filled meanwhile
+            file.chmod(
+                0o644
+            )  # safetensors writes 0600; a container runs as another user
+        check_folder("--output", output)  # somebody may have filled it meanwhile
         if output.exists():
             output.rmdir()
         aside.rename(output)
@@ -243,3 +209,39 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
 
 def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:
     return ConfigError([Problem(path, value, rule, way_out)])
+
+
+def start_rows(table: Tensor, how: Start, spell: Callable[[str], Sequence[int]]) -> Tensor:
+    """Return a row for each bin, (1000, H) float32.
+
+    table: (V, H), the existing rows. spell: the token ids of a text. how: `numerals` is the mean row of the tokens that
+    spell the bin's number, blurred over its neighbours, so that near bins are similar; `ramp` is the mean of the table
+    plus sines and cosines of the bin, at the scale of the table; `mean` is the mean of the table alone.
+    """
+    known = table.float()
+    middle: Tensor = known.mean(0)
+    if how == "mean":
+        return middle.repeat(BINS, 1)
+    rows = _ramp(known) if how == "ramp" else _numerals(known, spell) - middle
+    width: Tensor = (known - middle).norm(dim=1).mean()
+    found: Tensor = middle + rows * (width / rows.norm(dim=1).mean().clamp_min(1e-12))
+    return found
+
+
+def _numerals(known: Tensor, spell: Callable[[str], Sequence[int]]) -> Tensor:
+    numbers = torch.stack([known[torch.tensor(list(spell(str(number))))].mean(0) for number in range(BINS)])
+    distance = torch.arange(BINS)[:, None] - torch.arange(BINS)[None, :]
+    weights = torch.exp(-0.5 * (distance / BLUR_BINS) ** 2)
+    return (weights / weights.sum(1, keepdim=True)).to(numbers) @ numbers
+
+
+def _ramp(known: Tensor) -> Tensor:
+    """Return sin and cos of 2 pi k / P for periods P from 2000 to 40 bins, in a fixed random rotation."""
+    size = known.shape[1]
+    pairs = size // 2
+    periods = torch.logspace(math.log10(LONGEST_PERIOD), math.log10(SHORTEST_PERIOD), pairs)
+    angles = 2 * math.pi * torch.arange(BINS)[:, None] / periods
+    waves = torch.cat([angles.sin(), angles.cos(), torch.zeros(BINS, size - 2 * pairs)], dim=1)
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0))).Q
+    turned: Tensor = waves @ rotation
+    return turned

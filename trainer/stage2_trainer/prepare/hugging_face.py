@@ -1,7 +1,7 @@
 """Data sets of Hugging Face's `datasets` with a column of images and one of objects, as annotated images.
 
-Of a row the objects are `{bbox: [...], category: [...]}`, or a list of such; a category is a text, or a number that the
-feature (ClassLabel) or a person names. What the four numbers of a box mean no data set says, so a person does.
+The objects of a row are `{bbox: [...], category: [...]}`, or a list of such. A category is a text, or a number that the
+feature (ClassLabel) or a person names. No data set states the meaning of a box's four numbers, so a person does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE_IDS = ("image_id", "id", "sample_id")
 TEXTS = ("string", "large_string", "string_view")
 SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves
 
-UNEVEN = "its objects are no lists, or lists of different lengths"
+UNEVEN = "its objects are not lists, or lists of different lengths"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class HubChoice:
     """What is read of a data set.
 
     boxes: the four numbers of a box: coco, left, top, width and height in pixels; voc, left, top, right and bottom in
-    pixels; yolo, centre, width and height as shares. names: the names of numbered categories. image, objects: columns;
-    None looks for them.
+    pixels; yolo, centre, width and height as shares. names: of numbered categories. image, objects: columns; None
+    searches for them.
     """
 
     boxes: BoxFormat
@@ -62,7 +62,7 @@ class HubChoice:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a data set: of images, of objects, in these of boxes and categories; the names of numbers."""
+    """The columns of images and objects, the keys of boxes and categories in objects, and the names of numbers."""
 
     image: str
     objects: str
@@ -76,7 +76,7 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
     data = _loaded(source, choice.split)
     columns = _columns(data.features, choice)
     count_same_names(columns.names, tally)
-    data = _undecoded(data.with_format(None), columns.image)  # save_to_disk keeps one: arrays, or some columns
+    data = _undecoded(data.with_format(None), columns.image)  # save_to_disk keeps a format: arrays, or some columns
 
     def read() -> Iterator[AnnotatedImage]:
         for index, row in enumerate(_rows(data, source)):
@@ -107,7 +107,7 @@ def _loaded(source: str, split: str | None) -> Any:
     try:
         saved = any(os.path.isfile(Path(source, name)) for name in SAVED)
         found = datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
-    except Exception as error:  # whatever the library came to: no network, no such name, a broken file
+    except Exception as error:  # any error of the library: no network, no such name, a broken file
         rule = f"must be a folder of save_to_disk, or the name of a data set ({' '.join(str(error).split())[:300]})"
         raise refused("NAME_OR_DIR", source, rule, "check the name; for a name the hub must be reached") from error
     if not isinstance(found, Mapping):
@@ -122,17 +122,17 @@ def _loaded(source: str, split: str | None) -> Any:
 
 
 def _rows(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a data set. Raises ConfigError for whatever the library comes to over one of them."""
+    """Yield the rows of a data set. Raises ConfigError for any error of the library in one of them."""
     rows, index = iter(data), 0
     while True:
         try:
             row = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # bytes that are no text, say
+        except Exception as error:  # bytes that are not text, say
             why = " ".join(str(error).split())[:300]
-            rule = f"must be a data set that can be read; row {index}, or one that is read with it, cannot be ({why})"
-            raise refused("NAME_OR_DIR", source, rule, "make it again, or leave the row out with datasets") from error
+            rule = f"must be readable; row {index}, or one that is read with it, is not ({why})"
+            raise refused("NAME_OR_DIR", source, rule, "create it again, or remove the row with datasets") from error
         yield row
         index += 1
 
@@ -142,7 +142,7 @@ def _undecoded(data: Any, column: str) -> Any:
 
     try:
         return data.cast_column(column, Image(decode=False))
-    except Exception as error:  # whatever the library came to
+    except Exception as error:  # any error of the library
         rule = f"must be a column of images, not of {data.features[column]}"
         raise refused("--image", column, rule, "name another one") from error
 
@@ -235,7 +235,7 @@ def _desc(category: Any, names: Sequence[str]) -> str:
     if isinstance(category, str) and category.strip():
         return category.strip()
     if isinstance(category, int | float) and 0 <= category < len(names) and category == int(category):
-        return names[int(category)]  # a column of numbers in which some are missing comes from pandas as one of floats
+        return names[int(category)]  # pandas writes a column of integers with gaps as floats
     raise LeftOut(NO_CATEGORY)
 
 

@@ -1,8 +1,8 @@
 """Data sets in the layout of Ultralytics' YOLO as annotated images.
 
-`data.yaml` names the classes and where the images of each split lie; the labels of an image lie where the last `images`
-of its path reads `labels`, a line for each object: its class, and its box (centre, width, height) or its outline, as
-shares of the image. Format: https://docs.ultralytics.com/datasets/detect/
+`data.yaml` names the classes, and the images of each split. The labels of an image are in the file of its path with the
+last `images` replaced by `labels`: a line for each object with its class, and its box (centre, width, height) or its
+outline, as shares of the image. Format: https://docs.ultralytics.com/datasets/detect/
 """
 
 from __future__ import annotations
@@ -35,32 +35,28 @@ from stage2_trainer.prepare.record_writer import MISSING
 SPLITS = ("train", "val", "test")
 NOTHING: tuple[object, ...] = (None, "", [])
 CLASS_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
-ROUNDED = 1e-3  # shares are written with few digits, so some lie so far outside 0..1
+ROUNDED = 1e-3  # rounding moves shares this far outside 0..1
 
-BROKEN_LINE = "its line is not a class and four numbers, nor a class and three points or more"
-NOT_SHARES = "its numbers are no shares of the image, 0 to 1"
+BROKEN_LINE = "its line is neither a class and four numbers, nor a class and at least three points"
+NOT_SHARES = "its numbers are not shares of the image, 0 to 1"
 BROKEN_LABELS = "its label file cannot be read"
-BACKGROUND = "an image without a label file has no objects, as Ultralytics takes it"
-REPEATED = "a line that stood twice in a label file counts once, as Ultralytics takes it"
+BACKGROUND = "an image without a label file has no objects, as in Ultralytics"
+REPEATED = "a repeated line of a label file counts once, as in Ultralytics"
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What data.yaml says: the folder that paths begin at, the names of classes, whether labels have keypoints."""
+    """The content of data.yaml. root: the folder of its paths. names: of classes, by number."""
 
     file: Path
     root: Path
     document: Mapping[str, Any]
     names: Mapping[int, str]
 
-    @property
-    def keypoints(self) -> bool:
-        return self.document.get("kpt_shape") is not None
-
 
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
-    """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
-    data = data.absolute()  # labels lie where the last `images` of a path is, whichever folder this runs in
+    """Return the images of a split, by name. data: the data.yaml, or its folder. Raises ConfigError."""
+    data = data.absolute()  # a path relative to this folder may lack the `images` that labels replace
     layout = _layout(data / "data.yaml", found=True) if os.path.isdir(data) else _layout(data)
     count_same_names(layout.names.values(), tally)
     places = _places(layout, split)
@@ -83,7 +79,7 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
 
 
 def _layout(file: Path, *, found: bool = False) -> _Layout:
-    """Return what a data.yaml says. found: it lies in the folder that a person named. Raises ConfigError."""
+    """Return the content of a data.yaml. found: a person named only its folder. Raises ConfigError."""
     try:
         if found:
             require_regular(file)
@@ -110,7 +106,7 @@ def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
         raise refused(f"{file} names", names, "must list the classes", "write names: [cat, dog]")
     for number, name in listed.items():
         if not CLASS_NUMBER.fullmatch(number) or not isinstance(name, str) or not name.strip():
-            rule = "must be a number and its name, the number in decimal digits"
+            rule = "must be a number in decimal digits, with a name"
             raise refused(f"{file} names.{number}", name, rule, "write 0: cat")
     if document.get("nc") not in (None, len(listed)):
         raise refused(
@@ -121,16 +117,16 @@ def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
 
 def _places(layout: _Layout, split: str) -> list[Path]:
     """Return the folders and lists of a split. Raises ConfigError."""
-    said = layout.document.get(split)
-    if said in NOTHING:
+    value = layout.document.get(split)
+    if value in NOTHING:
         there = [key for key in SPLITS if layout.document.get(key) not in NOTHING]
         raise refused("--split", split, f"{layout.file} has {', '.join(there) or 'no split'}", "name one of them")
     found = []
-    for one in said if isinstance(said, list) else [said]:
+    for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, str) or not one:
             rule = "must be the path of a folder or a list, or a list of such paths"
             raise refused(f"{layout.file} {split}", one, rule, "write a path; in quotes where it looks like a number")
-        # Exports of Roboflow write ../train/images beside the folder train; Ultralytics reads it as train/images.
+        # Roboflow exports ../train/images beside the folder train; Ultralytics reads it as train/images.
         beside = [layout.root / one, layout.root / one.removeprefix("../")]
         place = next((path for path in beside if os.path.exists(path)), None)
         if place is None:
@@ -160,7 +156,7 @@ def _label_file(image: Path) -> Path:
 
 
 def _labels(image: Path) -> list[str] | None:
-    """Return the lines of an image's label file that are not blank; None where there is none. Raises LeftOut."""
+    """Return the non-blank lines of an image's label file; None where there is no file. Raises LeftOut."""
     try:
         return [line for line in read_regular(_label_file(image)).decode("utf-8-sig").splitlines() if line.strip()]
     except FileNotFoundError:
@@ -189,7 +185,7 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
         number, *shares = [float(word) for word in line.replace("_", " _").split()]  # Python reads 0_1 as 1
     except ValueError as error:
         raise LeftOut(BROKEN_LINE) from error
-    if layout.keypoints and len(shares) > 4:
+    if layout.document.get("kpt_shape") is not None and len(shares) > 4:
         tally.change(KEYPOINTS, name)
         shares = shares[:4]
     if not is_number(number) or int(number) != number or len(shares) < 4 or len(shares) % 2:
