@@ -116,11 +116,11 @@ BROKEN = {
     "weights: without a layer": (lacking, rf"must hold all weights; it lacks {LAYER}"),
     "weights: another output head than the tied one": (
         changed_table(lambda tensors, table: tensors.update({"lm_head.weight": tensors[table] + 1})),
-        r"must have one table as config.json says \(tie_word_embeddings\)",
+        r"must have one table, as in config.json \(tie_word_embeddings\)",
     ),
     "weights: an embedding that is no number": (
         changed_table(lambda tensors, table: tensors[table][5].fill_(float("nan"))),
-        "must have finite numbers in its embeddings",
+        "must have finite embeddings and output head",
     ),
     "config.json: quantised": (
         config(lambda found: found | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}),
