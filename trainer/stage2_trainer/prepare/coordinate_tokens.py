@@ -123,9 +123,7 @@ def _policy(source: Path, model: str) -> Any:
     if fault := layout_fault(policy):
         raise _refused("MODEL", model, fault, "use another model")
     table, head = _tables(policy)
-    if (
-        policy.config.tie_word_embeddings and head is not table
-    ):  # transformers follows the weights, vLLM this
+    if policy.config.tie_word_embeddings and head is not table:  # transformers follows the weights, vLLM this
         rule = "must have one table, as in config.json (tie_word_embeddings), but its weights have another output head"
         raise _refused("MODEL", model, rule, "write false there, or remove lm_head.weight from the weights")
     if not all(torch.isfinite(one).all() for one in (table, head)):
@@ -196,9 +194,7 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
         save_as_stock(policy, aside)
         processor.save_pretrained(aside)
         for file in filter(Path.is_file, aside.iterdir()):
-            file.chmod(
-                0o644
-            )  # safetensors writes 0600; a container runs as another user
+            file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
         check_folder("--output", output)  # somebody may have filled it meanwhile
         if output.exists():
             output.rmdir()
