@@ -1,4 +1,4 @@
-"""The export of a checkpoint: written aside, read again and compared, and only then named.
+"""The export of a checkpoint: written under a temporary name, verified by reading it back, then renamed; with its card.
 
 As a model: the weights that servers are sent, with configuration, tokenizer, processor and chat template, as
 transformers and vLLM load them without stage2. As an adapter: what PEFT loads on top of the base model.
@@ -67,11 +67,11 @@ class ExportError(RuntimeError):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was made.
+    """An exported model.
 
-    bytes: of its weights. untied: whether the output head was the embedding table of the base model, and no longer is.
-    obstacle: why vLLM cannot serve an adapter; None where it can, and of a merged model.
-    compared: how far its log-probabilities are from the learner's; None where nobody asked.
+    bytes: of its weights. untied: whether the output head was tied to the embedding table, and no longer is. obstacle:
+    why vLLM cannot serve an adapter; None where it can, and for a merged model. compared: the distance of its
+    log-probabilities from the learner's; None without --verify.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ def export_model(
         _require_equal(aside, expected, [(one.name, dtype_name(one.dtype)) for one in metadata])
         compared = verify(checkpoint, aside) if verify else None
         if compared is not None and compared.exceeds:
-            raise ExportError(f"the exported model answers otherwise than the learner's: {compared}")
+            raise ExportError(f"the exported model answers differently from the learner's: {compared}")
     return Exported(output, len(metadata), size, untied=stream.untied, compared=compared)
 
 
@@ -120,7 +120,7 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
     """
     if checkpoint.adapter is None:
         rule = "must be a checkpoint of an adapter, and the model was trained in full"
-        raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, "leave --adapter out")])
+        raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, "export without --adapter")])
     trained = skeleton(checkpoint)
     tensors = {name for name, parameter in trained.named_parameters() if not is_empty(parameter)}
     size = (checkpoint.folder / ADAPTER_WEIGHTS).stat().st_size
@@ -144,8 +144,8 @@ def _written_aside(output: Path, size: int) -> Iterator[Path]:
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(output.absolute().parent).free
     if free < size * ROOM_TO_SPARE:
-        rule = f"must lie where {size * ROOM_TO_SPARE / 1e9:.2f} GB are free, and {free / 1e9:.2f} GB are"
-        raise ConfigError([Problem("--output", str(output), rule, "make room, or name a folder on another disk")])
+        rule = f"must have {size * ROOM_TO_SPARE / 1e9:.2f} GB of free space, and there are {free / 1e9:.2f} GB"
+        raise ConfigError([Problem("--output", str(output), rule, "free some space, or name a folder on another disk")])
     aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -231,16 +231,16 @@ def _head(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
     kind = "A Qwen3-VL that lists the objects of an image" if merged else "An adapter of a Qwen3-VL"
     rows = {
         "base model": checkpoint.base_name,
-        "method": METHODS.get(variant, variant or "not said by the checkpoint"),
+        "method": METHODS.get(variant, variant or "not recorded"),
         "what trained": _trained(checkpoint.adapter),
         "steps": f"{state.get('global_step', '?')} of {state.get('max_steps', '?')}",
         "epochs": f"{state.get('epoch') or 0:.2f}",
-        "training data": course.get(DATA, "not said by the checkpoint"),
-        "base model's digest": course.get(MODEL, "not said by the checkpoint"),
-        "made by": f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
+        "training data": course.get(DATA, "not recorded"),
+        "base model's digest": course.get(MODEL, "not recorded"),
+        "created by": f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
     }
     table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items())
-    return f"{kind}, made with stage2.\n\n| | |\n| --- | --- |\n{table}\n"
+    return f"{kind}, created by stage2.\n\n| | |\n| --- | --- |\n{table}\n"
 
 
 def _trained(adapter: Mapping[str, Any] | None) -> str:
@@ -270,7 +270,7 @@ def _scores(state: Mapping[str, Any]) -> str:
 
 def _configuration(course: Mapping[str, Any]) -> str:
     if not course:
-        return "## Configuration\n\nThe checkpoint does not say.\n"
+        return "## Configuration\n\nThe checkpoint does not record it.\n"
     rows = "\n".join(f"| `{path}` | {_cell(value)} |" for path, value in sorted(course.items()))
     return f"## Configuration\n\nThe keys on which the weights depend.\n\n| key | value |\n| --- | --- |\n{rows}\n"
 

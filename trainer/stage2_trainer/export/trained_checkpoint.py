@@ -1,4 +1,8 @@
-"""A checkpoint as an export reads it: what kind it is, the model that it was trained on top of, and what it says."""
+"""A checkpoint as an export reads it: its kind, its base model, and its merged weights as a stream.
+
+The stream suits a machine that cannot hold the model: base tensors are read from the memory-mapped folder one at a
+time, and the merge is the one that servers are sent (`sync.tensors.merge`).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,9 @@ def _require_whole(folder: Path) -> None:
         raise _refused("CHECKPOINT", folder, "must be the folder of a checkpoint", "correct the path")
     if not (folder / STATE).is_file() and list_checkpoints(folder):
         newest = newest_whole(folder)
-        way_out = f"give one of them: the newest is {newest}" if newest else "none of them is whole: train on"
+        way_out = (
+            f"give one of them: the newest is {newest}" if newest else "none of them is complete: continue training"
+        )
         raise _refused("CHECKPOINT", folder, "is a run's folder with checkpoints in it, and none itself", way_out)
     if flaw := flaw_of(folder):
         rule = f"must be a whole checkpoint ({flaw})"
@@ -102,7 +108,7 @@ def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) ->
                 return _hub_name(name), found
     rule = "must be the folder of the checkpoint's base model, or its name on a hub"
     names = ", ".join(map(_hub_name, named))
-    raise _refused("--model", names or None, rule, "say where it lies now: --model DIR, or --model NAME to fetch it")
+    raise _refused("--model", names or None, rule, "name its folder: --model DIR, or --model NAME to download it")
 
 
 def _here(name: str) -> Path | None:
@@ -143,7 +149,7 @@ def _compare(course: Mapping[str, Any], name: str, base: Path, folder: Path) -> 
     trained_on = course.get("model.model")
     if trained_on is not None and trained_on != f"sha256 {model_fingerprint(str(base))}":
         rule = f"must be the model that the run of {folder} began with, and holds other weights"
-        raise _refused("--model", name, rule, "say where that one lies: --model DIR")
+        raise _refused("--model", name, rule, "name the folder of that one: --model DIR")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -237,9 +243,9 @@ def is_empty(parameter: Tensor) -> bool:
 
 
 def _empty(model: nn.Module) -> None:
-    """Replace parameters of `meta` by one zero each, seen under the parameter's shape; those that are tied stay so.
+    """Replace parameters on `meta` by one zero each, expanded to the parameter's shape; tied ones stay tied.
 
-    PEFT brings what it loads to device and dtype of the base layer: on `meta` it would be lost, in 16 bits be cut.
+    PEFT moves what it loads to device and dtype of the base layer: `meta` would lose it, 16 bits would round it.
     """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -253,7 +259,7 @@ def _empty(model: nn.Module) -> None:
 def with_adapter(model: Any, checkpoint: TrainedCheckpoint, **options: Any) -> PeftModel:
     """Put a checkpoint's adapter on its base model. Raises ConfigError where it is none of that model."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tied tables, of which `_merged` takes care
+        warnings.simplefilter("ignore")  # about tied tables, which `_merged` handles
         try:
             return PeftModel.from_pretrained(
                 model, str(checkpoint.folder), is_trainable=True, torch_device="cpu", **options
@@ -275,7 +281,7 @@ def _merged(model: Any, checkpoint: TrainedCheckpoint) -> WeightSource:
 
 
 def _head_of_its_own(model: Any, source: WeightSource) -> WeightEntry | None:
-    """Return the output head where it was the embedding table, and a copy of that has been trained without it."""
+    """Return the output head if it was tied to the embedding table, of which a copy was trained separately."""
     plain = _plain(model)
     names = [name for name, _ in plain.named_parameters(remove_duplicate=False)]
     trained = {owner for owner in (TABLE, HEAD) if any(name.startswith(f"{owner}{SAVED_COPY}") for name in names)}
@@ -292,11 +298,11 @@ def _finite(name: str, tensor: Tensor) -> Tensor:
     if not bool(tensor.isfinite().all()):
         kind = str(tensor.dtype).removeprefix("torch.")
         rule = f"{name} is not finite in {kind}"
-        raise ConfigError([Problem("--dtype", kind, rule, "export another dtype, or an earlier checkpoint")])
+        raise ConfigError([Problem("--dtype", kind, rule, "choose another dtype, or an earlier checkpoint")])
     return tensor
 
 
 def _misfit(checkpoint: TrainedCheckpoint, why: str) -> ConfigError:
     rule = f"must fit its base model {checkpoint.base_name} ({why})"
-    way_out = "say where the model lies that it was trained on: --model DIR"
+    way_out = "name the folder of the model that it was trained on: --model DIR"
     return ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, way_out)])
