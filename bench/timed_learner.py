@@ -22,15 +22,13 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.data.encode import Encoding, Prompt
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
-from stage2_trainer.learner.loss import LossParts
-from stage2_trainer.learner.loss_targets import LossTargets
-from stage2_trainer.learner.matcher import Matched, Matcher
+from stage2_trainer.learner.loss import LossParts, LossTargets
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.passes import EarlyGradients
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.rows import RowGroup, StepRowPlanner
 from stage2_trainer.learner.step import Batch, Steps, train_step
-from stage2_trainer.learner.supervise import SampleTools, Supervisor
+from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
 from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.http import ServerBackend

@@ -8,10 +8,9 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import BEST_METRIC, RunConfig
 from stage2_trainer.data.records import RecordRules, units_by
-from stage2_trainer.data.run_records import RunRecords, load_run_records
+from stage2_trainer.data.run_records import RunRecords, batch_sizes, load_run_records
 from stage2_trainer.grpo import task
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.learner.batch_sizes import batch_sizes
 from stage2_trainer.telemetry.log_keys import EVALUATION
 
 

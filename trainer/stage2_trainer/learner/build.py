@@ -24,7 +24,6 @@ from stage2_trainer.learner.listeners import (
     log_training_rollouts,
 )
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matcher, OverlongRule
 from stage2_trainer.learner.rows import (
     PackedRowPlanner,
     RowPlanner,
@@ -33,7 +32,7 @@ from stage2_trainer.learner.rows import (
     WindowRowPlanner,
 )
 from stage2_trainer.learner.step_record import RunawayWatch
-from stage2_trainer.learner.supervise import SampleTools, Supervisor, TruthSupervisor
+from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.ground_truth import serialize_objects

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import TrainingArguments
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch_sizes import batch_sizes
+from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.process.ranks import world_size
 
 

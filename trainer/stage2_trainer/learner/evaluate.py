@@ -13,9 +13,8 @@ from torch import nn
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched, with_origin
-from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
-from stage2_trainer.learner.supervise import SampleTools
+from stage2_trainer.learner.rollout_metrics import evaluation_metrics
+from stage2_trainer.learner.supervise import Matched, SampleTools, sample_stats, with_origin
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource

@@ -19,8 +19,8 @@ from stage2_api.rollout_matching import DescMonitor
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
+from stage2_trainer.learner.supervise import Matched
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.scores.scored_image import normalised
 from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines

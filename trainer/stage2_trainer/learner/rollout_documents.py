@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched
+from stage2_trainer.learner.supervise import Matched
 from stage2_trainer.rollouts.replay import ids_sha256
 from stage2_trainer.scores.scored_image import UNJUDGED_KEYS
 

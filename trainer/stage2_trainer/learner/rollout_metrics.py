@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stage2_trainer.learner.matcher import Matched
-
-CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
-
 
 @dataclass(frozen=True)
 class SampleStats:
@@ -65,43 +61,6 @@ class SampleStats:
 def bad_sample_stats() -> SampleStats:
     """Return the figures of a sample that was set aside."""
     return SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, bad=True)
-
-
-def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
-    """Return the figures of one sample; `encoded_len` is 0 where nothing is trained on it."""
-    counters = matched.target.counters
-    return SampleStats(
-        prompt_len=len(matched.rollout.prompt_token_ids),
-        generated=len(matched.rollout.token_ids),
-        truncated=matched.target.parsed.truncated,
-        valid_objects=int(counters["valid_pred_objects"]),
-        dropped_invalid=int(counters["parse_dropped_invalid"]),
-        dropped_ambiguous=int(counters["parse_dropped_ambiguous"]),
-        gt_objects=int(counters["gt_objects"]),
-        matched=int(counters["matched_pairs"]),
-        supervised=int(counters["matched_for_supervision"]),
-        gating_rejections=int(counters["gating_rejections"]),
-        maskiou_sum=counters["matched_maskiou_sum"],
-        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in matched.target.matching.pairs),
-        fn_appended=int(counters["fn_count"]),
-        prefix_coord_targets=int(counters["prefix_coord_targets"]),
-        tail_ignored=int(counters["tail_ignored"]),
-        prefix_len=int(counters["prefix_len"]),
-        append_len=int(counters["append_len"]),
-        train_len=int(counters["train_len"]),
-        encoded_len=encoded_len,
-        beam=matched.rollout.decode_mode == "beam",
-        cut=matched.kept is not None and not matched.skipped,
-        skipped=matched.skipped,
-        repeated=matched.rollout.finish_reason == "repetition",
-        at_limit=matched.rollout.finish_reason == "length",
-        from_truth=matched.from_truth,
-        duplicates_removed=int(counters["duplicates_removed"]),
-        unmatched_dropped=int(counters["unmatched_dropped"]),
-        unmatched_penalised=int(counters["unmatched_penalised"]),
-        misses_recovered=int(counters["misses_recovered"]),
-        further=sum(map(len, matched.rollout.further)),
-    )
 
 
 def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:

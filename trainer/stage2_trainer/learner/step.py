@@ -22,8 +22,7 @@ import torch
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import AskedStep, Batches, EStep
-from stage2_trainer.learner.loss import LossParts
-from stage2_trainer.learner.loss_targets import denominators, window_means
+from stage2_trainer.learner.loss import LossParts, denominators, window_means
 from stage2_trainer.learner.padding_free_batch import Segment, supervised_counts
 from stage2_trainer.learner.passes import EarlyGradients
 from stage2_trainer.learner.rows import RowGroup, RowPlanner

@@ -26,8 +26,7 @@ from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.learner.dataloader import as_list, train_dataloader, uses_left
 from stage2_trainer.learner.estep import EStep, SupervisedSteps
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
-from stage2_trainer.learner.loss_targets import moved
+from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
 from stage2_trainer.learner.passes import EarlyGradients, early_gradients, run_inside
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, StepRowPlanner, load_waiting, save_waiting

@@ -18,10 +18,9 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matched, Matcher, OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowPlanner, SingleRowPlanner
-from stage2_trainer.learner.supervise import SampleTools, Supervisor, TruthSupervisor
+from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt

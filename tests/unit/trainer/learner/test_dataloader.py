@@ -10,7 +10,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.batch_sizes import batch_sizes
+from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.dataloader import EvenBatchSampler, uses_left
 
 NUMBERS = [

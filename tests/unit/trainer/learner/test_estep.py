@@ -10,7 +10,7 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.listeners import ParseFailureLog
 from stage2_trainer.learner.rollout_documents import sample_document
-from stage2_trainer.learner.rollout_metrics import sample_stats
+from stage2_trainer.learner.supervise import sample_stats
 from stage2_trainer.matching import supervision
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import (

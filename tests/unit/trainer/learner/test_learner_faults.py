@@ -18,8 +18,8 @@ from transformers import TrainerCallback
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.matcher import OverlongRule
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole

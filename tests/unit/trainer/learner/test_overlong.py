@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.matcher import OverlongRule
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.rollouts.replay import replay

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from stage2_trainer.learner.matcher import OverlongRule
 from stage2_trainer.learner.rows import StepRowPlanner
+from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
 from tests.unit.trainer.learner.harness import PROMPTS, box, build, record, two_boxes
