@@ -1,4 +1,4 @@
-"""Stage 1: the loss is the model's own on the ground truth, nothing is generated, and no truth is ever cut."""
+"""Stage 1, alone and between steps of stage 2: its loss is the model's own on the ground truth, which is never cut."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 
+from stage2_trainer.learner.estep import SupervisedSteps
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
-from tests.unit.trainer.learner.harness import PROMPTS, box, build, record, two_boxes
+from tests.unit.trainer.learner.harness import PROMPTS, box, build, only_first, record, two_boxes
 
 ROW = 400
 NEVER_PLANNED = "window"  # in the names of keys that another scope writes
@@ -118,3 +119,37 @@ def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
     records = two_boxes(image_paths)
     _, told = train(records)
     assert told["answers"] == [serialize_objects(one.ground_truth.objects) for one in records]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("seed", [0, 17, 42])
+def test_every_stretch_of_steps_has_its_share(share, seed):
+    steps = SupervisedSteps(share, seed)
+    chosen = [step in steps for step in range(400)]
+    assert [steps.before(step) for step in range(401)] == [sum(chosen[:step]) for step in range(401)]
+    for start in range(0, 300, 7):
+        assert abs(sum(chosen[start : start + 100]) - 100 * share) <= 1
+
+
+def test_the_seed_says_which_they_are_and_nothing_else_does():
+    chosen = {seed: [step in SupervisedSteps(0.25, seed) for step in range(40)] for seed in range(12)}
+    assert chosen[3] == [step in SupervisedSteps(0.25, 3) for step in range(40)]
+    assert len({tuple(one) for one in chosen.values()}) > 1
+
+
+def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, model, encoder, image_paths):
+    steps = SupervisedSteps(0.5, 17)
+    records = two_boxes(image_paths)
+    harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)
+    harness.train()
+    told = harness.lines("step")
+    on_truth = [step in steps for step in range(4)]
+    assert sum(on_truth) == 2
+    assert ["supervised/objects" in one for one in told] == on_truth
+    assert ["rollout/f1" in one for one in told] == [not one for one in on_truth]
+    assert [one["supervised/steps_total"] for one in told] == [sum(on_truth[: i + 1]) for i in range(4)]
+    assert harness.sync.versions == [step for step in range(4) if not on_truth[step]]
+    assert len(harness.backend.seeds) == 2 * len(records)
+    first = told[on_truth.index(True)]
+    assert set(SUPERVISED) <= set(first)
+    assert first["supervised/objects"] == 2 * len(records)
