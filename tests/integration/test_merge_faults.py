@@ -113,7 +113,7 @@ def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtyp
     sync = sync_by()
     with caplog.at_level(logging.INFO):
         sync.choose_location(policy)
-    assert sync.merge == "learner"
+    assert sync.location.effective == "learner"
     assert "layers.1.mlp.down_proj.weight" in caplog.text
     assert "layers.1.mlp.down_proj.weight" in sync.location.reason
     report = sync.sync(policy, version=1)

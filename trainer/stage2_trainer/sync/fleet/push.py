@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 SyncMode = Literal["full", "adapter", "auto"]
 EffectiveMode = Literal["full", "adapter"]
+Shipments = list[tuple[Shipment, list[ServerSession]]]
+"""What is sent, and to whom."""
 ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
 MOSTLY_LOST = 0.5  # of an update: below it the serving policy is nearer to the base than to the one that trains
 BY_DEFAULT = VllmSync()
@@ -249,12 +251,10 @@ class FullSync:
         self.location.require_adapters(weights)
         with self.fleet.update() as update:
             shipments = self._shipments(weights, update)
-            requests: dict[ServerSession, str | None] = {}
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
-                requests |= dict.fromkeys(sessions, shipment.digest_request())
             with update.phases.measure("finish"):
-                self._finish(weights, version, requests, update)
+                self._finish(weights, version, shipments, update)
         largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
         return SyncReport.create(
             version,
@@ -274,7 +274,7 @@ class FullSync:
     def _compare_folder(self, session: ServerSession, weights: WeightSource) -> None:
         session.folder = self.location.compare_folder(session.client, weights)
 
-    def _shipments(self, weights: WeightSource, update: Update) -> list[tuple[Shipment, list[ServerSession]]]:
+    def _shipments(self, weights: WeightSource, update: Update) -> Shipments:
         """Group the servers by what each needs, and return what each group is sent."""
         if self.location.at_server:
             self.location.digest_base(weights)
@@ -295,10 +295,11 @@ class FullSync:
             (Shipment.merged_from(weights.only(names), made), sessions) for (names, made), sessions in alike.items()
         ]
 
-    def _finish(
-        self, weights: WeightSource, version: int, requests: dict[ServerSession, str | None], update: Update
-    ) -> None:
+    def _finish(self, weights: WeightSource, version: int, shipments: Shipments, update: Update) -> None:
         """Close the update of each server whose digests agree, and note what it holds."""
+        requests: dict[ServerSession, str | None] = {}
+        for shipment, sessions in shipments:
+            requests |= dict.fromkeys(sessions, shipment.digest_request())
         held_before = {session.held for session in update.fit}  # servers that were sent the same share one
         vision_moved = {held: touches_vision(held.stale_names(weights)) for held in held_before}
         held_now = HeldVersions.from_source(weights)
