@@ -164,7 +164,7 @@ class Constant:
     def figures(self, weights):
         return dict.fromkeys(findings.FIGURES, self._value)
 
-    def drawn(self, resamples):
+    def resample(self, resamples):
         return {name: np.full(len(resamples), self._value) for name in findings.FIGURES}
 
 
