@@ -1,4 +1,4 @@
-"""The assignment of predicted objects to true ones: candidates, a gate, and matches that may leave objects out.
+"""Assignment of predicted objects to true ones: candidates, a gate, and matches that may leave objects out.
 
 Source: semantics, section 4.4; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
 """
@@ -17,11 +17,77 @@ from stage2_trainer.matching.parse import ParsedObject
 from stage2_trainer.matching.raster import FloatArray
 from stage2_trainer.matching.tokens import IntArray
 
+INFEASIBLE = 1e6
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A match: indices into predictions and ground truth, their mask IoU, and their cost.
+
+    The cost is 1 - IoU; with `maskiou_scales` that IoU is the mean over grids, while `iou` is always of the canvas.
+    """
+
+    pred: int
+    gt: int
+    iou: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Matching:
+    """All matches (by prediction), the unmatched indices of either side, and the counts of the gate."""
+
+    pairs: tuple[Pair, ...]
+    false_positives: tuple[int, ...]
+    false_negatives: tuple[int, ...]
+    gating_rejections: int
+    candidates: int
+
+
+def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DEFAULTS) -> Matching:
+    """Match predictions to ground truth at the least total cost. Deterministic; scipy's order breaks ties."""
+    pairs = candidate_pairs(aabbs(pred), aabbs(gt), options.candidate_top_k)
+    iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode)
+    similarity = iou_of_scales(
+        pred, gt, pairs, iou, resolution=options.maskiou_resolution, sides=options.maskiou_scales
+    )
+    passed = similarity >= options.maskiou_gate
+    scores, overlaps = np.full((2, len(pred), len(gt)), np.nan)
+    scores[tuple(pairs[passed].T)] = similarity[passed]
+    overlaps[tuple(pairs[passed].T)] = iou[passed]
+    rows, columns = assign(1.0 - scores, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
+    found = [
+        Pair(pred=int(i), gt=int(j), iou=float(overlaps[i, j]), cost=float(1.0 - scores[i, j]))
+        for i, j in zip(rows, columns, strict=True)
+    ]
+    return Matching(
+        pairs=tuple(found),
+        false_positives=_remaining(len(pred), rows),
+        false_negatives=_remaining(len(gt), columns),
+        gating_rejections=int(np.count_nonzero(~passed)),
+        candidates=len(pairs),
+    )
+
+
+def match_others(
+    pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
+) -> Matching:
+    """Match all predictions except the repeated ones, which stay unmatched."""
+    if not repeated:
+        return match(pred, gt, options)
+    kept = np.setdiff1d(np.arange(len(pred)), repeated).tolist()
+    found = match([pred[i] for i in kept], gt, options)
+    return replace(
+        found,
+        pairs=tuple(replace(pair, pred=kept[pair.pred]) for pair in found.pairs),
+        false_positives=tuple(sorted([*repeated, *(kept[i] for i in found.false_positives)])),
+    )
+
 
 def duplicates(objects: Sequence[ParsedObject], least_iou: float | None) -> tuple[int, ...]:
-    """Return which objects repeat an earlier one that is none itself: of its description, and in its place.
+    """Return which objects repeat an earlier one that is not a duplicate itself: same description, same place.
 
-    least_iou: of their bounding boxes; None: nothing counts as repeated.
+    least_iou: of their bounding boxes; None: there are no duplicates.
     """
     if least_iou is None:
         return ()
@@ -34,76 +100,11 @@ def duplicates(objects: Sequence[ParsedObject], least_iou: float | None) -> tupl
     return tuple(np.flatnonzero(~kept).tolist())
 
 
-def match_others(
-    pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
-) -> Matching:
-    """Match all predictions but the repeated ones; these are unmatched."""
-    if not repeated:
-        return match(pred, gt, options)
-    kept = np.setdiff1d(np.arange(len(pred)), repeated).tolist()
-    found = match([pred[i] for i in kept], gt, options)
-    return replace(
-        found,
-        pairs=tuple(replace(pair, pred=kept[pair.pred]) for pair in found.pairs),
-        false_positives=tuple(sorted([*repeated, *(kept[i] for i in found.false_positives)])),
-    )
-
-
-INFEASIBLE = 1e6
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A match: indices into the predictions and the ground truth, their mask IoU, and what they cost together.
-
-    The cost is 1 - IoU; with `maskiou_scales` the IoU of that is the mean over grids, and `iou` is the canvas' alone.
-    """
-
-    pred: int
-    gt: int
-    iou: float
-    cost: float
-
-
-@dataclass(frozen=True)
-class Matching:
-    """All matches (by prediction), what is left over on either side, and how the gate worked."""
-
-    pairs: tuple[Pair, ...]
-    false_positives: tuple[int, ...]
-    false_negatives: tuple[int, ...]
-    gating_rejections: int
-    candidates: int
-
-
-def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DEFAULTS) -> Matching:
-    """Match predictions to ground truth at the least total cost. Deterministic; ties go to scipy's order."""
-    pairs = candidate_pairs(aabbs(pred), aabbs(gt), options.candidate_top_k)
-    iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode)
-    alike = iou_of_scales(pred, gt, pairs, iou, resolution=options.maskiou_resolution, sides=options.maskiou_scales)
-    passed = alike >= options.maskiou_gate
-    scores, overlaps = np.full((2, len(pred), len(gt)), np.nan)
-    scores[tuple(pairs[passed].T)] = alike[passed]
-    overlaps[tuple(pairs[passed].T)] = iou[passed]
-    rows, columns = assign(1.0 - scores, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
-    matched = [
-        Pair(pred=int(i), gt=int(j), iou=float(overlaps[i, j]), cost=float(1.0 - scores[i, j]))
-        for i, j in zip(rows, columns, strict=True)
-    ]
-    return Matching(
-        pairs=tuple(matched),
-        false_positives=_left_over(len(pred), rows),
-        false_negatives=_left_over(len(gt), columns),
-        gating_rejections=int(np.count_nonzero(~passed)),
-        candidates=len(pairs),
-    )
-
-
 def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
-    """Return the `top_k` true boxes to compare each predicted box with, (K, 2) index pairs ordered by prediction.
+    """Return the `top_k` true boxes to compare with each predicted box: index pairs (K, 2), ordered by prediction.
 
-    pred (P, 4) and gt (G, 4) in bins. Overlapping boxes come first, by falling IoU; where they are fewer than `top_k`,
-    the rest follow by rising distance between centres; ties by index.
+    pred (P, 4) and gt (G, 4) in bins. Overlapping boxes come first, by decreasing IoU, and then the others by distance
+    between centres; ties by index.
     """
     count = min(max(top_k, 1), len(gt))
     if len(pred) == 0 or count == 0:
@@ -119,7 +120,7 @@ def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArr
     costs (P, G), NaN where a pair is infeasible. The square matrix of size P + G prices an unmatched row at `fp_cost`
     and an unmatched column at `fn_cost`, so a pair is matched only while its cost is below `fp_cost + fn_cost`.
     """
-    # A second of CPU time that only a match needs: whoever reads records imports this library too.
+    # takes a second of CPU time, and readers of records import this module too
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = costs.shape
@@ -154,5 +155,5 @@ def _smallest(rank: FloatArray, count: int) -> IntArray:
     return np.take_along_axis(columns, order, axis=1)
 
 
-def _left_over(count: int, taken: IntArray) -> tuple[int, ...]:
-    return tuple(np.setdiff1d(np.arange(count), taken).tolist())
+def _remaining(count: int, matched: IntArray) -> tuple[int, ...]:
+    return tuple(np.setdiff1d(np.arange(count), matched).tolist())

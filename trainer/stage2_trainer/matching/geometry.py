@@ -1,4 +1,4 @@
-"""Overlap of predicted and true objects in norm1000 space. Source: semantics, section 4.4."""
+"""Overlaps of predicted and true objects, in bins. Source: semantics, section 4.4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 2**26
 
 
 class Shape(Protocol):
-    """Anything with a kind and bins: `ParsedObject`, `GTObject`."""
+    """An object with a kind and bins, such as `ParsedObject` and `GTObject`."""
 
     @property
     def kind(self) -> Kind | None: ...
@@ -31,7 +31,7 @@ def aabbs(shapes: Sequence[Shape]) -> IntArray:
     """Return the axis-aligned bounding boxes [x0, y0, x1, y1] (N, 4) in bins, corners ordered, clamped to 0..999."""
     if not shapes:
         return np.zeros((0, 4), dtype=np.int64)
-    # Two corners bound a box as well as four do.
+    # two corners bound a box as well as four do
     points, sizes = _points([shape.bins for shape in shapes])
     starts = np.cumsum(sizes) - sizes
     return np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
@@ -45,15 +45,15 @@ def box_iou(left: IntArray, right: IntArray) -> FloatArray:
 
 
 def outlines(shapes: Sequence[Shape]) -> tuple[IntArray, IntArray]:
-    """Return the vertices (T, 2) of all shapes in turn, in bins clamped to 0..999, and how many each has (N,).
+    """Return the vertices (T, 2) of all shapes in turn, in bins clamped to 0..999, and the number of each (N,).
 
-    A box gives its corners clockwise from the least x and y.
+    A box has its corners, clockwise from the least x and y.
     """
     return _points([_corners(shape.bins) if shape.kind == "bbox" else shape.bins for shape in shapes])
 
 
 def _points(values: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-    """Return the points (T, 2), clamped to 0..999, of sequences of x and y in turn, and how many each has (N,)."""
+    """Return the points (T, 2), clamped to 0..999, of sequences of x and y in turn, and the number of each (N,)."""
     sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     flat = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(sizes.sum()))
     return np.clip(flat, 0, MAX_BIN).reshape(-1, 2), sizes // 2
@@ -82,12 +82,12 @@ def mask_iou(
         return result
     left, right = aabbs(pred)[pairs[:, 0]], aabbs(gt)[pairs[:, 1]]
     both_boxes = _is_box(pred)[pairs[:, 0]] & _is_box(gt)[pairs[:, 1]]
-    of_boxes = _canvas_boxes if mode == "canvas" else _exact_boxes
-    result[both_boxes] = of_boxes(left[both_boxes], right[both_boxes], resolution)
-    # A mask never leaves its bounding box, so only boxes that overlap are worth drawing.
+    box_overlap = _canvas_boxes if mode == "canvas" else _exact_boxes
+    result[both_boxes] = box_overlap(left[both_boxes], right[both_boxes], resolution)
+    # masks stay inside bounding boxes, so only pairs with overlapping boxes need drawing
     drawn = ~both_boxes & (_overlap(left, right) > 0)
-    of_others = _stretched if mode == "supersample" else _canvas
-    result[drawn] = of_others(pred, gt, pairs[drawn], resolution)
+    mask_overlap = _stretched if mode == "supersample" else _canvas
+    result[drawn] = mask_overlap(pred, gt, pairs[drawn], resolution)
     return result
 
 
@@ -100,12 +100,11 @@ def iou_of_scales(
     resolution: int,
     sides: Sequence[int],
 ) -> FloatArray:
-    """Return the mean of the pairs' IoU on the canvas (`iou`, (K,)) and on coarser grids, (K,); `iou` without any.
+    """Return the mean of the pairs' IoU on the canvas (`iou`, (K,)) and on coarser grids, (K,); `iou` without grids.
 
-    sides: of the grids' cells in pixels. A cell belongs to a shape that has any of its pixels, as boxes are counted for
-    a fractal dimension: this is Multiscale IoU (arXiv 2105.14572) with the plain mean over scales. A near miss has some
-    of it, and the more the nearer, where IoU is 0 for all misses; a shape without a pixel has none at any scale. The
-    research line behind stage 2 moved its single gate instead ("maskiou_gate .3 -> .5: stricter matches, false pairs").
+    sides: of the grids' cells in pixels. A cell belongs to a shape that has any of its pixels: this is Multiscale IoU
+    (arXiv 2105.14572) with the plain mean over scales. Plain IoU is 0 for every miss; this one grows the nearer a miss
+    is. A shape without a pixel has 0 at all scales.
     """
     if not sides or resolution <= 0:
         return iou
@@ -113,7 +112,7 @@ def iou_of_scales(
 
 
 def _grid_iou(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int, side: int) -> FloatArray:
-    """Return IoU of the cells of a grid that the two shapes of each pair have pixels in, (K,)."""
+    """Return IoU of the grid cells in which the two shapes of each pair have pixels, (K,)."""
     result = np.zeros(len(pairs))
     boxes = _is_box(pred)[pairs[:, 0]] & _is_box(gt)[pairs[:, 1]]
     left, right = aabbs(pred)[pairs[boxes, 0]], aabbs(gt)[pairs[boxes, 1]]
@@ -124,7 +123,7 @@ def _grid_iou(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resol
 
 
 def _cells_of(pixels: IntArray, side: int) -> IntArray:
-    """Return the cells [x0, y0, x1, y1) that rectangles of pixels (N, 4) touch; none where there is no pixel."""
+    """Return the cells [x0, y0, x1, y1) that rectangles of pixels (N, 4) touch; empty without a pixel."""
     cells = np.concatenate([pixels[:, :2] // side, -(-pixels[:, 2:] // side)], axis=1)
     cells[_area(pixels) == 0] = 0
     return cells
@@ -136,7 +135,7 @@ def _is_box(shapes: Sequence[Shape]) -> np.ndarray[tuple[int], np.dtype[np.bool_
 
 def _overlap(left: IntArray, right: IntArray) -> IntArray:
     """Return the area of the intersection of boxes."""
-    # One coordinate at a time: the inner loops then run over many boxes and not over two numbers.
+    # one coordinate at a time, so that inner loops run over many boxes and not over two numbers
     width = np.minimum(left[..., 2], right[..., 2]) - np.maximum(left[..., 0], right[..., 0])
     height = np.minimum(left[..., 3], right[..., 3]) - np.maximum(left[..., 1], right[..., 1])
     area: IntArray = np.maximum(width, 0) * np.maximum(height, 0)
@@ -153,20 +152,20 @@ def _ratio(intersection: IntArray, union: IntArray) -> FloatArray:
 
 
 def _canvas_boxes(left: IntArray, right: IntArray, resolution: int) -> FloatArray:
-    """Return mask IoU of boxes on the canvas: a box fills a rectangle of cells, so its mask need not be drawn."""
+    """Return mask IoU of boxes on the canvas, without drawing: a box fills a rectangle of cells."""
     scale = np.float64(resolution / BINS)
     return box_iou(box_cells(left * scale), box_cells(right * scale))
 
 
 def _exact_boxes(left: IntArray, right: IntArray, _: int) -> FloatArray:
-    """Return continuous IoU; boxes without area count as equal only to themselves."""
+    """Return continuous IoU; a box without area equals only itself."""
     return np.where((left == right).all(axis=-1), 1.0, box_iou(left, right))
 
 
 def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int, side: int = 1) -> FloatArray:
-    """Return mask IoU on one canvas over the whole image; each shape is drawn once a chunk.
+    """Return mask IoU on one canvas over the whole image; each shape is drawn once per chunk.
 
-    side: of the cells that are compared, in pixels.
+    side: of the compared cells, in pixels.
     """
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
@@ -179,7 +178,7 @@ def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolut
 
 
 def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> FloatArray:
-    """Return mask IoU of each pair on a canvas stretched over the two together."""
+    """Return mask IoU of each pair on a canvas that is stretched over both shapes."""
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
         left, right = [pred[i] for i in chunk[:, 0]], [gt[j] for j in chunk[:, 1]]
@@ -195,7 +194,7 @@ def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, reso
 def _draw(
     shapes: Sequence[Shape], resolution: int, low: IntArray | None = None, scale: FloatArray | None = None
 ) -> Masks:
-    """Return the masks of the shapes on the whole image, or each moved by its `low` and stretched by `scale` (N, 2)."""
+    """Return the masks of shapes on the whole image, or each moved by its `low` and scaled by `scale` (N, 2)."""
     points, sizes = outlines(shapes)
     if low is None or scale is None:
         return rasterize(points * np.float64(resolution / BINS), sizes, resolution)
@@ -211,7 +210,7 @@ def _corners(bins: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _chunks(pairs: IntArray, resolution: int) -> list[IntArray]:
-    """Return the pairs in portions whose masks never take more than some tens of megabytes."""
+    """Split the pairs into chunks whose masks take at most some tens of megabytes."""
     mask_bytes = resolution * -(-resolution // 64) * 8
     size = max(1, _CHUNK_BYTES // (2 * mask_bytes))
     return [pairs[i : i + size] for i in range(0, len(pairs), size)]

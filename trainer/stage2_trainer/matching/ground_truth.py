@@ -1,4 +1,4 @@
-"""Ground truth in bins: the one reader of what records and assistant payloads say about an object.
+"""Ground truth: the one reader of an object in a record or an assistant payload, and its serialised text.
 
 Source: semantics, sections 2 and 4.3.
 """
@@ -27,46 +27,6 @@ from stage2_trainer.matching.scan import OBJECT_KEY
 from stage2_trainer.matching.tokens import MatchingError
 
 _DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
-
-
-def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
-    """Return the whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
-    return "{" + object_entries(objects, start_index) + "}"
-
-
-def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
-    """Return the entries alone, `"object_n": {...}` joined by `", "`, n counting from `start_index`."""
-    return ", ".join(
-        f'"object_{index}": {json.dumps(_value(one), ensure_ascii=False)}'
-        for index, one in enumerate(objects, start_index)
-    )
-
-
-def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
-    """Return the text after a prefix: missed objects, then one `}`. Raise MatchingError where nothing can follow."""
-    last = prefix_text.rstrip()[-1:]
-    if last not in ("{", ",", "}"):
-        raise MatchingError(
-            f"prefix ends in {last!r}; it must end in '{{', ',' or '}}'; cut it after its last closed object"
-        )
-    if last == "," and not objects:
-        raise MatchingError("prefix ends in ',' and no object follows; cut the comma off")
-    comma = ", " if last == "}" and objects else ""
-    return comma + object_entries(objects, start_index) + "}"
-
-
-def desc_value_spans(text: str) -> list[tuple[int, int]]:
-    """Return the places of all `"desc"` values in a serialised text, quotes excluded (characters, end exclusive)."""
-    return [match.span(1) for match in _DESC_VALUE.finditer(text)]
-
-
-def _value(one: GTObject) -> dict[str, Any]:
-    tokens = [coord_token(k) for k in one.bins]
-    if one.kind == "bbox":
-        return {"desc": one.desc, "bbox_2d": tokens}
-    return {"desc": one.desc, "poly": [list(pair) for pair in zip(tokens[::2], tokens[1::2], strict=True)]}
-
-
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"
 REFUSED_GEOMETRY = "geometry_is_not_of_this_format"
@@ -93,10 +53,10 @@ Unit = Literal["bins", "pixels"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What the coordinates of an object are measured in.
+    """The units of an object's coordinates.
 
-    unit: what plain numbers are; None where nobody says so, and they are refused. sides: width and height of the image,
-    which pixels are shares of. of_record: the record itself says the unit, and must not have tokens among pixels.
+    unit: of plain numbers; None if undeclared, and then they are refused. sides: width and height of the image, for
+    pixels. of_record: whether the record itself declares the unit; it must not mix tokens with pixels then.
     """
 
     unit: Unit | None = "bins"
@@ -118,7 +78,7 @@ class GTObject:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The true objects of one record in the order of their indices, and what was left out: (key, reason)."""
+    """The true objects of one record, in the order of their indices, and the dropped ones: (key, reason)."""
 
     objects: tuple[GTObject, ...]
     dropped: tuple[tuple[str, str], ...] = ()
@@ -137,7 +97,7 @@ class InvalidObject(ValueError):
 
 
 def holds_token(desc: str) -> bool:
-    """Whether a text spells a coordinate, an end of turn, an image: a tokenizer would read that token, and no text."""
+    """Whether a text contains the spelling of a token (a coordinate, an end of turn): a tokenizer would read that."""
     return _TOKEN.search(desc) is not None
 
 
@@ -173,7 +133,7 @@ def read_object(value: Any, measure: Measure = BINS_ONLY) -> GTObject:
 def ground_truth(payload: Mapping[str, Any]) -> GroundTruth:
     """Read an assistant payload: `object_{i}` to `{desc, bbox_2d | poly}`, coordinates as tokens or as numbers in bins.
 
-    Objects that break the contract are left out and listed; keys of another form are no objects.
+    Objects that break the contract are dropped and listed; keys of another form are not objects.
     """
     keys = sorted((int(match[1]), key) for key in payload if (match := OBJECT_KEY.fullmatch(key)))
     objects: list[GTObject] = []
@@ -237,7 +197,7 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
 
 
 def _finite(value: float) -> bool:
-    # A whole number too large for a float is no coordinate, but JSON can write it, and math.isfinite raises on it.
+    # JSON allows whole numbers that are too large for a float, on which math.isfinite raises
     return isinstance(value, int) or math.isfinite(value)
 
 
@@ -261,3 +221,41 @@ def _check_poly(bins: tuple[int, ...], value: Mapping[str, Any]) -> None:
 
 def _invalid(reason: str, path: str, value: object, rule: str, way_out: str) -> InvalidObject:
     return InvalidObject(reason, Problem(path, value, rule, way_out))
+
+
+def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
+    """Return the whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
+    return "{" + object_entries(objects, start_index) + "}"
+
+
+def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
+    """Return only the entries, `"object_n": {...}` joined by `", "`, counting from `start_index`."""
+    return ", ".join(
+        f'"object_{index}": {json.dumps(_value(one), ensure_ascii=False)}'
+        for index, one in enumerate(objects, start_index)
+    )
+
+
+def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
+    """Return the text after a prefix: missed objects, then one `}`. Raises MatchingError if nothing can follow."""
+    last = prefix_text.rstrip()[-1:]
+    if last not in ("{", ",", "}"):
+        raise MatchingError(
+            f"prefix ends in {last!r}; it must end in '{{', ',' or '}}'; cut it after its last closed object"
+        )
+    if last == "," and not objects:
+        raise MatchingError("prefix ends in ',' and no object follows; cut the comma off")
+    comma = ", " if last == "}" and objects else ""
+    return comma + object_entries(objects, start_index) + "}"
+
+
+def desc_value_spans(text: str) -> list[tuple[int, int]]:
+    """Return the spans of all `"desc"` values in a serialised text, without quotes (characters, end exclusive)."""
+    return [match.span(1) for match in _DESC_VALUE.finditer(text)]
+
+
+def _value(one: GTObject) -> dict[str, Any]:
+    tokens = [coord_token(k) for k in one.bins]
+    if one.kind == "bbox":
+        return {"desc": one.desc, "bbox_2d": tokens}
+    return {"desc": one.desc, "poly": [list(pair) for pair in zip(tokens[::2], tokens[1::2], strict=True)]}

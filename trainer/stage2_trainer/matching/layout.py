@@ -1,7 +1,7 @@
-"""The tokens of `Y_train`: what stays of the rollout, and what is written into it or after it.
+"""The tokens of `Y_train`: the kept parts of the rollout, and the text that is inserted or appended.
 
-By default the prefix stays as it is and the missed objects follow (semantics, section 4.6). Where objects are taken out
-or missed ones stand among the others, the objects that stay keep their own tokens; only their keys are counted anew.
+By default the prefix is unchanged and the missed objects follow (semantics, section 4.6). If objects are removed, or
+missed ones are inserted, the remaining objects keep their own tokens, and their keys are renumbered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BETWEEN = re.compile(r'\s*,?\s*"object_[0-9]+"\s*:\s*')
 
 @dataclass(frozen=True)
 class Written:
-    """Text that is encoded alone. taught: it is supervised; else it only leads on to what the rollout said."""
+    """Inserted text, encoded on its own. taught: whether it is supervised; if not, it only leads to the next part."""
 
     text: str
     taught: bool
@@ -32,7 +32,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Kept:
-    """A stretch of the prefix that stays (characters, end exclusive), and the valid objects that end in it."""
+    """A kept stretch of the prefix (characters, end exclusive), and the valid objects that end in it."""
 
     start: int
     end: int
@@ -40,17 +40,16 @@ class Kept:
 
 
 Part = Written | Kept
-Slot = tuple[bool, int]  # whether it is a missed object, and its index: of a true object, else of a valid one
+Slot = tuple[bool, int]  # whether the object is a missed one, and its index among the true or the valid ones
 
 
 @dataclass(frozen=True)
 class LaidOut:
-    """`Y_train` with what came from where.
+    """`Y_train`, and the origin of its tokens.
 
-    ids: its tokens. prefix_len: those before the first that is taught. taught: where written text that is taught
-    begins, and its ids. missed: the true objects in there, in order. moved: a token's place in the rollout to its place
-    here. begun: where each valid object that stays begins, with what leads on to it, where that is asked for. texts: of
-    prefix and tail.
+    ids: its tokens. prefix_len: tokens before the first taught one. taught: the start and ids of each taught text.
+    missed: the true objects in these texts, in order. moved: from a token's position in the rollout to its position
+    here. begun: the start of each kept valid object, including what leads to it. texts: of prefix and tail.
     """
 
     ids: tuple[int, ...]
@@ -66,32 +65,32 @@ def lay_out(
     parsed: ParsedRollout, gt: GroundTruth, matching: Matching, removed: Sequence[int], vocab: CoordVocab,
     options: MatchOptions,
 ) -> LaidOut:  # fmt: skip
-    """Return `Y_train` of an answer. removed: its valid objects that are taken out."""
+    """Return `Y_train` of an answer. removed: indices of the valid objects to take out."""
     missed = matching.false_negatives
     among = options.missed_place != "tail" and missed and matching.pairs
     prefix = _Prefix(parsed, vocab)
     if not removed and not among:
         tail = append_text(parsed.prefix_text, [gt.objects[i] for i in missed], (parsed.max_object_index or 0) + 1)
         looked_up = range(len(parsed.valid_objects)) if options.unmatched_objects == "penalised" else ()
-        return prefix.written([Kept(0, len(parsed.prefix_text), tuple(looked_up)), Written(tail, taught=True)], missed)
+        return prefix.assemble([Kept(0, len(parsed.prefix_text), tuple(looked_up)), Written(tail, taught=True)], missed)
     kept = [i for i in range(len(parsed.valid_objects)) if i not in set(removed)]
     slots = _slots(kept, matching, options, seed=str(parsed.prefix_ids))
-    return prefix.written(list(prefix.parts(slots, gt)), [index for is_missed, index in slots if is_missed])
+    return prefix.assemble(list(prefix.parts(slots, gt)), [index for is_missed, index in slots if is_missed])
 
 
 def _slots(kept: Sequence[int], matching: Matching, options: MatchOptions, *, seed: str) -> list[Slot]:
     """Return the objects of `Y_train` in order.
 
-    seed: of a place that is drawn. It is the answer's own, so that who has the answer can draw the same again.
+    seed: of shuffled positions. It comes from the answer, so that they can be reproduced from it.
     """
     slots: list[Slot] = [(False, i) for i in kept]
     missed = list(matching.false_negatives)
     truth_of = {pair.pred: pair.gt for pair in matching.pairs}
     if options.missed_place == "shuffled":
-        drawn = random.Random(seed)
-        drawn.shuffle(missed)
+        rng = random.Random(seed)
+        rng.shuffle(missed)
         for one in missed:
-            slots.insert(drawn.randint(0, len(slots)), (True, one))
+            slots.insert(rng.randint(0, len(slots)), (True, one))
         return slots
     for one in missed:
         later = (at for at, (is_missed, i) in enumerate(slots) if not is_missed and truth_of.get(i, -1) > one)
@@ -101,13 +100,13 @@ def _slots(kept: Sequence[int], matching: Matching, options: MatchOptions, *, se
 
 
 class _Prefix:
-    """The prefix of an answer, stretches of which are taken over."""
+    """The prefix of an answer, from which stretches are kept."""
 
     def __init__(self, parsed: ParsedRollout, vocab: CoordVocab) -> None:
         self._text = parsed.prefix_text
         self._ids = list(parsed.prefix_ids)
         self._objects: tuple[ParsedObject, ...] = parsed.valid_objects
-        # Where the value before each valid object ends: there the model chose to go on.
+        # the end of the value before each valid object: there the model chose to continue
         self._ends_before: list[int] = []
         end = parsed.prefix_text.index("{") + 1
         for one in parsed.objects:
@@ -121,7 +120,7 @@ class _Prefix:
         return self._vocab.align(self._ids)
 
     def parts(self, slots: Sequence[Slot], gt: GroundTruth) -> Iterator[Part]:
-        """Yield the parts of an answer with these objects, keys counted from 1."""
+        """Yield the parts of an answer with these objects, their keys numbered from 1."""
         stretch = Kept(0, self._text.index("{") + 1)
         number = 0
         for is_missed, group in groupby(slots, key=lambda slot: slot[0]):
@@ -135,7 +134,7 @@ class _Prefix:
                 continue
             for index in indices:
                 number += 1
-                if self._goes_on(stretch, index, number):
+                if self._continues(stretch, index, number):
                     stretch = Kept(stretch.start, self._objects[index].span[1], (*stretch.objects, index))
                     continue
                 yield from (stretch,) if stretch.end > stretch.start else ()
@@ -144,45 +143,45 @@ class _Prefix:
         yield from (stretch,) if stretch.end > stretch.start else ()
         yield Written("}", taught=True)
 
-    def _goes_on(self, stretch: Kept, index: int, number: int) -> bool:
-        """Whether an object stands right behind a stretch, under the key that it shall have."""
+    def _continues(self, stretch: Kept, index: int, number: int) -> bool:
+        """Whether an object directly follows a stretch, and already has the right key."""
         one, before = self._objects[index], self._ends_before[index]
         between = self._text[before : one.span[0]]
         follows = bool(stretch.end) and stretch.end == before and one.index == number
         return follows and _BETWEEN.fullmatch(between) is not None
 
-    def written(self, parts: Sequence[Part], missed: Sequence[int]) -> LaidOut:
-        """Return the tokens of an answer of these parts. missed: the true objects that are written, in order."""
+    def assemble(self, parts: Sequence[Part], missed: Sequence[int]) -> LaidOut:
+        """Return the tokens of these parts. missed: the true objects in inserted text, in order."""
         ids: list[int] = []
         taught: list[tuple[int, list[int]]] = []
         moved: dict[int, int] = {}
         begun: dict[int, int] = {}
         texts = ["", ""]
-        led_on = 0
+        lead_start = 0
         for part in _joined(parts):
             at = len(ids)
             if isinstance(part, Kept):
                 ids += self._stretch(part, at, moved)
                 texts[bool(taught)] += self._text[part.start : part.end]
-                begun.update({one: self._begins(one, part, led_on, moved) for one in part.objects})
+                begun.update({one: self._begins(one, part, lead_start, moved) for one in part.objects})
                 continue
             written = self._vocab.encode(part.text)
             taught += [(at, written)] if part.taught else []
             texts[bool(taught)] += part.text
-            led_on = at
+            lead_start = at
             ids += written
         found = tuple(ids), taught[0][0], tuple(taught), tuple(missed)
         return LaidOut(*found, moved, begun, (texts[0], texts[1]))
 
-    def _begins(self, index: int, part: Kept, led_on: int, moved: dict[int, int]) -> int:
+    def _begins(self, index: int, part: Kept, lead_start: int, moved: dict[int, int]) -> int:
         before = self._ends_before[index]
         if not part.start <= before < part.end:
-            return led_on
+            return lead_start
         token = self._aligned.token_at(before)
-        return moved.get(token, led_on)
+        return moved.get(token, lead_start)
 
     def _stretch(self, part: Kept, at: int, moved: dict[int, int]) -> list[int]:
-        """Return the tokens of a stretch, those at its ends replaced where it cuts them, and note where they went."""
+        """Return the tokens of a stretch, re-encoding those that its ends cut, and record the others in `moved`."""
         if (part.start, part.end) == (0, len(self._text)):
             moved.update({token: at + token for token in range(len(self._ids))})
             return self._ids
@@ -201,7 +200,7 @@ class _Prefix:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with written texts that follow one another and are both taught as one: so they are encoded."""
+    """Join taught texts that follow one another, so that they are encoded together."""
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None

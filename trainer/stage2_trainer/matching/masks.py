@@ -1,4 +1,4 @@
-"""The supervision of a teacher-forced sequence, token by token; one sequence, or several packed into a row.
+"""The supervision of each token of a teacher-forced sequence, or of several packed into a row.
 
 Source: semantics, section 5. The end of turn is supervised too (sections 5 and 17).
 """
@@ -19,12 +19,12 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class SegmentMeta:
-    """The meta data of one segment, a sequence of `encoded_len` tokens: prompt, `Y_train`, end of turn.
+    """Describes a segment, a sequence of `encoded_len` tokens: prompt, `Y_train`, end of turn.
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
-    `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn and are learnt with it (`<|im_end|>`: 1).
+    `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn, and are learnt too (`<|im_end|>`: 1).
     prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights, coord_weights: as in `MatchedTarget`.
-    plain_coords: coordinates of the tail have the cross entropy of any other token.
+    plain_coords: whether coordinates of the tail have the cross entropy of any other token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -51,7 +51,7 @@ class Supervision:
 
     labels (T,) int64: a token's own id where it has cross entropy, else -100.
     coord_positions, coord_targets (C,) int64: where a coordinate is supervised, and its bin.
-    coord_in_prefix (C,) bool: whether it is one of the rollout's own objects (else of a missed one).
+    coord_in_prefix (C,) bool: whether it belongs to one of the rollout's own objects, not to a missed one.
     weights (T,) float64: factors of the tokens' losses, below 0 where the token is taught against; None: all are 1.
     coord_weights (C,) float64: factors of the coordinates' losses; None: all are 1.
     """
@@ -72,7 +72,7 @@ def segment_meta(
     end_of_turn_len: int = 1,
     plain_coords: bool = False,
 ) -> SegmentMeta:
-    """Return the meta data of a target whose encoding, prompt and template included, has `encoded_len` tokens."""
+    """Describe a target whose encoding, prompt and template included, has `encoded_len` tokens."""
     return SegmentMeta(
         prompt_ids=tuple(prompt_ids),
         prefix_len=target.prefix_len,
@@ -89,7 +89,7 @@ def segment_meta(
 
 
 def unsupervised_meta(prompt_ids: Sequence[int], answer_len: int, *, encoded_len: int) -> SegmentMeta:
-    """Return the meta data of a segment of which nothing is supervised."""
+    """Describe a segment without supervision."""
     return SegmentMeta(
         prompt_ids=tuple(prompt_ids),
         prefix_len=answer_len,
@@ -103,7 +103,7 @@ def unsupervised_meta(prompt_ids: Sequence[int], answer_len: int, *, encoded_len
 
 
 def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: CoordVocab) -> Supervision:
-    """Return the masks of one segment. Raise MatchingError when the ids' prompt or lengths are not the meta data's."""
+    """Return the masks of one segment. Raises MatchingError if prompt or lengths of the ids contradict `meta`."""
     ids = np.asarray(input_ids, dtype=np.int64)
     _check(meta, ids)
     prompt, tail = meta.prompt_len, meta.prompt_len + meta.prefix_len
@@ -139,7 +139,7 @@ def _weights(length: int, positions: Sequence[int], weights: Sequence[float]) ->
 def packed_supervision(
     metas: Sequence[SegmentMeta], input_ids: Sequence[int] | IntArray, vocab: CoordVocab
 ) -> Supervision:
-    """Return the masks of a row that holds these segments one after the other (padding after the last is ignored)."""
+    """Return the masks of a row with these segments one after the other; padding after the last is ignored."""
     ids = np.asarray(input_ids, dtype=np.int64)
     lengths = np.array([meta.encoded_len for meta in metas], dtype=np.int64)
     if lengths.sum() > len(ids):
@@ -155,7 +155,7 @@ def packed_supervision(
 
 
 def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray, row_len: int) -> Supervision:
-    """Lay the supervision of several segments into one row, each at its offset."""
+    """Combine the supervision of several segments into one row, each at its offset."""
     labels = np.full(row_len, IGNORED, dtype=np.int64)
     for part, offset in zip(parts, offsets, strict=True):
         labels[offset : offset + len(part.labels)] = part.labels

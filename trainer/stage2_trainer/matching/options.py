@@ -1,4 +1,4 @@
-"""Every knob of the matching, as one plain value. Source: semantics, sections 3 and 4.5; defaults: stage2_api."""
+"""The options of matching, as one plain value. Source: semantics, sections 3 and 4.5; defaults: stage2_api."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONFIG = RolloutMatching()
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """The options of matching predicted objects to ground truth, and of teaching them.
+    """The options of matching predicted objects to ground truth, and of supervising them.
 
     candidate_top_k: ground-truth objects compared with each prediction.
     maskiou_gate: smallest mask IoU of a match; equal passes.
@@ -42,16 +42,16 @@ class MatchOptions:
     maskiou_mode: `canvas` draws everything on the canvas; `analytic` computes box against box exactly and draws the
     rest; `supersample` is `analytic`, and stretches the canvas over each other pair, so that no shape is too small.
     ot_epsilon_mode: `bins` takes `ot_epsilon` in bins; `relative` takes it in thousandths of the true object's
-    diagonal, so that small polygons are not taught to shrink.
+    diagonal, so that small polygons do not learn to shrink.
     ot_bbox_target: what a predicted box learns from a polygon: the box of its transported corners (`barycentric`), or
     the polygon's own bounding box (`aabb`).
     missed_desc_weight: factor of the cross entropy of missed objects' descriptions; 0 leaves them out.
-    missed_place: where missed objects are taught: behind the prefix (`tail`), before the objects that the record has
-    after them (`sorted`), or at drawn places among the others (`shuffled`).
-    duplicate_iou: overlap of boxes from which an object repeats an earlier one of its description, and is taken out;
-    None: none is.
-    unmatched_objects: unmatched ones stay without a loss (`neutral`), are taken out (`dropped`), or stay, and the token
-    that led on to each is taught against with `unmatched_weight` (`penalised`).
+    missed_place: where missed objects are taught: after the prefix (`tail`), before the objects that follow them in the
+    record (`sorted`), or at random places among the others (`shuffled`).
+    duplicate_iou: IoU of boxes from which an object is a duplicate of an earlier one of its description, and removed;
+    None keeps all.
+    unmatched_objects: unmatched ones stay without a loss (`neutral`), are removed (`dropped`), or stay, and the token
+    that led to each is taught against with `unmatched_weight` (`penalised`).
     recovery_weight: factor of the loss of missed objects that a further answer to the prompt found.
     """
 
@@ -75,12 +75,12 @@ class MatchOptions:
     recovery_weight: float = _CONFIG.recovery.weight
 
     def __post_init__(self) -> None:
-        """Take the list of a configuration, or of a run's record, as what it is here."""
+        """Convert the list of a configuration, or of a run's record, to a tuple."""
         object.__setattr__(self, "maskiou_scales", tuple(self.maskiou_scales))
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
-        """Return the options that `custom.extra.rollout_matching` asks for."""
+        """Return the options of `custom.extra.rollout_matching`."""
         own = {name: getattr(rollout_matching, name) for name in _NAMES}
         return cls(**own, recovery_weight=rollout_matching.recovery.weight)
 

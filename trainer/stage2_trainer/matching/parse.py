@@ -1,7 +1,7 @@
-"""From the token ids of an answer to its objects and to the longest prefix of it that training can continue.
+"""Parses an answer's token ids into objects and the longest prefix that training can continue.
 
-Only a suffix is ever cut off; tokens that stay are the rollout's own, except for at most one that a cut splits. No
-sequence of ids makes it raise: whatever cannot be used is dropped, counted and named. Source: semantics, section 4.2.
+Only a suffix is ever cut off. The remaining tokens are the rollout's own, except for at most one that the cut splits.
+Parsing never raises: whatever cannot be used is dropped, counted and named. Source: semantics, section 4.2.
 """
 
 from __future__ import annotations
@@ -36,15 +36,24 @@ WRONG_COUNT = "wrong_number_of_coordinates"
 TOKENS_DIFFER = "coord_tokens_differ_from_text"
 OUTSIDE_PREFIX = "outside_prefix"
 
+END_OF_TURN = "<|im_end|>"
+
+# Notes on the answer as a whole.
+NO_JSON = "no_json"
+TEXT_BEFORE_JSON = "text_before_json"
+CUT_MOVED = "cut_moved_to_earlier_object"
+UNKNOWN_ID = "id_outside_vocabulary"
+TEXT_AFTER_JSON = "text_after_json"
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedObject:
     """One `object_n` of the answer.
 
-    `valid` objects can be matched: `desc`, `kind` and `bins` (4 for a bbox, x and y in turn for a poly) are theirs, and
-    `token_positions` are the positions of those bins in the prefix. Others carry the `reason`; those with `in_prefix`
-    stay in the prefix unsupervised. `span` is its value's place in the answer's text (characters, end exclusive; -1: it
-    has none).
+    valid: whether it can be matched; then it has `desc`, `kind` and `bins` (4 for a bbox, x and y in turn for a poly).
+    token_positions: of the bins, in the prefix. reason: why it is invalid. in_prefix: whether it stays in the prefix;
+    an invalid one is unsupervised there. span: of its value in the answer's text (characters, end exclusive; -1:
+    missing).
     """
 
     key: str
@@ -59,15 +68,140 @@ class ParsedObject:
     span: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class ParsedRollout:
+    """An answer, parsed.
+
+    prefix_ids, prefix_text: the kept prefix. It ends in `{` or in the `}` of an object, never in the answer's closing
+    brace. objects: every `object_n`, in order of appearance.
+    truncated: whether the answer stopped before it was closed.
+    clean: whether the prefix, closed by one `}`, is JSON.
+    max_object_index: greatest n of any `object_n` key in the prefix, valid or not; None without one.
+    dropped: number of dropped objects by reason. notes: on the answer as a whole.
+    text: the whole answer up to its end of turn.
+    """
+
+    prefix_ids: tuple[int, ...]
+    prefix_text: str
+    objects: tuple[ParsedObject, ...]
+    truncated: bool
+    clean: bool
+    max_object_index: int | None
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+    text: str
+
+    @property
+    def valid_objects(self) -> tuple[ParsedObject, ...]:
+        """The objects that can be matched."""
+        return tuple(found for found in self.objects if found.valid)
+
+    @property
+    def dropped_invalid(self) -> int:
+        """The number of dropped objects."""
+        return sum(self.dropped.values())
+
+
+def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollout:
+    """Parse the ids that a server returned, with or without stop tokens. Linear in time; never raises."""
+    ids, unknown = _known_ids(as_ids(response_ids), vocab)
+    aligned = vocab.align(ids)
+    end = aligned.text.find(END_OF_TURN)
+    text = aligned.text if end < 0 else aligned.text[:end]
+    found = scan(text)
+    before = found.first_open > 0 and bool(text[: found.first_open - 1].strip())
+    notes = _notes(text, found, unknown=unknown, before=before)
+    prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
+    if cut < max(_cuts(found), default=0) and not before:
+        notes = (*notes, CUT_MOVED)
+    objects = read_objects(ids, aligned, found, text, cut, vocab)
+    kept = [entry.index for entry in found.entries if entry.key_start < cut]
+    prefix_text = text[:cut] if cut else "{"
+    return ParsedRollout(
+        prefix_ids=tuple(prefix),
+        prefix_text=prefix_text,
+        objects=objects,
+        truncated=found.truncated,
+        clean=_is_json(prefix_text + "}"),
+        max_object_index=max(kept, default=None),
+        dropped=dict(Counter(one.reason for one in objects if one.reason)),
+        notes=notes,
+        text=text,
+    )
+
+
+def object_ends(response_ids: Sequence[int], vocab: CoordVocab) -> tuple[int, ...]:
+    """Return the number of tokens after which each object of an answer is closed, in order."""
+    ids, _ = _known_ids(as_ids(response_ids), vocab)
+    aligned = vocab.align(ids)
+    end = aligned.text.find(END_OF_TURN)
+    found = scan(aligned.text if end < 0 else aligned.text[:end])
+    ends = [entry.value_end for entry in found.entries if entry.value_end >= 0]
+    return tuple(aligned.token_at(end - 1) + 1 for end in ends)
+
+
+def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
+    """Return the ids before the first one outside the vocabulary, which no model can take, and whether there is one."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab.size):
+        return ids, False
+    return ids[: next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab.size)], True
+
+
+def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str, ...]:
+    after = found.closed_at >= 0 and bool(text[found.closed_at :].strip())
+    happened = {
+        UNKNOWN_ID: unknown,
+        NO_JSON: found.first_open < 0,
+        TEXT_BEFORE_JSON: before,
+        TEXT_AFTER_JSON: after,
+    }
+    return tuple(note for note, true in happened.items() if true)
+
+
+def _cuts(found: Scan) -> list[int]:
+    """Return the offsets at which the prefix may end, best first: after the last closed object, ..., the first `{`."""
+    if found.first_open < 0:
+        return []
+    return [*reversed([entry.value_end for entry in found.entries if entry.value_end >= 0]), found.first_open]
+
+
+def _prefix(ids: list[int], aligned: Alignment, cuts: list[int], vocab: CoordVocab) -> tuple[list[int], int]:
+    """Return the ids up to the first cut that ids can spell, and that cut; without any, the ids of `{` and 0."""
+    for cut in cuts:
+        kept = _cut_ids(ids, aligned, cut, vocab)
+        if kept is not None:
+            return kept, cut
+    return vocab.encode("{"), 0
+
+
+def _cut_ids(ids: list[int], aligned: Alignment, cut: int, vocab: CoordVocab) -> list[int] | None:
+    """Return ids that spell exactly `text[:cut]`, with at most the last one replaced; None if impossible."""
+    token = aligned.token_at(cut - 1)
+    wanted = aligned.pieces[token][: cut - int(aligned.starts[token])]
+    alone = vocab.decode_piece(ids[token])
+    if alone == wanted:
+        return ids[: token + 1]
+    if token not in aligned.split and wanted == aligned.pieces[token]:
+        return ids[: token + 1]
+    if not alone.startswith(wanted) or REPLACEMENT in wanted:
+        return None
+    replacement = vocab.encode(wanted)
+    return ids[:token] + replacement if vocab.decode(replacement) == wanted else None
+
+
+def _is_json(text: str) -> bool:
+    return isinstance(loads(text), dict)
+
+
 def read_objects(
     ids: list[int], aligned: Alignment, found: Scan, text: str, cut: int, vocab: CoordVocab
 ) -> tuple[ParsedObject, ...]:
-    """Return an object for each entry that the scan found, in order; those beyond `cut` are not in the prefix."""
+    """Return an object for each entry of the scan, in order; those beyond `cut` are not in the prefix."""
     return _ObjectReader(ids, aligned, text, cut, vocab).read(found)
 
 
 class _ObjectReader:
-    """The reader of one answer's objects: it judges each entry of the scan."""
+    """Reads and validates the entries of one answer's scan."""
 
     def __init__(self, ids: list[int], aligned: Alignment, text: str, cut: int, vocab: CoordVocab) -> None:
         bins = vocab.bins_of(np.asarray(ids, dtype=np.int64))
@@ -91,7 +225,7 @@ class _ObjectReader:
         return self._judge_plain(entry) or self._judge_json(entry)
 
     def _judge_plain(self, entry: Entry) -> ParsedObject | None:
-        """Return the object, if it is valid and written as it should be: then its text need not be read as JSON."""
+        """Return the object if it is valid and in the usual form, whose text need not be parsed as JSON."""
         if not entry.plain:
             return None
         desc, key = entry.plain
@@ -104,7 +238,7 @@ class _ObjectReader:
 
     def _judge_json(self, entry: Entry) -> ParsedObject:
         value = loads(self._text[entry.value_start : entry.value_end])
-        reason, key = _shape_of(value)
+        reason, key = _check_shape(value)
         if reason:
             return self._object(entry, reason)
         spelled = _bins_of_value(value[key], key)
@@ -150,8 +284,8 @@ class _ObjectReader:
         )
 
 
-def _shape_of(value: Any) -> tuple[str | None, str]:
-    """Return why an object's value is unusable, apart from its coordinates (None: it is not), and its geometry key."""
+def _check_shape(value: Any) -> tuple[str | None, str]:
+    """Return why an object's value is unusable, apart from its coordinates (None: it is fine), and its geometry key."""
     if not isinstance(value, dict):
         return NOT_JSON, ""
     desc = value.get("desc")
@@ -166,7 +300,7 @@ def _shape_of(value: Any) -> tuple[str | None, str]:
 
 
 def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
-    """Return the bins of a geometry value written as coordinate-token strings; None where anything else stands."""
+    """Return the bins of a geometry value of coordinate-token strings; None for anything else."""
     if not isinstance(value, list):
         return None
     if key == "poly" and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
@@ -188,144 +322,9 @@ def _right_count(count: int, key: str) -> bool:
 
 
 def loads(text: str) -> Any:
-    """Return the JSON value of a text, None where it is none."""
-    # An answer may nest as deep as it is long: for the C scanner that is a RecursionError, for us just not JSON.
+    """Return the JSON value of a text; None if it is not JSON."""
+    # an answer may be nested as deep as it is long, which is a RecursionError of the C scanner
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-END_OF_TURN = "<|im_end|>"
-
-# What happened to the answer as a whole.
-NO_JSON = "no_json"
-TEXT_BEFORE_JSON = "text_before_json"
-CUT_MOVED = "cut_moved_to_earlier_object"
-UNKNOWN_ID = "id_outside_vocabulary"
-TEXT_AFTER_JSON = "text_after_json"
-
-
-@dataclass(frozen=True)
-class ParsedRollout:
-    """An answer, parsed.
-
-    prefix_ids / prefix_text: what is kept; it ends in `{` or in the `}` of an object, never in the closing brace of the
-    whole. objects: every `object_n` seen, in order of appearance.
-    truncated: the answer stopped before it was closed.
-    clean: the prefix, closed by one `}`, is JSON.
-    max_object_index: greatest n of any `object_n` key in the prefix, valid or not; None without one.
-    dropped: number of dropped objects by reason; notes: what happened to the answer as a whole.
-    text: the whole answer up to its end of turn.
-    """
-
-    prefix_ids: tuple[int, ...]
-    prefix_text: str
-    objects: tuple[ParsedObject, ...]
-    truncated: bool
-    clean: bool
-    max_object_index: int | None
-    dropped: dict[str, int]
-    notes: tuple[str, ...]
-    text: str
-
-    @property
-    def valid_objects(self) -> tuple[ParsedObject, ...]:
-        """The objects that can be matched."""
-        return tuple(found for found in self.objects if found.valid)
-
-    @property
-    def dropped_invalid(self) -> int:
-        """The number of dropped objects."""
-        return sum(self.dropped.values())
-
-
-def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollout:
-    """Parse the ids that a server returned (stop tokens may still be there). Linear in time; never raises."""
-    ids, unknown = _known_ids(as_ids(response_ids), vocab)
-    aligned = vocab.align(ids)
-    end = aligned.text.find(END_OF_TURN)
-    text = aligned.text if end < 0 else aligned.text[:end]
-    found = scan(text)
-    before = found.first_open > 0 and bool(text[: found.first_open - 1].strip())
-    notes = _notes(text, found, unknown=unknown, before=before)
-    prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
-    if cut < max(_cuts(found), default=0) and not before:
-        notes = (*notes, CUT_MOVED)
-    objects = read_objects(ids, aligned, found, text, cut, vocab)
-    kept = [entry.index for entry in found.entries if entry.key_start < cut]
-    prefix_text = text[:cut] if cut else "{"
-    return ParsedRollout(
-        prefix_ids=tuple(prefix),
-        prefix_text=prefix_text,
-        objects=objects,
-        truncated=found.truncated,
-        clean=_is_json(prefix_text + "}"),
-        max_object_index=max(kept, default=None),
-        dropped=dict(Counter(one.reason for one in objects if one.reason)),
-        notes=notes,
-        text=text,
-    )
-
-
-def object_ends(response_ids: Sequence[int], vocab: CoordVocab) -> tuple[int, ...]:
-    """Return after how many tokens each object of an answer is closed, in order."""
-    ids, _ = _known_ids(as_ids(response_ids), vocab)
-    aligned = vocab.align(ids)
-    end = aligned.text.find(END_OF_TURN)
-    found = scan(aligned.text if end < 0 else aligned.text[:end])
-    ends = [entry.value_end for entry in found.entries if entry.value_end >= 0]
-    return tuple(aligned.token_at(end - 1) + 1 for end in ends)
-
-
-def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
-    """Return the ids up to the first that the vocabulary lacks: it spells nothing, and no model can be fed with it."""
-    if not ids or (min(ids) >= 0 and max(ids) < vocab.size):
-        return ids, False
-    return ids[: next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab.size)], True
-
-
-def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str, ...]:
-    after = found.closed_at >= 0 and bool(text[found.closed_at :].strip())
-    happened = {
-        UNKNOWN_ID: unknown,
-        NO_JSON: found.first_open < 0,
-        TEXT_BEFORE_JSON: before,
-        TEXT_AFTER_JSON: after,
-    }
-    return tuple(note for note, true in happened.items() if true)
-
-
-def _cuts(found: Scan) -> list[int]:
-    """Return the characters where the prefix may end, best first: after the last closed object, ..., the first `{`."""
-    if found.first_open < 0:
-        return []
-    return [*reversed([entry.value_end for entry in found.entries if entry.value_end >= 0]), found.first_open]
-
-
-def _prefix(ids: list[int], aligned: Alignment, cuts: list[int], vocab: CoordVocab) -> tuple[list[int], int]:
-    """Return the ids up to the first cut that ids can spell, and that cut; without one the ids of `{`, and 0."""
-    for cut in cuts:
-        kept = _cut_ids(ids, aligned, cut, vocab)
-        if kept is not None:
-            return kept, cut
-    return vocab.encode("{"), 0
-
-
-def _cut_ids(ids: list[int], aligned: Alignment, cut: int, vocab: CoordVocab) -> list[int] | None:
-    """Return the ids that spell exactly `text[:cut]`, at most the last one replaced; None if there are none."""
-    token = aligned.token_at(cut - 1)
-    wanted = aligned.pieces[token][: cut - int(aligned.starts[token])]
-    alone = vocab.decode_piece(ids[token])
-    if alone == wanted:
-        return ids[: token + 1]
-    if token not in aligned.split and wanted == aligned.pieces[token]:
-        return ids[: token + 1]
-    if not alone.startswith(wanted) or REPLACEMENT in wanted:
-        return None
-    replacement = vocab.encode(wanted)
-    return ids[:token] + replacement if vocab.decode(replacement) == wanted else None
-
-
-def _is_json(text: str) -> bool:
-    return isinstance(loads(text), dict)

@@ -1,9 +1,9 @@
 """Polygon masks with the rules of COCO's run-length encoder, for many polygons at once.
 
-pycocotools walks the outline of a polygon on a grid five times finer than the canvas and notes the row at which the
-outline crosses each column's centre; between two crossings the column is filled. For one straight edge that row has a
-closed form, so here every (edge, column) pair is computed at once, and a column's fill is the parity of its crossings:
-the exclusive or of "all rows below" bit masks. Results equal `pycocotools.mask.frPyObjects`, pixel by pixel.
+pycocotools walks the outline of a polygon on a grid five times finer than the canvas, and records the row at which the
+outline crosses each column's centre; between two crossings the column is filled. For a straight edge that row has a
+closed form. So all (edge, column) pairs are computed at once, and a column's fill is the parity of its crossings: the
+exclusive or of "all rows below" bit masks. Results equal `pycocotools.mask.frPyObjects`, pixel by pixel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORD = 64
 
 @dataclass(frozen=True)
 class Masks:
-    """N masks, each kept only in the columns that its outline spans.
+    """N masks, each stored only in the columns that its outline spans.
 
     bits: (C, W) uint64, W = ceil(R / 64): one bit a row for each kept column, mask after mask.
     first: (N,) the first column of each mask; offset: (N + 1,) where its columns begin in `bits`.
@@ -75,7 +75,7 @@ def shared_pixels(left: Masks, right: Masks, pairs: IntArray) -> IntArray:
 
 
 def coarser(masks: Masks, side: int) -> Masks:
-    """Return masks of cells of `side` x `side` pixels, each set where any of its pixels is; `side` 1: as they are."""
+    """Return masks of cells of `side` x `side` pixels, each set if any of its pixels is."""
     if side == 1:
         return masks
     rows = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
@@ -105,7 +105,7 @@ def _end(masks: Masks) -> IntArray:
 
 
 def _count(bits: Bits) -> IntArray:
-    """Set bits of each row of words."""
+    """Count the set bits of each row of words."""
     counts: IntArray = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
     return counts
 
@@ -172,7 +172,7 @@ def _rows_steep(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
     slope = (high[:, 0] - low[:, 0]) / (high[:, 1] - low[:, 1])
     right = _SCALE * column + 3
     guess = np.floor((right - 0.5 - low[:, 0]) / slope).astype(np.int64)
-    # The guess may be off by one through rounding; what counts is the reference's own formula, evaluated around it.
+    # rounding may put the guess off by one, so the reference's own formula is evaluated around it
     steps = guess[:, None] + np.arange(-1, 3)
     x = (low[:, :1] + slope[:, None] * steps + 0.5).astype(np.int64)
     over = np.where(slope[:, None] > 0, x >= right[:, None], x < right[:, None])

@@ -1,6 +1,6 @@
-"""One pass over the text of an answer: where its objects begin and end, by JSON's braces, brackets and strings alone.
+"""One pass over the text of an answer that finds its objects by JSON's braces, brackets and strings.
 
-The scanner knows nothing of tokens and judges no object; it never backtracks and works in time linear in the text.
+The scanner knows no tokens and validates no objects. It never backtracks, and is linear in the text.
 Source: semantics, section 4.2 (b).
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 GEOMETRY_KEYS = ("bbox_2d", "poly")
 
-# Whole strings and flat arrays are single events: nothing inside them can open or close an object.
+# Strings and flat arrays are single events: nothing inside them opens or closes an object.
 _STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'
 _FLAT_ARRAY = r'\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]'
 _EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
-# Python turns no more than some 4000 digits into a number; a key that has more of them names no object.
+# Python converts at most some 4000 digits to a number; a key with more names no object.
 _INDEX = "[0-9]{1,4000}"
 OBJECT_KEY = re.compile(rf"object_({_INDEX})")
-# So is an entry that is written as it should be, which nearly all are; everything else is taken apart.
+# An entry in the usual form, as nearly all are, is a single event too; anything else is taken apart.
 _ENTRY = re.compile(
     rf'"(?P<key>object_(?P<index>{_INDEX}))": '
     r'(?P<value>\{"desc": "(?P<desc>[^"\\]*+)", "(?P<geometry>bbox_2d|poly)": '
@@ -33,8 +33,8 @@ _ENTRY = re.compile(
 class Entry:
     """One `"object_n": ...` at the top level of the answer; offsets in characters, ends exclusive, -1 for none.
 
-    `captures` are the spans of its geometry arrays, brackets included. `plain` is (desc, geometry key) for a value that
-    is written as it should be, `{"desc": "...", "bbox_2d" or "poly": [...]}` without escapes.
+    captures: the spans of its geometry arrays, brackets included. plain: (desc, geometry key) of a value in the usual
+    form, `{"desc": "...", "bbox_2d" or "poly": [...]}` without escapes.
     """
 
     key: str
@@ -48,8 +48,11 @@ class Entry:
 
 @dataclass
 class Scan:
-    """The result of a pass: the entries in order of appearance, the character after the first `{` (-1: none), where the
-    top-level object closed (-1: it did not), and whether the text stopped inside something."""
+    """The result of a pass.
+
+    entries: in order of appearance. first_open: offset after the first `{`, -1 without one. closed_at: offset after the
+    top-level object, -1 if it is not closed. truncated: whether the text ends inside something.
+    """
 
     entries: list[Entry]
     first_open: int
@@ -58,7 +61,7 @@ class Scan:
 
 
 def scan(text: str) -> Scan:
-    """Scan up to the end of the first top-level object; what follows it is no part of the answer."""
+    """Scan up to the end of the first top-level object; what follows is not part of the answer."""
     scanner = _Scanner()
     for event in _ENTRY.finditer(text):
         if event["key"] is None:
@@ -76,7 +79,7 @@ def scan(text: str) -> Scan:
 
 
 class _Scanner:
-    """The state between two events. `expecting` has one flag for each open brace: is the next string a key?"""
+    """The state between two events. `expecting` tells for each open brace whether the next string is a key."""
 
     def __init__(self) -> None:
         self.expecting: list[bool] = []
@@ -106,7 +109,7 @@ class _Scanner:
         return self.expecting == [True] and not self.brackets
 
     def entry(self, event: re.Match[str]) -> None:
-        """Take a whole entry at once; it leaves behind what its events one by one would."""
+        """Handle a whole entry at once, with the same result as its single events."""
         start, end = event.span("value")
         found = Entry(event["key"], int(event["index"]), event.start(), start, end, [event.span("array")])
         found.plain = (event["desc"], event["geometry"])
@@ -115,7 +118,7 @@ class _Scanner:
         self.expecting[-1] = False
 
     def handle(self, first: str, event: re.Match[str]) -> None:
-        """Take one string, flat array or structural character."""
+        """Handle one string, flat array or structural character."""
         if self.closed_at < 0:
             self._handlers[first](event.start(), event)
 

@@ -1,4 +1,4 @@
-"""Targets of matched polygons: entropic optimal transport between two point sets, and its barycentric projection.
+"""Coordinate targets of matched objects: entropic optimal transport between two point sets, projected barycentrically.
 
 Sinkhorn's iterations in log space (Cuturi 2013; Peyre and Cuturi, Computational Optimal Transport, section 4.4), stable
 for any regularisation. All pairs of one answer run at once. Source: semantics, section 4.5.
@@ -20,14 +20,14 @@ _NO_EPSILON = 1.0
 
 
 def target_bins(pairs: Sequence[tuple[Shape, Shape]], options: MatchOptions) -> list[tuple[int, ...]]:
-    """Return the bins that predictions' coordinates are taught, for (prediction, truth) pairs; as many as each has.
+    """Return the target bins of predicted coordinates, for pairs of (prediction, truth); one for each coordinate.
 
-    Box against box: the true bins, slot by slot. As soon as a polygon is involved: the barycentric projection of the
-    prediction's points onto the truth's, which for a predicted box is reduced to its bounding box.
+    Two boxes: the true bins, slot by slot. If a polygon is involved: the barycentric projection of the prediction's
+    points onto those of the truth; for a predicted box, the bounding box of the projection.
     """
     by_transport = [i for i, (pred, gt) in enumerate(pairs) if not _is_direct(pred, gt, options)]
     projected = dict(zip(by_transport, _projections([pairs[i] for i in by_transport], options), strict=True))
-    return [_taught(pred, projected[i]) if i in projected else _direct(gt) for i, (pred, gt) in enumerate(pairs)]
+    return [_to_bins(pred, projected[i]) if i in projected else _direct(gt) for i, (pred, gt) in enumerate(pairs)]
 
 
 def barycentric(
@@ -38,13 +38,13 @@ def barycentric(
     cost: OtCost = "l2",
     iterations: int = 30,
 ) -> list[FloatArray]:
-    """Return where each point goes: the transport plan's weighted mean of the target points.
+    """Return the transport plan's weighted mean of the target points, for each point.
 
     points: B arrays (N_b, 2); targets: B arrays (M_b, 2); epsilon (B,) > 0, in the unit of the points; uniform
     marginals. Returns B arrays (N_b, 2).
     """
     projected: list[FloatArray] = [np.zeros((0, 2))] * len(points)
-    for group in _alike([(len(one), len(other)) for one, other in zip(points, targets, strict=True)]):
+    for group in _group_by_size([(len(one), len(other)) for one, other in zip(points, targets, strict=True)]):
         x, x_here = _padded([points[b] for b in group])
         y, y_here = _padded([targets[b] for b in group])
         kernel = -_distances(x, y, cost) / epsilon[group, None, None]
@@ -65,7 +65,7 @@ def _direct(gt: Shape) -> tuple[int, ...]:
     return tuple(aabbs([gt])[0].tolist())
 
 
-def _taught(pred: Shape, projected: FloatArray) -> tuple[int, ...]:
+def _to_bins(pred: Shape, projected: FloatArray) -> tuple[int, ...]:
     if pred.kind == "bbox":
         projected = np.stack([projected.min(axis=0), projected.max(axis=0)])
     return tuple(np.clip(np.rint(projected), 0, MAX_BIN).astype(np.int64).ravel().tolist())
@@ -79,7 +79,7 @@ def _projections(pairs: Sequence[tuple[Shape, Shape]], options: MatchOptions) ->
 
 
 def _epsilon(targets: Sequence[FloatArray], options: MatchOptions) -> FloatArray:
-    """Regularisation of each pair in bins; a value that is none is taken as 1 (semantics, section 3)."""
+    """Return the regularisation of each pair in bins; an unusable value counts as 1 (semantics, section 3)."""
     usable = math.isfinite(options.ot_epsilon) and options.ot_epsilon > 0
     epsilon = options.ot_epsilon if usable else _NO_EPSILON
     if options.ot_epsilon_mode == "bins":
@@ -89,8 +89,8 @@ def _epsilon(targets: Sequence[FloatArray], options: MatchOptions) -> FloatArray
     return scaled
 
 
-def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Return the pairs whose sizes agree within a factor of two, so that padding them to one size wastes little."""
+def _group_by_size(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Group pairs whose sizes agree within a factor of two, so that padding wastes little."""
     groups: dict[tuple[int, int], list[int]] = {}
     for b, (n, m) in enumerate(sizes):
         groups.setdefault((n.bit_length(), m.bit_length()), []).append(b)
@@ -98,7 +98,7 @@ def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _padded(arrays: Sequence[FloatArray]) -> tuple[FloatArray, BoolArray]:
-    """Point sets stacked to (B, N, 2), and which of the points are real (B, N)."""
+    """Stack point sets to (B, N, 2); also return which points are real (B, N)."""
     sizes = np.array([len(one) for one in arrays])
     here = np.arange(sizes.max()) < sizes[:, None]
     stacked = np.zeros((*here.shape, 2))
@@ -114,7 +114,7 @@ def _distances(x: FloatArray, y: FloatArray, cost: OtCost) -> FloatArray:
 
 
 def _plan_rows(kernel: FloatArray, x_here: BoolArray, y_here: BoolArray, iterations: int) -> FloatArray:
-    """Return the transport plan (B, N, M) after some rounds, each row scaled to sum 1 (rows of padding: 0).
+    """Return the transport plan (B, N, M) after `iterations` rounds, each row scaled to sum 1 (rows of padding: 0).
 
     kernel (B, N, M): -cost / epsilon, -inf at padding.
     """
@@ -129,7 +129,7 @@ def _plan_rows(kernel: FloatArray, x_here: BoolArray, y_here: BoolArray, iterati
 
 
 def _logsumexp(values: FloatArray, axis: int) -> FloatArray:
-    """Log of the sum of exponentials along one axis, which is kept; padding (all -inf) gives an unused 0."""
+    """Return the log of the sum of exponentials along one axis, which is kept; padding (all -inf) gives 0."""
     greatest = values.max(axis=axis, keepdims=True)
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)
     total = np.exp(values - greatest).sum(axis=axis, keepdims=True)

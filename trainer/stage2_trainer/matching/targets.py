@@ -1,4 +1,4 @@
-"""The whole E-step of one answer after generation: parse, match, targets, missed objects appended.
+"""The E-step of one answer after generation: parse, match, compute targets, append missed objects.
 
 Source: semantics, sections 4.2 to 4.6.
 """
@@ -19,97 +19,25 @@ from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
 from stage2_trainer.matching.sinkhorn import target_bins
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
 
-
-def recovered_misses(
-    answers: Sequence[Sequence[int]], gt: GroundTruth, missed: Sequence[int], vocab: CoordVocab, options: MatchOptions
-) -> tuple[int, ...]:
-    """Return which of the missed true objects at least one of these answers has, matched as the first answer was.
-
-    answers: token ids. missed: indices into `gt.objects`; what is returned keeps their order.
-    """
-    found: set[int] = set()
-    for ids in answers:
-        if found.issuperset(missed):
-            break
-        said = parse_rollout(ids, vocab).valid_objects
-        matching = match_others(said, gt.objects, duplicates(said, options.duplicate_iou), options)
-        found.update(pair.gt for pair in matching.pairs)
-    return tuple(one for one in missed if one in found)
-
-
-def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
-    """Return the tokens of each entry `"object_n": {...}` of a written text, in order.
-
-    What leads on to an entry is part of it, the brace that closes the answer of none; a token belongs to the entry in
-    which it begins.
-    """
-    aligned = vocab.align(list(ids))
-    starts, begin, found = aligned.starts[:-1], 0, []
-    for _, named in desc_value_spans(aligned.text):
-        end = aligned.text.index("}", named) + 1  # geometry has no braces
-        low, high = np.searchsorted(starts, [begin, end], side="left").tolist()
-        found.append(range(low, high))
-        begin = end
-    return found
-
-
-_NO_ANSWER = ParsedRollout(
-    prefix_ids=(),
-    prefix_text="",
-    objects=(),
-    truncated=False,
-    clean=True,
-    max_object_index=None,
-    dropped={},
-    notes=(),
-    text="",
-)
-
-
-def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
-    """Return the whole answer as a tail without a prefix: structure and descriptions have cross entropy.
-
-    A coordinate token that stands within a description is not trained on: it is no coordinate there.
-    """
-    text = serialize_objects(gt.objects)
-    tail = vocab.encode(text)
-    described, coord_pos, coord_bins = read_tail(tail, vocab)
-    return MatchedTarget(
-        parsed=_NO_ANSWER,
-        ground_truth=gt,
-        matching=Matching((), (), tuple(range(len(gt.objects))), 0, 0),
-        y_train_ids=tuple(tail),
-        prefix_len=0,
-        prefix_text="",
-        append_text=text,
-        prefix_coord_pos=(),
-        prefix_coord_target_bins=(),
-        tail_ignore_pos=tuple(at for at in described if vocab.bin_of(tail[at]) is not None),
-        tail_coord_pos=coord_pos,
-        tail_coord_bins=coord_bins,
-    )
-
-
 TokenLabel = Literal["none", "ce", "coord", "penalised"]
 
 
 @dataclass(frozen=True)
 class MatchedTarget:
-    """`Y_train` of one answer and where it is supervised.
+    """`Y_train` of one answer, and its supervision.
 
-    y_train_ids: prefix, then the appended tail; the template's end of turn comes after it.
+    y_train_ids: prefix, then the appended tail; the template's end of turn follows.
     prefix_len: tokens of the prefix. prefix_text, append_text: the texts of prefix and tail. The prefix is the answer's
-    own unless objects were taken out of it; the tail begins with the first missed object, or with the closing brace.
-    prefix_coord_pos / prefix_coord_target_bins: positions with a matched coordinate, and what it is taught.
-    tail_ignore_pos: positions in the tail (0 = its first token) without a loss of their own: inside a description, or
-    of the answer's own objects where missed ones stand before them.
-    tail_coord_pos / tail_coord_bins: positions in the tail with a coordinate that is taught its own bin, and that.
-    weights: positions whose loss has a factor, and that; below 0 the token is taught against.
-    coord_weights: positions of coordinates whose loss has a factor, and that.
-    parsed, ground_truth, matching: what it was made from; `matching.pairs[i].pred` counts `parsed.valid_objects`.
-    repeated, dropped: which of these were taken out as duplicates, and for matching nothing.
-    false_negatives: indices of the true objects that the answer missed, in the record's order. recovered: those of
-    them that a further answer found.
+    own unless objects were removed; the tail begins with the first missed object, or with the closing brace.
+    prefix_coord_pos, prefix_coord_target_bins: positions of matched coordinates, and their targets.
+    tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description, or in the
+    answer's own objects after a missed one.
+    tail_coord_pos, tail_coord_bins: positions of taught coordinates in the tail, and their bins.
+    weights: (position, factor of the loss); the token is taught against if it is below 0.
+    coord_weights: the same for coordinates.
+    parsed, ground_truth, matching: the inputs; `matching.pairs[i].pred` is an index into `parsed.valid_objects`.
+    repeated, dropped: valid objects that were removed as duplicates, and as unmatched.
+    recovered: missed true objects that a further answer found.
     """
 
     parsed: ParsedRollout
@@ -147,7 +75,7 @@ class MatchedTarget:
 
     @property
     def coord_targets(self) -> dict[int, int]:
-        """Bin that each supervised coordinate is taught, by position in `y_train_ids`."""
+        """The target bin of each supervised coordinate, by position in `y_train_ids`."""
         tail = (self.prefix_len + position for position in self.tail_coord_pos)
         return {
             **dict(zip(self.prefix_coord_pos, self.prefix_coord_target_bins, strict=True)),
@@ -156,12 +84,12 @@ class MatchedTarget:
 
     @property
     def labels(self) -> tuple[TokenLabel, ...]:
-        """The supervision of each token of `y_train_ids`: none, its own id (`ce`), a bin (`coord`), or against it."""
+        """The supervision of each token of `y_train_ids`: none, its own id (`ce`), a bin (`coord`), or `penalised`."""
         silent = {self.prefix_len + position for position in self.tail_ignore_pos}
-        given: dict[int, TokenLabel] = dict.fromkeys(self.penalised_pos, "penalised")
-        given |= dict.fromkeys(self.coord_targets, "coord")
+        labels: dict[int, TokenLabel] = dict.fromkeys(self.penalised_pos, "penalised")
+        labels |= dict.fromkeys(self.coord_targets, "coord")
         return tuple(
-            given.get(i, "none" if i < self.prefix_len or i in silent else "ce") for i in range(self.train_len)
+            labels.get(i, "none" if i < self.prefix_len or i in silent else "ce") for i in range(self.train_len)
         )
 
     @property
@@ -176,7 +104,7 @@ class MatchedTarget:
         matched = len(self.matching.pairs)
         return {
             "parse_dropped_invalid": self.parsed.dropped_invalid,
-            # The strict parser never has two readings of one answer.
+            # the strict parser never reads an answer in two ways
             "parse_dropped_ambiguous": 0,
             "parse_truncated": int(self.parsed.truncated),
             "parse_clean": int(self.parsed.clean),
@@ -187,7 +115,7 @@ class MatchedTarget:
             "gt_dropped": len(self.ground_truth.dropped),
             "matched_pairs": matched,
             "matched_for_supervision": matched,
-            # Transport in log space cannot fail, so every match is supervised.
+            # transport in log space cannot fail, so every match is supervised
             "excluded_from_supervision": 0,
             "matched_maskiou_sum": sum(pair.iou for pair in self.matching.pairs),
             "matched_maskiou_count": matched,
@@ -215,9 +143,9 @@ def build_target(
     *,
     further: Sequence[Sequence[int]] = (),
 ) -> MatchedTarget:
-    """Turn an answer's ids and its record's ground truth into a supervised target. No ids make it raise.
+    """Turn an answer's ids and its record's ground truth into a supervised target. Never raises for any ids.
 
-    further: ids of further answers to the prompt, which nothing is taken from but which missed objects they found.
+    further: ids of further answers to the prompt; they only show which missed objects the model can find.
     """
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
@@ -252,6 +180,43 @@ def build_target(
     )
 
 
+_NO_ANSWER = ParsedRollout(
+    prefix_ids=(),
+    prefix_text="",
+    objects=(),
+    truncated=False,
+    clean=True,
+    max_object_index=None,
+    dropped={},
+    notes=(),
+    text="",
+)
+
+
+def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
+    """Return the whole ground truth as a tail without a prefix: structure and descriptions have cross entropy.
+
+    A coordinate token within a description is not trained on.
+    """
+    text = serialize_objects(gt.objects)
+    tail = vocab.encode(text)
+    described, coord_pos, coord_bins = read_tail(tail, vocab)
+    return MatchedTarget(
+        parsed=_NO_ANSWER,
+        ground_truth=gt,
+        matching=Matching((), (), tuple(range(len(gt.objects))), 0, 0),
+        y_train_ids=tuple(tail),
+        prefix_len=0,
+        prefix_text="",
+        append_text=text,
+        prefix_coord_pos=(),
+        prefix_coord_target_bins=(),
+        tail_ignore_pos=tuple(at for at in described if vocab.bin_of(tail[at]) is not None),
+        tail_coord_pos=coord_pos,
+        tail_coord_bins=coord_bins,
+    )
+
+
 @dataclass(frozen=True)
 class _Tail:
     """The supervision of a tail, as in `MatchedTarget`."""
@@ -264,14 +229,14 @@ class _Tail:
 
 
 def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions, recovered: Sequence[int]) -> _Tail:
-    """Return how a tail is supervised: what was written into it is taught, what the answer said between is not."""
+    """Return the supervision of a tail: inserted text is taught, the answer's own text between is not."""
     start, weight = laid_out.prefix_len, options.missed_desc_weight
     silent = set(range(len(laid_out.ids) - start))
     coords: dict[int, int] = {}
     named: list[int] = []
     for at, ids in laid_out.taught:
         described, coord_pos, coord_bins = read_tail(ids, vocab)
-        # A coordinate token within a description is no coordinate there, and stands for none.
+        # a coordinate token within a description is not a coordinate
         shown = [one for one in described if weight and vocab.bin_of(ids[one]) is None]
         named += [at + one for one in shown]
         silent -= {at - start + one for one in {*range(len(ids))} - {*described} | {*shown}}
@@ -285,7 +250,7 @@ def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions, reco
 
 
 def _recovered_tokens(laid_out: LaidOut, vocab: CoordVocab, recovered: Sequence[int]) -> list[int]:
-    """Return the positions of the entries of missed objects that a further answer found."""
+    """Return the positions of the entries of recovered objects."""
     if not recovered:
         return []
     entries = [[at + token for token in one] for at, ids in laid_out.taught for one in entry_tokens(ids, vocab)]
@@ -295,12 +260,12 @@ def _recovered_tokens(laid_out: LaidOut, vocab: CoordVocab, recovered: Sequence[
 def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the positions inside descriptions, the positions of coordinates, and their bins.
 
-    Descriptions are looked up in the text that the tail's own ids spell, so a tokenizer that normalises text cannot
-    shift them.
+    Descriptions are found in the text that the tail's own ids spell, so a tokenizer that normalises text cannot shift
+    them.
     """
     aligned = vocab.align(tail)
     starts, ends = aligned.starts[:-1], aligned.starts[1:].copy()
-    # A token that ends inside a character reaches into the next one.
+    # a token that ends inside a character reaches into the next one
     ends[list(aligned.split)] += 1
     inside = np.zeros(len(tail), dtype=np.bool_)
     for first, last in desc_value_spans(aligned.text):
@@ -309,3 +274,36 @@ def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tupl
     bins: IntArray = vocab.bins_of(np.asarray(tail, dtype=np.int64))
     coords = np.flatnonzero((bins >= 0) & ~inside)
     return tuple(np.flatnonzero(inside).tolist()), tuple(coords.tolist()), tuple(bins[coords].tolist())
+
+
+def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
+    """Return the tokens of each entry `"object_n": {...}` of an inserted text, in order.
+
+    What leads to an entry belongs to it, and the answer's closing brace to none. A token belongs to the entry in which
+    it begins.
+    """
+    aligned = vocab.align(list(ids))
+    starts, begin, found = aligned.starts[:-1], 0, []
+    for _, named in desc_value_spans(aligned.text):
+        end = aligned.text.index("}", named) + 1  # geometry has no braces
+        low, high = np.searchsorted(starts, [begin, end], side="left").tolist()
+        found.append(range(low, high))
+        begin = end
+    return found
+
+
+def recovered_misses(
+    answers: Sequence[Sequence[int]], gt: GroundTruth, missed: Sequence[int], vocab: CoordVocab, options: MatchOptions
+) -> tuple[int, ...]:
+    """Return the missed true objects that at least one of these answers has, matched like the first answer.
+
+    answers: token ids. missed: indices into `gt.objects`; the result keeps their order.
+    """
+    found: set[int] = set()
+    for ids in answers:
+        if found.issuperset(missed):
+            break
+        objects = parse_rollout(ids, vocab).valid_objects
+        matching = match_others(objects, gt.objects, duplicates(objects, options.duplicate_iou), options)
+        found.update(pair.gt for pair in matching.pairs)
+    return tuple(one for one in missed if one in found)

@@ -1,6 +1,6 @@
-"""The ids of the coordinate tokens, and how token ids line up with the text that they spell.
+"""The ids of the coordinate tokens, and the alignment of token ids with the text that they spell.
 
-`CoordVocab` is all that the matching needs of a tokenizer, so any Hugging Face tokenizer (or none) will do.
+`CoordVocab` is all that matching needs of a tokenizer, so any Hugging Face tokenizer will do.
 Source: semantics, sections 1 and 4.2.
 """
 
@@ -15,7 +15,7 @@ from stage2_api.coordinates import BINS, coord_token
 
 
 class MatchingError(ValueError):
-    """Inputs that contradict one another: a prefix that nothing can follow, prompt ids that differ, wrong lengths."""
+    """Inputs contradict each other: a prefix that nothing can follow, different prompt ids, wrong lengths."""
 
 
 IntArray = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ _LONGEST_JOIN = 16
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
+    """The parts of a Hugging Face tokenizer that are used here."""
 
     def __len__(self) -> int: ...
 
@@ -57,11 +57,10 @@ class _Pieces(dict[int, str]):
 
 @dataclass(frozen=True)
 class Alignment:
-    """Token ids laid over their text.
+    """Token ids aligned with their text.
 
-    `pieces[i]` is the text of token i, `starts` (n + 1,) its first character (the last entry is the length of the
-    text), and `split` the tokens that end inside a character, which the next token completes: that character belongs to
-    the later piece.
+    pieces: the text of each token. starts: (n + 1,) the offset of each piece, and the length of the text. split: the
+    tokens that end inside a character; it belongs to the piece of the later token that completes it.
     """
 
     text: str
@@ -70,7 +69,7 @@ class Alignment:
     split: frozenset[int]
 
     def token_at(self, character: int) -> int:
-        """Return the token that holds the character at this offset, 0 <= character < len(text)."""
+        """Return the token with the character at this offset, 0 <= character < len(text)."""
         return int(np.searchsorted(self.starts[:-1], character, side="right")) - 1
 
 
@@ -78,8 +77,8 @@ class Alignment:
 class CoordVocab:
     """A vocabulary with one token for each coordinate bin.
 
-    `ids` (1000,) int64 holds the id of `<|coord_k|>` at k; `decode` spells ids with special tokens and without
-    clean-up; `encode` tokenises text without adding special tokens; `size` bounds the ids that can be decoded.
+    ids: (1000,) int64, the id of `<|coord_k|>` at k. decode: spells ids, with special tokens and without clean-up.
+    encode: tokenises text without adding special tokens. size: bound of the ids that can be decoded.
     """
 
     ids: IntArray
@@ -99,7 +98,7 @@ class CoordVocab:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "CoordVocab":
-        """Read the coordinate tokens of a Hugging Face tokenizer; ValueError when one of them is not a single token."""
+        """Read the coordinate tokens of a tokenizer. Raises ValueError if one of them is not a single token."""
         tokens = [coord_token(k) for k in range(BINS)]
         ids = tokenizer.convert_tokens_to_ids(tokens)
         for token, token_id in zip(tokens, ids, strict=True):
@@ -130,7 +129,7 @@ class CoordVocab:
         return np.where(inside, self._table[np.where(inside, token_ids, 0)], -1)
 
     def align(self, token_ids: list[int]) -> Alignment:
-        """Lay ids (all within the vocabulary) over their text; characters split over tokens come out whole."""
+        """Align ids (all within the vocabulary) with their text; characters split over tokens come out whole."""
         pieces = list(map(self._pieces.__getitem__, token_ids))
         text = "".join(pieces)
         split: set[int] = set()
@@ -142,7 +141,7 @@ class CoordVocab:
         return Alignment(text=text, pieces=pieces, starts=starts, split=frozenset(split))
 
     def _join_split_characters(self, token_ids: list[int], pieces: list[str]) -> set[int]:
-        """Rewrite `pieces` in place so that a character stands in the piece of the token that completes it."""
+        """Rewrite `pieces` in place, so that a character is in the piece of the token that completes it."""
         split: set[int] = set()
         done = 0
         for first in [i for i, piece in enumerate(pieces) if piece.endswith(REPLACEMENT)]:
@@ -151,13 +150,13 @@ class CoordVocab:
         return split
 
     def _join_run(self, token_ids: list[int], pieces: list[str], first: int, split: set[int]) -> int:
-        """Join the run of tokens that starts with `first`; returns the token after it."""
+        """Join the run of tokens that starts with `first`; return the token after it."""
         end = min(first + _LONGEST_JOIN, len(token_ids))
         joined = pieces[first]
         emitted = len(joined) - 1
         for i in range(first + 1, end):
             before, joined = joined, self.decode(token_ids[first : i + 1])
-            if joined == before + pieces[i]:  # the bytes before were no character's beginning, and stand alone
+            if joined == before + pieces[i]:  # the bytes before do not begin a character
                 return i
             pieces[i - 1] = pieces[i - 1].removesuffix(REPLACEMENT)
             split.add(i - 1)
@@ -176,21 +175,20 @@ def _decode_with(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
 
 
 def as_ids(token_ids: Sequence[int]) -> list[int]:
-    """Plain Python ints from any sequence of ids (list, numpy array, tensor)."""
+    """Return plain Python ints of any sequence of ids (list, numpy array, tensor)."""
     return list(map(int, token_ids))
 
 
 def vision_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids of those tokens of a tokenizer that stand for pixels."""
+    """Return the ids of the tokens that stand for pixels."""
     known = tokenizer.get_vocab()
     return frozenset(known[token] for token in VISION_TOKENS if token in known)
 
 
 def cut_before(token_ids: Sequence[int], ends: Collection[int]) -> list[int]:
-    """Return the ids before the first one of `ends`; all of them where none is there.
+    """Return the ids before the first one of `ends`; all of them without one.
 
-    An answer is cut before a token that stands for pixels: there are none that it could stand for when the model is
-    trained on it.
+    An answer is cut before a token that stands for pixels, since an answer has no pixels to train on.
     """
     end = next((i for i, token_id in enumerate(token_ids) if token_id in ends), len(token_ids))
     return list(token_ids[:end])
