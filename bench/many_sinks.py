@@ -14,23 +14,19 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE as FOLDER_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
 from stage2_trainer.sync.transports.buckets import bucket_bytes, from_wire, plan_buckets
-from stage2_trainer.sync.transports.connection import Connection
-from stage2_trainer.sync.transports.handshake import introduce
-from stage2_trainer.sync.transports.link import TAG_BYTES
+from stage2_trainer.sync.transports.link import dial
 from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.credentials import read_token
 from stage2_trainer.wire.names import POLICY_MODEL
 
 LOOPBACK = "127.0.0.1"
-PATIENCE_S = 120.0
 AT_ONCE = 4 * 2**20
 CONNECTIONS = 1024
 
@@ -96,15 +92,13 @@ class ManySinks:
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()
-        self._link = socket.create_connection((info.master_address, info.master_port))
-        (member,) = info.members(workers=1)
-        introduce(Connection(self._link), read_token(os.environ), member, time.monotonic() + PATIENCE_S)
+        self._link = dial(info, info.rank_offset, token=read_token(os.environ), certificate=None)._socket
         self._link.setblocking(False)
         self._bucket_bytes = info.packed_buffer_size_bytes
 
     async def _drain(self, info: Mapping[str, Any]) -> None:
         metas = from_wire(info["names"], info["dtype_names"], info["shapes"])
-        left = sum(bucket_bytes(bucket) + TAG_BYTES for bucket in plan_buckets(metas, self._bucket_bytes))
+        left = sum(bucket_bytes(bucket) for bucket in plan_buckets(metas, self._bucket_bytes))
         while left:
             left -= await self._discard(left)
 

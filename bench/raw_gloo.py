@@ -1,7 +1,7 @@
 """The limit that a sync is measured against: a gloo broadcast of the same bytes in the same pieces, and nothing else.
 
 Buffers are as those of a sync: two on the learner, filled once, and two on a server, used in turn. Sealed, each bucket
-is encrypted and proved as a link does it, by the same cipher: for each server by a key of its own, into two more
+is encrypted and authenticated by AES-GCM, TLS's cipher: for each server by a key of its own, into two more
 buffers on the learner, and on the server from two more.
 """
 
@@ -18,12 +18,11 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch._C._distributed_c10d import TCPStore
 
 from stage2_trainer.sync.swift.swift_groups import gloo_process_group
-from stage2_trainer.sync.transports.handshake import KEY_BYTES
-from stage2_trainer.sync.transports.link import TAG_BYTES
 
 Keep = Callable[[int, torch.Tensor], None]
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 60.0
+KEY_BYTES, TAG_BYTES = 32, 16
 KEYS = [bytes([rank]) * KEY_BYTES for rank in range(64)]  # of a benchmark: nothing that is secret is sent
 
 

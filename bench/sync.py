@@ -116,7 +116,7 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         )
         yield Row(what, "raw gloo broadcast in the clear, thrown away", ours, raw)
         yield Row(what, "raw gloo broadcast in the clear, each buffer copied to its place", ours, loaded)
-        yield Row(what, "raw gloo broadcast, each buffer sealed by our cipher, opened, copied", ours, sealed)
+        yield Row(what, "raw gloo broadcast, each buffer sealed by AES-GCM, opened, copied", ours, sealed)
         yield Row(
             what, "vLLM's own packing, broadcast by gloo in the clear, each buffer copied to its place", ours, packed
         )

@@ -356,9 +356,9 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _explain(error: BaseException, base_url: str) -> str:
-    reason = credentials.explained(error, base_url, os.environ)
+    reason = credentials.explain_tls_error(error, base_url, os.environ)
     if reason is None and isinstance(error, ENDED):
-        reason = credentials.wants_tls(base_url)
+        reason = credentials.explain_hang_up(base_url)
     if reason is not None:
         return reason
     if isinstance(error, TimeoutError):

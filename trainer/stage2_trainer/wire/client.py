@@ -321,9 +321,9 @@ class ServerClient:
     def _described(self, error: httpx.HTTPError | ValueError) -> str:
         if not isinstance(error, httpx.HTTPError):
             return str(error)
-        told = credentials.explained(error, self.base_url, os.environ)
+        told = credentials.explain_tls_error(error, self.base_url, os.environ)
         if told is None and isinstance(error, ENDED):
-            told = credentials.wants_tls(self.base_url)
+            told = credentials.explain_hang_up(self.base_url)
         return told or describe_http_error(error)
 
 

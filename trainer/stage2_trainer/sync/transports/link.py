@@ -1,83 +1,75 @@
-"""A link between the learner and one worker: messages that only the other side can have sent, or read, in order.
+"""A link between the learner and one worker: a TCP connection, over TLS where the server's base_url is https://.
 
-After the handshake each side encrypts its messages with AES-GCM, under its own key of the link and a counter.
+Over TLS both ends show their certificates: the learner checks the worker's against the job's authority, and the worker
+accepts exactly the certificate that the learner's guarded call has announced. The worker's first message proves the
+job's token for one place in one group, and the learner's answer proves it back; the name of a group is used once, so
+nobody can use a recorded proof in another group. Without TLS the two proofs are all that authenticates, and whoever is
+on the way can read and change what follows (docs/threat-model.md). Every wait has a deadline, and `abort` ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
+import select
 import socket
+import ssl
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import GCM
-
-from stage2_trainer.sync.transports.connection import Bytes, Connection
-from stage2_trainer.sync.transports.handshake import Member, SessionKeys, introduce
+from stage2_trainer.sync.transports.protocol import GroupInfo, Member
+from stage2_trainer.wire.credentials import Certificate, error_reason
 from stage2_trainer.wire.errors import LinkError
 
-SLICE_BYTES = 2**20  # encrypted and sent, or received and decrypted, while it is in a core's own cache
-TAG_BYTES = 16
+Bytes = bytes | bytearray | memoryview
+
+MAGIC = b"stage2 link 3\0\0\0"
+PROOF_BYTES = 32
+HELLO_BYTES = len(MAGIC) + Member.SIZE + PROOF_BYTES
+LEARNER, WORKER = b"learner", b"worker"
+
+SLICE_BYTES = 2**20  # that one call of the socket gets
+KEEP_ALIVE_S = 30  # a machine that is gone says nothing: the kernel asks it
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
 
 
 class Link:
-    """One side of a link."""
+    """One end of a link. One message at a time. sent: bytes of messages that went out here, without TLS's framing."""
 
-    def __init__(self, connection: Connection, *, own_key: bytes, other_key: bytes) -> None:
-        self._connection = connection
-        self._own, self._other = _Direction(own_key), _Direction(other_key)
-
-    @classmethod
-    def of_learner(cls, connection: Connection, keys: SessionKeys) -> Link:
-        """Return the learner's side."""
-        return cls(connection, own_key=keys.of_learner, other_key=keys.of_worker)
-
-    @classmethod
-    def of_worker(cls, connection: Connection, keys: SessionKeys) -> Link:
-        """Return a worker's side."""
-        return cls(connection, own_key=keys.of_worker, other_key=keys.of_learner)
-
-    @property
-    def sent(self) -> int:
-        """Bytes that went out by this side, the handshake's included, as they were counted at the socket."""
-        return self._connection.sent
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        self.sent = 0
+        self._socket = connected
+        self._in_use = threading.Lock()
 
     def send(self, pieces: Iterable[Bytes], timeout_s: float) -> None:
         """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        cipher = self._own.next().encryptor()
-        crossing = self._own.memory()
-        filled = 0
-        for part in _slices(pieces):
-            if filled + len(part) > SLICE_BYTES:
-                self._connection.send(crossing[:filled], deadline)
-                filled = 0
-            filled += cipher.update_into(part, crossing[filled:])
-        self._connection.send(crossing[:filled], deadline)
-        cipher.finalize()
-        self._connection.send(cipher.tag, deadline)
+        with self._in_use, _as_link_errors():
+            for part in _slices(pieces):
+                self._socket.settimeout(_remaining(deadline))
+                self._socket.sendall(part)
+                self.sent += len(part)
 
     def receive_into(self, view: memoryview, timeout_s: float) -> None:
         """Fill `view` with the next message, which must be as long.
 
         Raises:
-            LinkError: the link broke, the bytes are not those of the other side, or it takes longer than `timeout_s`.
+            LinkError: the link broke, or it takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        cipher = self._other.next().decryptor()
-        crossing = self._other.memory()
-        for part in _slices([view]):
-            arrived = crossing[: len(part)]
-            self._connection.receive_into(arrived, deadline)
-            cipher.update_into(arrived, part)
-        try:
-            cipher.finalize_with_tag(self._connection.receive(TAG_BYTES, deadline))
-        except InvalidTag as error:
-            raise LinkError(f"message {self._other.count} is not what the other side has sent") from error
+        with self._in_use, _as_link_errors():
+            while len(view):
+                self._socket.settimeout(_remaining(deadline))
+                count = self._socket.recv_into(view, min(len(view), SLICE_BYTES))
+                if not count:
+                    raise LinkError("the other side has closed the connection")
+                view = view[count:]
 
     def receive(self, count: int, timeout_s: float) -> bytes:
         """Return the next message, of `count` bytes. Raises LinkError."""
@@ -85,21 +77,72 @@ class Link:
         self.receive_into(memoryview(data), timeout_s)
         return bytes(data)
 
+    def admit(self, token: str, is_expected: Callable[[Member], bool], timeout_s: float) -> Member:
+        """Let the worker that has dialled prove itself, and answer it; on the learner.
+
+        Raises:
+            LinkError: it shows no certificate of the job's, lacks the token, is not expected, or is too slow.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._shake_hands(deadline)
+        hello = self.receive(HELLO_BYTES, _remaining(deadline))
+        claim, proof = hello[:-PROOF_BYTES], hello[-PROOF_BYTES:]
+        if not claim.startswith(MAGIC) or not hmac.compare_digest(proof, _proof(token, WORKER, claim)):
+            raise LinkError("the other side does not prove the job's token")
+        member = Member.from_bytes(claim[len(MAGIC) :])
+        if not is_expected(member):
+            raise LinkError("nobody expects the other side: its group was given up")
+        self.send([_proof(token, LEARNER, claim)], _remaining(deadline))
+        return member
+
+    def introduce(self, token: str, member: Member, certificate: str, deadline: float) -> None:
+        """Prove this worker to the learner, and let the learner prove itself.
+
+        certificate: SHA-256 of the certificate that the learner must show, in hex; empty = without TLS.
+
+        Raises:
+            LinkError: the other side is no learner with the token, or is too slow.
+        """
+        self._shake_hands(deadline)
+        if certificate and not hmac.compare_digest(self._peer_certificate(), certificate):
+            raise LinkError("what listens there shows another certificate than the learner's call has announced")
+        claim = MAGIC + member.to_bytes()
+        self.send([claim + _proof(token, WORKER, claim)], _remaining(deadline))
+        if not hmac.compare_digest(self.receive(PROOF_BYTES, _remaining(deadline)), _proof(token, LEARNER, claim)):
+            raise LinkError("what listens there does not prove the job's token")
+
     def is_lost(self) -> bool:
         """Whether the other side has gone, on a link on which it has nothing to send."""
-        return self._connection.has_something()
+        try:
+            return bool(select.select([self._socket], [], [], 0)[0])
+        except (OSError, ValueError):  # closed
+            return True
 
     def abort(self) -> None:
         """End the link; what waits in it fails at once, on both sides."""
-        self._connection.abort()
+        with contextlib.suppress(OSError):
+            # Not SSLSocket's own method: it would let a call under way continue without TLS.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the link."""
-        self._connection.close()
+        """End the link, and give its descriptor back."""
+        self.abort()
+        with self._in_use:
+            self._socket.close()
+
+    def _shake_hands(self, deadline: float) -> None:
+        if isinstance(self._socket, ssl.SSLSocket):
+            with self._in_use, _as_link_errors():
+                self._socket.settimeout(_remaining(deadline))
+                self._socket.do_handshake()
+
+    def _peer_certificate(self) -> str:
+        shown = self._socket.getpeercert(binary_form=True) if isinstance(self._socket, ssl.SSLSocket) else None
+        return hashlib.sha256(shown or b"").hexdigest()
 
 
 def sent_by(links: Iterable[Link]) -> int:
-    """Return the bytes that went out over links by this side."""
+    """Return the bytes that went out over links."""
     return sum(link.sent for link in links)
 
 
@@ -109,56 +152,66 @@ def abort_all(links: Iterable[Link]) -> None:
         link.abort()
 
 
-class _Direction:
-    """The ciphers of one direction: no two messages have the same number under one key. One message at a time."""
+def dial(info: GroupInfo, rank: int, *, token: str, certificate: Certificate | None) -> Link:
+    """Return a worker's end of a new link to the learner, for a rank of its group.
 
-    def __init__(self, key: bytes) -> None:
-        self.count = 0
-        self._key = AES(key)
-        self._memory: memoryview | None = None
-
-    def next(self) -> Cipher[GCM]:
-        """Return the cipher of the next message."""
-        self.count += 1
-        return Cipher(self._key, GCM(self.count.to_bytes(12, "big")))
-
-    def memory(self) -> memoryview:
-        """Return where a slice is as it crosses; made once, at the first message."""
-        if self._memory is None:
-            self._memory = memoryview(bytearray(SLICE_BYTES))
-        return self._memory
-
-
-def dial(address: tuple[str, int], token: str, member: Member, *, timeout_s: float) -> Link:
-    """Return a worker's side of a new link to the learner.
+    certificate: the worker's own; None = it has none.
 
     Raises:
-        LinkError: nobody listens there, or nobody who proves the job's token.
+        ValueError: the learner announces TLS, and this server has no certificate.
+        LinkError: nobody listens there, or nobody who is the learner.
     """
-    deadline = time.monotonic() + timeout_s
+    context = None
+    if info.certificate:
+        if certificate is None:
+            raise ValueError("the learner's links are over TLS, and this server has no certificate")
+        context = certificate.worker_context()
+    deadline = time.monotonic() + info.timeout_s
     for tries_left in reversed(range(TRIES)):
         try:
-            return _dial_once(address, token, member, deadline)
+            return _dial_once(info, rank, token, context, deadline)
         except LinkError as error:
-            # A flood of strangers can push a handshake out of the learner's bounded room.
+            # A flood of strangers can push a connection out of the learner's bounded room.
             if not tries_left or time.monotonic() > deadline:
-                raise LinkError(f"learner at {address[0]}:{address[1]}: {error}") from error
+                raise LinkError(f"learner at {info.master_address}:{info.master_port}: {error}") from error
             time.sleep(PAUSE_S)
     raise AssertionError("unreachable")
 
 
-def _dial_once(address: tuple[str, int], token: str, member: Member, deadline: float) -> Link:
-    patience = min(max(deadline - time.monotonic(), 0.0), CONNECT_TIMEOUT_S)
+def _dial_once(info: GroupInfo, rank: int, token: str, context: ssl.SSLContext | None, deadline: float) -> Link:
+    patience = min(_remaining(deadline), CONNECT_TIMEOUT_S)
+    with _as_link_errors():
+        dialled = socket.create_connection((info.master_address, info.master_port), timeout=patience)
+        if context is not None:
+            dialled = context.wrap_socket(dialled, do_handshake_on_connect=False)
+    link = Link(dialled)
     try:
-        dialled = socket.create_connection(address, timeout=patience)
-    except OSError as error:
-        raise LinkError(error.strerror or str(error)) from error
-    connection = Connection(dialled)
-    try:
-        return Link.of_worker(connection, introduce(connection, token, member, deadline))
+        link.introduce(token, Member(info.name, rank), info.certificate, deadline)
     except LinkError:
-        connection.close()
+        link.close()
         raise
+    return link
+
+
+def _proof(token: str, role: bytes, claim: bytes) -> bytes:
+    return hmac.digest(token.encode(), role + b"\0" + claim, hashlib.sha256)
+
+
+def _remaining(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise LinkError("not in time")
+    return remaining
+
+
+@contextlib.contextmanager
+def _as_link_errors() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise LinkError("not in time") from error
+    except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+        raise LinkError(f"the connection broke: {error_reason(error)}") from error
 
 
 def _slices(pieces: Iterable[Bytes]) -> Iterator[memoryview]:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import socket
+import struct
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from stage2_api.vllm import TRANSPORT_PATH, Transport
-from stage2_trainer.sync.transports.handshake import Member
 from stage2_trainer.wire.client import ServerClient
 
 LEARNER_RANK = 0
+_MEMBER = struct.Struct("!16sI")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker's place: the group that the learner has announced to its server, and its rank there."""
+
+    group: str
+    rank: int
+    SIZE: ClassVar[int] = _MEMBER.size
+
+    def to_bytes(self) -> bytes:
+        """Return the form that crosses, of fixed size."""
+        return _MEMBER.pack(uuid.UUID(self.group).bytes, self.rank)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Member:
+        """Read `to_bytes` back; any bytes of that size are a member of some group."""
+        group, rank = _MEMBER.unpack(data)
+        return cls(uuid.UUID(bytes=group).hex, rank)
 
 
 @dataclass
@@ -25,6 +45,7 @@ class GroupInfo:
     packed_buffer_size_bytes: bucket limit (see `buckets`).
     name: unique for each group, so that a late joiner of an earlier group cannot enter this one.
     timeout_s: seconds that any wait in the group may take on the server's side.
+    certificate: SHA-256, in hex, of the certificate that the learner shows; empty = links without TLS.
     """
 
     transport: Transport
@@ -35,6 +56,7 @@ class GroupInfo:
     name: str
     timeout_s: float
     rank_offset: int = 1
+    certificate: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the JSON object that the server is sent."""

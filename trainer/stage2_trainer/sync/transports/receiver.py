@@ -13,10 +13,9 @@ import torch
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
-from stage2_trainer.sync.transports.handshake import Member
 from stage2_trainer.sync.transports.link import Link, dial
 from stage2_trainer.sync.transports.protocol import GroupInfo
-from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError
 
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
@@ -68,8 +67,8 @@ class Receiver:
         """
         info.require(self._transport)
         call = next(self._calls)
-        address, member = (info.master_address, info.master_port), Member(info.name, rank)
-        link = dial(address, read_token(os.environ), member, timeout_s=info.timeout_s)
+        certificate = own_certificate(os.environ) if info.certificate else None
+        link = dial(info, rank, token=read_token(os.environ), certificate=certificate)
         with self._joining:
             if call < self._joined_by:
                 link.close()

@@ -1,29 +1,32 @@
-"""The way a server's workers come to the learner: told by the server's guarded route, let in by the token.
-
-The learner listens on the server's `group_port`, and each worker dials it. Nothing that is dialled there is believed
-before both sides have proved the job's token (`wire.handshake`).
-"""
+"""The learner's port for one server: the server's guarded route calls its workers there, and nobody else is let in."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link
-from stage2_trainer.sync.transports.link_listener import LinkListener
 from stage2_trainer.sync.transports.protocol import (
     INIT_PHASE,
     INIT_ROUTE,
     LEARNER_RANK,
     GroupInfo,
+    Member,
     address_towards,
     new_group_name,
 )
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.credentials import required_certificate
 from stage2_trainer.wire.errors import LinkError, ServerError
 from stage2_trainer.wire.names import host_and_port
 
@@ -31,21 +34,26 @@ logger = logging.getLogger(__name__)
 
 # A server waits for the next bucket while the learner gives each of its servers `timeout_s` for this one.
 SERVER_PATIENCE = 2
+ADMISSION_TIMEOUT_S = 10.0
+MAX_HALF_OPEN = 256
+BACKLOG = 1024
+CHECK_INTERVAL_S = 0.05
+ACCEPT_PAUSE_S = 0.05  # after an error of accept(), such as too many open files
 
 Join = Callable[[list[Link], GroupInfo], None]
-Place = Callable[[int], tuple[int, int]]
-"""Of so many workers: the rank of the first one, and the group's members in all."""
+Ranks = Callable[[int], tuple[int, int]]
+"""For a number of workers: the rank of the first one, and the number of the group's members."""
 
 
-def of_its_own(workers: int) -> tuple[int, int]:
-    """Return the place of workers in a group that they have to themselves with the learner."""
+def ranks_alone(workers: int) -> tuple[int, int]:
+    """Return the ranks of workers in a group that they share with the learner only."""
     return LEARNER_RANK + 1, workers + 1
 
 
 class Rendezvous:
     """The learner's port for one server.
 
-    timeout_s: seconds that forming a group may take. group: the name of the one that was formed last.
+    timeout_s: seconds that forming a group may take. group: the name of the group that was formed last.
     """
 
     def __init__(self, port: int, *, transport: Transport, token: str, bucket_bytes: int, timeout_s: float) -> None:
@@ -55,23 +63,25 @@ class Rendezvous:
         self._token = token
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
-        self._listener: LinkListener | None = None  # opened once: the port stays ours while a lost server is waited for
+        self._listener: LinkListener | None = None  # opened once: the port stays ours while a lost server is awaited
 
-    def form(self, client: ServerClient, join: Join, place: Place = of_its_own) -> None:
-        """Call the server's workers, and let `join` make a group of their links, by rank, while the server waits.
-
-        place: finds their ranks.
+    def form(self, client: ServerClient, join: Join, ranks: Ranks = ranks_alone) -> None:
+        """Call the server's workers, and let `join` form a group over their links, by rank, while the server waits.
 
         Raises:
+            ConfigError: the server's base_url is https://, and this process has no certificate.
             ServerError: the server refuses, or its workers do not come.
         """
         workers = client.world_size()
-        info = self._info(client, workers, place)
+        certificate = required_certificate(client.base_url, os.environ)
+        info = self._group_info(client, workers, ranks, "" if certificate is None else certificate.fingerprint())
         try:
-            self._listener = self._listener or LinkListener(info.master_address, self._port, self._token)
+            if self._listener is None:
+                context = None if certificate is None else certificate.learner_context(os.environ)
+                self._listener = LinkListener(info.master_address, self._port, self._token, context)
             self._listener.expect(info.members(workers))
             init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
-            join(self._links(self._listener, info, workers, init), info)
+            join(self._wait_for_links(self._listener, info, workers, init), info)
             init.result(timeout=self._timeout_s)
             self.group = info.name
         except (OSError, RuntimeError) as error:
@@ -89,21 +99,26 @@ class Rendezvous:
             self._listener.close()
             self._listener = None
 
-    def _links(self, listener: LinkListener, info: GroupInfo, workers: int, init: Future[Any]) -> list[Link]:
+    def _wait_for_links(self, listener: LinkListener, info: GroupInfo, workers: int, init: Future[Any]) -> list[Link]:
+        def check() -> None:
+            if init.done():
+                init.result()  # raises what the call to the server has raised
+
         try:
-            return listener.take(self._timeout_s, raise_if_failed(init))
+            return listener.take(self._timeout_s, check)
         except TimeoutError as error:
             dialled = f"not all of its {workers} workers dialled {info.master_address}:{info.master_port}"
-            raise TimeoutError(f"{dialled} within {self._timeout_s:g} s") from error
+            refused = f"; the last one was refused: {listener.last_refusal}" if listener.last_refusal else ""
+            raise TimeoutError(f"{dialled} within {self._timeout_s:g} s{refused}") from error
 
-    def _info(self, client: ServerClient, workers: int, place: Place) -> GroupInfo:
+    def _group_info(self, client: ServerClient, workers: int, ranks: Ranks, certificate: str) -> GroupInfo:
         host, port = host_and_port(client.base_url)
         try:
             address = address_towards(host, port)
         except OSError as error:
             raise ServerError(client.base_url, INIT_PHASE, f"no way to {host}: {error.strerror or error}") from error
         try:
-            rank_offset, members = place(workers)
+            rank_offset, members = ranks(workers)
         except LinkError as error:
             raise ServerError(client.base_url, INIT_PHASE, str(error)) from error
         return GroupInfo(
@@ -115,14 +130,127 @@ class Rendezvous:
             packed_buffer_size_bytes=self._bucket_bytes,
             name=new_group_name(),
             timeout_s=SERVER_PATIENCE * self._timeout_s,
+            certificate=certificate,
         )
 
 
-def raise_if_failed(call: Future[Any]) -> Callable[[], None]:
-    """Return a check that raises what the call to the server has raised."""
+class LinkListener:
+    """A listening port, open until it is closed, that admits expected workers only.
 
-    def check() -> None:
-        if call.done():
-            call.result()
+    Each connection has a thread of its own while its worker proves itself, so a stranger who is silent or slow delays
+    nobody. At most `MAX_HALF_OPEN` wait at once: one more ends the oldest. A worker needs few round trips, so it is the
+    oldest only in a flood, and then it dials again.
 
-    return check
+    context: of TLS; None = without. last_refusal: why the last connection was refused.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, address: str, port: int, token: str, context: ssl.SSLContext | None) -> None:
+        self.last_refusal = ""
+        self._token = token
+        self._context = context
+        self._socket = _listen(address, port)
+        self._changed = threading.Condition()
+        self._expected: frozenset[Member] = frozenset()
+        self._links: dict[Member, Link] = {}
+        self._half_open: dict[Link, None] = {}  # in the order in which they came
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept_all, daemon=True, name=f"link-port-{port}")
+        self._thread.start()
+
+    def expect(self, members: Collection[Member]) -> None:
+        """Admit these members from now on, and no others."""
+        with self._changed:
+            for link in self._links.values():
+                link.close()
+            self._expected, self._links, self.last_refusal = frozenset(members), {}, ""
+
+    def take(self, timeout_s: float, check: Callable[[], None]) -> list[Link]:
+        """Return the links of all expected members, by rank; `check` raises to end the wait.
+
+        Raises:
+            TimeoutError: some did not come.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while len(self._links) < len(self._expected):
+                check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                self._changed.wait(CHECK_INTERVAL_S)
+            links = sorted(self._links.items(), key=lambda item: item[0].rank)
+            self._expected, self._links = frozenset(), {}
+            return [link for _, link in links]
+
+    def close(self) -> None:
+        """Give the port back, and end links that nobody has taken."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept() of the thread
+        self._thread.join()
+        self._socket.close()
+        with self._changed:
+            half_open = list(self._half_open)
+        for link in half_open:
+            link.abort()
+        self.expect(())
+
+    def _accept_all(self) -> None:
+        while not self._closed:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
+            try:
+                if self._context is not None:
+                    accepted = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+                link = Link(accepted)
+            except OSError:  # it has gone already
+                accepted.close()
+                continue
+            self._make_room_for(link)
+            threading.Thread(target=self._admit, args=(link,), daemon=True, name="link-admission").start()
+
+    def _make_room_for(self, link: Link) -> None:
+        with self._changed:
+            self._half_open[link] = None
+            if len(self._half_open) > MAX_HALF_OPEN:
+                oldest = next(iter(self._half_open))
+                del self._half_open[oldest]
+                oldest.abort()
+
+    def _expects(self, member: Member) -> bool:
+        return member in self._expected and member not in self._links
+
+    def _admit(self, link: Link) -> None:
+        try:
+            member = link.admit(self._token, self._expects, ADMISSION_TIMEOUT_S)
+        except LinkError as error:
+            self.last_refusal = str(error)
+            link.close()
+            return
+        finally:
+            with self._changed:
+                self._half_open.pop(link, None)
+        with self._changed:
+            if self._expects(member):
+                self._links[member] = link
+                self._changed.notify_all()
+                return
+        link.close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((address, port))
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
