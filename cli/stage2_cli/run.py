@@ -8,7 +8,6 @@ exit code 64.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import signal
 import sys
@@ -16,19 +15,21 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import yaml
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE, TLS_CERT_FILE_VARIABLE
+from stage2_api.pod import layout
+from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.report import GRACE_S
 from stage2_cli.config_files import NETWORK, TEMPLATES, WATCHED, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
-from stage2_cli.run_console import Watcher, console
+from stage2_cli.run_console import LocalClient, Watcher, console
+from stage2_controller.spec import credentials
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_trainer.data.files import check_place
 from stage2_trainer.preflight import checked_records
@@ -38,7 +39,12 @@ from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
-CONFIG = Path("etc", "config", "config.yaml")
+CONFIG, TOKEN, TLS = Path("etc", "config", "config.yaml"), Path("etc", "token", "token"), Path("etc", "tls")
+_CERTIFICATES = {
+    "ca.crt": layout.CA_KEY,
+    "tls.crt": layout.certificate_key("local"),
+    "tls.key": layout.private_key_key("local"),
+}
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,9 @@ class LocalRun:
     paths: PathMap
     engine: str
 
-    @property
-    def token(self) -> str:
-        """The job's bearer token."""
-        return (self.work_dir / "etc" / "token" / "token").read_text()
+    def client(self) -> LocalClient:
+        """A client of the run's processes, with its token and its authority."""
+        return LocalClient(self.work_dir / TLS / "ca.crt", (self.work_dir / TOKEN).read_text())
 
     def process(self, container: Container, gpus: Sequence[int]) -> LocalProcess:
         """Return a container as a process, which logs to `<work_dir>/logs`."""
@@ -64,8 +69,7 @@ class LocalRun:
             command += ["--engine", self.engine]
         # The interpreter and distribution of this command, whatever PATH holds.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
-        inherited = {key: value for key, value in os.environ.items() if key != TLS_CERT_FILE_VARIABLE}
-        env = {**inherited, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
             env[VISIBLE_VARIABLE] = visible_devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
@@ -103,12 +107,15 @@ def prepare(
     engine: str,
     ports: LearnerPorts = POD_PORTS,
 ) -> LocalRun:
-    """Write configuration and token, and find a local folder for every volume; start nothing."""
+    """Write configuration, token and certificates, and find a local folder for every volume; start nothing."""
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
-    workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=False)
+    workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=True)
     require_gpus(sum(container.gpus for container in (*workload.servers, workload.learner)))
     _write(work_dir / CONFIG, _localised(workload.config_text, paths), mode=0o644)
-    _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
+    made = credentials.new({"local": (_HOST,)}, datetime.now(UTC))
+    _write(work_dir / TOKEN, made[layout.TOKEN_KEY], mode=0o600)
+    for name, key in _CERTIFICATES.items():
+        _write(work_dir / TLS / name, made[key], mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
     return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
 
@@ -148,7 +155,8 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
     """Return 0 once every server has answered on /health; another exit code if one dies or misses the deadline."""
     urls = [server.base_url for server in local.workload.addresses]
     started, patience = time.monotonic(), local.job.spec.learner.start_deadline_seconds
-    with Watcher() as watcher, httpx.Client(trust_env=False, timeout=2.0) as client:
+    client = local.client()
+    with Watcher() as watcher:
         waiting = dict(zip(urls, servers, strict=True))
         while waiting:
             for url, server in list(waiting.items()):
@@ -158,19 +166,12 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
                 if time.monotonic() - started > patience:
                     watcher.failure(server, f"did not answer within spec.learner.startDeadlineSeconds ({patience} s)")
                     return EXIT_FAILURE
-                if _healthy(client, url):
+                if client.get(f"{url}{HEALTH_ROUTE}") is not None:
                     del waiting[url]
                     console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
             watcher.show(f"starting servers: {len(servers) - len(waiting)}/{len(servers)} ready")
             time.sleep(_POLL_S)
     return 0
-
-
-def _healthy(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(f"{url}{HEALTH_ROUTE}").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack, *, overwrite: bool) -> int:
@@ -192,9 +193,9 @@ def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack,
 
 
 def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProcess]) -> int:
-    progress_url = f"http://{_HOST}:{local.workload.learner.ports['progress']}{PROGRESS_ROUTE}"
+    progress_url = f"https://{_HOST}:{local.workload.learner.ports['progress']}{PROGRESS_ROUTE}"
     restarts = {server.name: 0 for server in servers}
-    with Watcher(learner.log, progress_url, local.token) as watcher:
+    with Watcher(learner.log, local.client(), progress_url) as watcher:
         while (code := learner.exit_code) is None:
             watcher.refresh()
             for server in servers:

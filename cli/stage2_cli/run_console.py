@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+import ssl
+import urllib.request
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.status import Status
 
@@ -19,20 +23,40 @@ _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 """Phases that alternate many times a step: shown in a status line, which overwrites itself, and not in a log."""
 
 
+TIMEOUT_S = 2.0
+
+
 @functools.cache
 def console() -> Console:
     """Return the console on standard output that all of `stage2 run` uses."""
     return Console(highlight=False, soft_wrap=True)
 
 
+class LocalClient:
+    """A client of a run's processes. authority: the certificate that signed theirs."""
+
+    def __init__(self, authority: Path, token: str) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
+
+    def get(self, url: str) -> bytes | None:
+        """Return the body of an answer with status 200; None for any other, and where nobody answers."""
+        try:
+            with self._opener.open(urllib.request.Request(url, headers=self._headers), timeout=TIMEOUT_S) as answer:
+                body: bytes = answer.read()
+                return body if answer.status == HTTPStatus.OK else None
+        except (OSError, HTTPException):
+            return None
+
+
 class Watcher:
     """Shows the progress of a run, from the learner's /progress and from the JSON lines in its log."""
 
-    def __init__(self, log: Path | None = None, progress_url: str | None = None, token: str = "") -> None:
-        self._progress_url = progress_url
+    def __init__(self, log: Path | None = None, client: LocalClient | None = None, progress_url: str = "") -> None:
+        self._client, self._progress_url = client, progress_url
         self._log = log
         self._offset = log.stat().st_size if log is not None and log.exists() else 0
-        self._client = httpx.Client(trust_env=False, timeout=2.0, headers={"Authorization": f"Bearer {token}"})
         self._status = Status("starting", console=console())
         self._last = ""
 
@@ -45,7 +69,6 @@ class Watcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._status.stop()
-        self._client.close()
 
     def show(self, text: str) -> None:
         """Show a status; where there is no terminal, each new text once."""
@@ -72,13 +95,9 @@ class Watcher:
         console().print(process.tail(), markup=False)
 
     def _progress(self) -> LearnerReport | None:
-        if self._progress_url is None:
-            return None
-        try:
-            answer = self._client.get(self._progress_url)
-        except httpx.TransportError:
-            return None  # not listening yet, or gone already: its exit code says which
-        return read_report(answer.json()) if answer.status_code == 200 else None
+        # Nobody answers before the learner listens, and after it has gone: the exit code tells the rest.
+        body = self._client.get(self._progress_url) if self._client is not None else None
+        return None if body is None else read_report(json.loads(body))
 
     def _new_records(self) -> list[dict[str, Any]]:
         """Return the records of the lines that are complete since the last call."""

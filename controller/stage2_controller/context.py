@@ -133,9 +133,11 @@ class PlanContext:
         Pods that were created before jobs had certificates continue without.
         """
         secret, learner = self.observed.secret, self.observed.learner
-        if secret is None or credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
+        if secret is None:
             return False
         standing = learner is not None and not terminating(learner)
+        if credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
+            return not standing and not credentials.serve_links(secret)
         return credentials.has_certificates(secret) or not standing or self._mounts_certificates
 
     @property

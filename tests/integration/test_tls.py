@@ -14,8 +14,7 @@ import yaml
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
-from stage2_trainer.sync.transports import link_listener
-from stage2_trainer.sync.transports.connection import Connection
+from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan
@@ -44,7 +43,8 @@ def served(request, start_module_server, files):
 
 @pytest.fixture
 def trusting(files, monkeypatch):
-    monkeypatch.setenv("STAGE2_TLS_CA_FILE", str(files.authority))
+    for name, value in files.environment().items():
+        monkeypatch.setenv(name, value)
 
 
 @contextlib.contextmanager
@@ -91,20 +91,12 @@ def test_of_http_in_clear_text_all_of_it_is_heard(servers, token, make_sync, bas
 def test_who_listens_to_the_link_of_the_weights_hears_neither_token_nor_weights(
     served, trusting, token, make_sync, base, monkeypatch
 ):
-    heard = bytearray()
-
-    class Overheard(Connection):
-        def send(self, data, deadline):
-            heard.extend(data)
-            super().send(data, deadline)
-
-        def receive_into(self, view, deadline):
-            super().receive_into(view, deadline)
-            heard.extend(view)
-
-    monkeypatch.setattr(link_listener, "Connection", Overheard)
-    with overheard(served) as (reached, _):
-        make_sync(replace(reached, group_port=free_port()), timeout_s=patience(60)).sync(base, version=2)
+    port = free_port()
+    to_wire = GroupInfo.to_wire
+    with recording(port) as recorder:
+        monkeypatch.setattr(GroupInfo, "to_wire", lambda info: {**to_wire(info), "master_port": recorder.port})
+        make_sync(replace(served, group_port=port), timeout_s=patience(60)).sync(base, version=2)
+    heard = recorder.heard
     weights = max(base.parameters(), key=lambda one: one.numel()).detach().numpy().tobytes()
     assert len(heard) > len(weights)
     assert weights[:64] not in heard

@@ -311,12 +311,15 @@ def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
     """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress.
 
     Raises:
-        ConfigError: there is none, or it could not be shown to the servers: their certificates cannot be checked.
+        ConfigError: there is none, or the servers cannot be reached over TLS: a certificate is missing or unreadable.
     """
     if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
         return ""
-    for server in config.rollout_matching.vllm.server.resolved_servers():
+    served = config.rollout_matching.vllm.server
+    for server in served.resolved_servers():
         credentials.trust(server.base_url, environment)
+        if served.protocol == "vllm":  # its workers are shown a certificate over the links of weight sync
+            credentials.required_certificate(server.base_url, environment)
     return read_token(environment)
 
 

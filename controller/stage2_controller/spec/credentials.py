@@ -5,6 +5,7 @@ never signs anything else, and the members of a job trust no other job's certifi
 """
 
 import base64
+import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,8 @@ from stage2_api.pod import layout
 
 LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=30)
+# Each member answers HTTP, and over the links of weight sync servers show their certificates to the learner.
+_USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _CLOCKS_DIFFER = timedelta(hours=1)  # between the controller's machine and the nodes
 
 Hosts = Mapping[str, Sequence[str]]
@@ -40,6 +43,12 @@ def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
     except ValueError:  # somebody else wrote it
         return False
     return now < until - RENEWED_BEFORE_END
+
+
+def serve_links(secret: Mapping[str, Any]) -> bool:
+    """Return whether servers can show these certificates to their learner; those of earlier controllers cannot."""
+    certificates = [pem for key, pem in (secret.get("data") or {}).items() if key.endswith(".crt")]
+    return all(_has_usages(pem) for pem in certificates)
 
 
 def has_certificates(secret: Mapping[str, Any]) -> bool:
@@ -79,9 +88,9 @@ class _Authority:
             self._unsigned(x509.Name([]), key)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
             # critical: RFC 5280 asks it of a certificate without a subject
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=True)
+            .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier(self._identity.digest, None, None), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -97,6 +106,19 @@ class _Authority:
             .not_valid_after(self._now + LIFETIME)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _has_usages(certificate: str) -> bool:
+    extensions = x509.load_pem_x509_certificate(base64.b64decode(certificate)).extensions
+    usages = [one.value for one in extensions if isinstance(one.value, x509.ExtendedKeyUsage)]
+    return all(set(_USAGES) <= set(one) for one in usages)  # an authority's certificate names none
 
 
 def _key_usage(*, authority: bool) -> x509.KeyUsage:

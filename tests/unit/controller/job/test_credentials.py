@@ -164,3 +164,14 @@ def test_pods_that_wait_for_certificates_that_are_not_there_are_made_anew() -> N
     raw = b.job()
     made = b.planned(raw, b.started(raw, secret=TOKEN_ONLY))
     assert set(made.deletions) == {"Deployment", "Job"}
+
+
+def test_certificates_that_servers_cannot_show_their_learner_are_renewed_before_new_pods(monkeypatch: Any) -> None:
+    """An earlier controller signed them; pods that run with them keep them."""
+    raw = b.job()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(credentials, "_USAGES", credentials._USAGES[:1])
+        secret = manifest.secret(OWNER, credentials.new({"rollout": ["a"]}, b.NOW))
+    assert credentials.serve_links(SECRET)
+    assert b.planned(raw, Observed(secret=secret)).deletions == ("Secret",)
+    assert b.planned(raw, b.started(raw, secret=secret)).deletions == ()

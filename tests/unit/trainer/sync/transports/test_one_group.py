@@ -9,8 +9,8 @@ from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.ports import free_port
 from tests.socket_communicator import SocketCommunicator
-from tests.unit.trainer.wire.test_nccl_group import CPU, nccl_transfer, outcome_of, receiver_over
-from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
+from tests.unit.trainer.sync.transports.test_nccl_group import CPU, nccl_transfer, outcome_of, receiver_over
+from tests.unit.trainer.sync.transports.test_transfer_group import Client, in_thread, metas_of
 
 WORKERS = (1, 2, 1)
 BUCKET = torch.arange(48, dtype=torch.uint8)

@@ -10,6 +10,7 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.sync.transports import receiver
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
 from stage2_trainer.sync.transports.choice import transfer_for
+from stage2_trainer.sync.transports.link import PROOF_BYTES
 from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
 from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
@@ -291,3 +292,18 @@ def test_memory_is_used_again_only_when_no_tensor_of_it_is_alive():
     assert buffers.take(8).data_ptr() == address
     del second
     assert len({buffers.take(1024).data_ptr(), address}) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_transfer_counts_the_tensors_of_every_worker_and_its_own_proofs(transfer, workers):
+    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    receivers = [Receiver("tcp", open_tcp) for _ in range(workers)]
+    for times in (1, 2):
+        transfer.connect(Client(receivers))
+        threads = [in_thread(one.receive, metas_of(tensors), list, transfer.group) for one in receivers]
+        send_all(transfer, tensors)
+        for thread in threads:
+            thread.join()
+        transfer.disconnect()
+        assert transfer.sent == times * workers * (nbytes + PROOF_BYTES)

@@ -17,7 +17,7 @@ from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.socket_communicator import SocketCommunicator
-from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
+from tests.unit.trainer.sync.transports.test_transfer_group import Client, in_thread, metas_of
 
 CPU = torch.device("cpu")
 LIMIT = 64

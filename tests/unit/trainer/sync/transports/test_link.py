@@ -1,0 +1,464 @@
+"""Links, and the learner's port for them: workers of the job get in through any crowd, and nobody else does."""
+
+import contextlib
+import random
+import socket
+import threading
+import time
+import uuid
+
+import pytest
+
+from stage2_trainer.sync.transports import link, rendezvous
+from stage2_trainer.sync.transports.link import HELLO_BYTES, MAGIC, PROOF_BYTES, SLICE_BYTES, Link, dial
+from stage2_trainer.sync.transports.protocol import GroupInfo, Member, address_towards, new_group_name
+from stage2_trainer.sync.transports.rendezvous import LinkListener
+from stage2_trainer.wire.background import in_background
+from stage2_trainer.wire.credentials import own_certificate
+from stage2_trainer.wire.errors import LinkError
+from tests import certificates
+
+LOOPBACK = "127.0.0.1"
+TOKEN = "a-token"
+SEEDS = range(20)
+PATIENCE_S = 20.0
+GROUP = uuid.UUID(int=7).hex
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return certificates.make(tmp_path_factory.mktemp("tls"))
+
+
+class Job:
+    """What both ends know: the token, and over TLS their certificates."""
+
+    def __init__(self, files=None, authority=None):
+        self.certificate = own_certificate(files.environment()) if files else None
+        self.context = self.certificate.learner_context((authority or files).trust()) if files else None
+        self.fingerprint = self.certificate.fingerprint() if files else ""
+
+    def listen(self, port):
+        return LinkListener(LOOPBACK, port, TOKEN, self.context)
+
+    def dial(self, port, member, *, token=TOKEN, timeout_s=5.0, **other):
+        told = {"certificate": self.fingerprint, "own": self.certificate, **other}
+        info = GroupInfo("tcp", LOOPBACK, port, 2, 1, member.group, timeout_s, certificate=told["certificate"])
+        return dial(info, member.rank, token=token, certificate=told["own"])
+
+
+@pytest.fixture(params=["plain", "tls"])
+def job(request, files):
+    return Job(files if request.param == "tls" else None)
+
+
+@pytest.fixture
+def tls(files):
+    return Job(files)
+
+
+def connected(wrap=(None, None)):
+    with socket.socket() as listening:
+        listening.bind((LOOPBACK, 0))
+        listening.listen()
+        theirs = socket.create_connection(listening.getsockname())
+        ours, _ = listening.accept()
+    learner, worker = wrap
+    if learner is not None:
+        ours = learner.wrap_socket(ours, server_side=True, do_handshake_on_connect=False)
+    if worker is not None:
+        theirs = worker.wrap_socket(theirs, do_handshake_on_connect=False)
+    return ours, theirs
+
+
+@pytest.fixture
+def pair():
+    """The learner's link and the raw socket of whoever has dialled it, without TLS."""
+    ours, theirs = connected()
+    with contextlib.closing(Link(ours)) as learner, theirs:
+        theirs.settimeout(PATIENCE_S)
+        yield learner, theirs
+
+
+@pytest.fixture
+def links(job):
+    """Both ends of a link whose members have proved themselves."""
+    ours, theirs = connected((job.context, job.certificate.worker_context() if job.certificate else None))
+    learner, worker = Link(ours), Link(theirs)
+    admitted = in_background(learner.admit, TOKEN, lambda _: True, PATIENCE_S)
+    worker.introduce(TOKEN, Member(GROUP, 1), job.fingerprint, time.monotonic() + PATIENCE_S)
+    assert admitted.result(PATIENCE_S) == Member(GROUP, 1)
+    yield learner, worker
+    learner.close()
+    worker.close()
+
+
+def members(count):
+    group = new_group_name()
+    return [Member(group, rank) for rank in range(1, count + 1)]
+
+
+def hello(member, token=TOKEN):
+    claim = MAGIC + member.to_bytes()
+    return claim + link._proof(token, link.WORKER, claim)
+
+
+def admission(learner, token=TOKEN, is_expected=lambda _: True, timeout_s=PATIENCE_S):
+    return in_background(learner.admit, token, is_expected, timeout_s)
+
+
+def refusal(future):
+    error = future.exception(PATIENCE_S)
+    assert isinstance(error, LinkError)
+    return str(error)
+
+
+# Admission
+
+
+def test_a_worker_proves_its_place_and_the_learner_proves_the_token_back(pair):
+    learner, stranger = pair
+    member = Member(GROUP, 3)
+    admitted = admission(learner)
+    stranger.sendall(hello(member))
+    assert admitted.result(PATIENCE_S) == member
+    assert stranger.recv(PROOF_BYTES) == link._proof(TOKEN, link.LEARNER, MAGIC + member.to_bytes())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_hello_with_one_bit_changed_is_refused(pair, seed):
+    random_ = random.Random(seed)
+    changed = bytearray(hello(Member(GROUP, seed)))
+    changed[random_.randrange(len(changed))] ^= 1 << random_.randrange(8)
+    admitted = admission(pair[0])
+    pair[1].sendall(changed)
+    assert "does not prove the job's token" in refusal(admitted)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [hello(Member(GROUP, 1), "another"), b"GET / HTTP/1.1\r\n\r\n" * 10, b"\x80\x04\x95" * 40, bytes(2**16)],
+    ids=["another token", "HTTP", "a pickle", "a huge message"],
+)
+def test_what_is_no_hello_is_refused_and_gets_no_answer(pair, said):
+    learner, stranger = pair
+    admitted = admission(learner)
+    stranger.sendall(said)
+    assert "does not prove" in refusal(admitted)
+    learner.close()
+    with contextlib.suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
+
+
+def test_a_member_that_nobody_expects_is_refused(pair):
+    admitted = admission(pair[0], is_expected=lambda member: member.rank == 2)
+    pair[1].sendall(hello(Member(GROUP, 1)))
+    assert "nobody expects" in refusal(admitted)
+
+
+@pytest.mark.parametrize("said", [b"", MAGIC, hello(Member(GROUP, 1))[:-1]])
+def test_half_a_hello_is_refused(pair, said):
+    admitted = admission(pair[0])
+    pair[1].sendall(said)
+    pair[1].close()
+    assert "closed" in refusal(admitted)
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_who_is_silent_or_drips_is_refused_at_the_deadline(pair, drips):
+    admitted, dripped = admission(pair[0], timeout_s=0.3), 0
+    while not admitted.done() and dripped < HELLO_BYTES - 1:
+        if drips:
+            pair[1].sendall(b"\0")
+        dripped += 1
+        time.sleep(0.02)
+    assert "not in time" in refusal(admitted)
+
+
+@pytest.mark.parametrize("answer", ["its own proof", "zeros", "nothing"])
+def test_a_worker_believes_no_listener_without_the_token(answer):
+    ours, theirs = connected()
+    with contextlib.closing(Link(theirs)) as worker, ours:
+        asking = in_background(worker.introduce, TOKEN, Member(GROUP, 1), "", time.monotonic() + PATIENCE_S)
+        said = ours.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        if answer != "nothing":
+            ours.sendall(said[-PROOF_BYTES:] if answer == "its own proof" else bytes(PROOF_BYTES))
+        ours.shutdown(socket.SHUT_WR)
+        assert refusal(asking)
+
+
+def test_any_bytes_of_the_right_size_are_a_member_of_some_group():
+    for seed in SEEDS:
+        data = random.Random(seed).randbytes(Member.SIZE)
+        assert Member.from_bytes(data).to_bytes() == data
+
+
+# Messages
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1], [0, 7, 0], [SLICE_BYTES + 3], [SLICE_BYTES, 1, 2, SLICE_BYTES - 1, 5], [9] * 3000, []]
+)
+def test_a_message_arrives_as_it_was_sent_however_it_was_cut(links, sizes):
+    pieces = [random.Random(size).randbytes(size) for size in sizes]
+    before = links[0].sent
+    sending = in_background(links[0].send, pieces, PATIENCE_S)
+    assert links[1].receive(sum(sizes), PATIENCE_S) == b"".join(pieces)
+    sending.result(PATIENCE_S)
+    assert links[0].sent - before == sum(sizes)
+
+
+def test_what_is_not_sent_or_received_in_time_is_given_up(links):
+    with pytest.raises(LinkError, match="not in time"):
+        links[1].receive(1, 0.1)
+    with pytest.raises(LinkError, match="not in time"):
+        links[0].send([bytes(2**27)], 0.2)
+    assert links[0].sent < 2**27
+
+
+@pytest.mark.parametrize("end", ["abort", "close"])
+def test_the_end_of_a_link_ends_what_waits_in_it_on_both_sides(links, end):
+    waiting = [in_background(links[1].receive, 1, PATIENCE_S), in_background(links[0].receive, 1, PATIENCE_S)]
+    time.sleep(0.05)
+    getattr(links[0], end)()
+    for one in waiting:
+        assert "closed" in refusal(one) or "broke" in refusal(one)
+    with pytest.raises(LinkError):
+        links[0].send([b"x"], PATIENCE_S)
+
+
+def test_a_link_is_lost_when_the_other_side_has_gone_and_not_before(links):
+    assert not links[0].is_lost()
+    assert not links[1].is_lost(), "also not by what TLS sends of its own"
+    links[1].close()
+    time.sleep(0.05)
+    assert links[0].is_lost()
+    assert links[1].is_lost()
+
+
+# TLS
+
+
+class Between:
+    """Someone on the way between a worker and the learner, who hears everything and may change a byte."""
+
+    def __init__(self, stack, port, change_from=None):
+        self.heard = bytearray()
+        self._change_from = change_from
+        self._listening = stack.enter_context(socket.create_server((LOOPBACK, 0)))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._pass_on, args=(port,), daemon=True).start()
+
+    def _pass_on(self, port):
+        near, _ = self._listening.accept()
+        far = socket.create_connection((LOOPBACK, port))
+        for one, other in ((near, far), (far, near)):
+            threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
+
+    def _copy(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := bytearray(one.recv(65536)):
+                self.heard += data
+                if self._change_from is not None and len(self.heard) > self._change_from:
+                    data[len(data) // 2] ^= 1
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def through(job, port, **options):
+    """A link of a worker that dials through someone, with both its ends."""
+    with contextlib.ExitStack() as stack:
+        listener = job.listen(port)
+        stack.callback(listener.close)
+        between = Between(stack, port, **options)
+        (member,) = members(1)
+        listener.expect([member])
+        worker = job.dial(between.port, member)
+        (learner,) = listener.take(PATIENCE_S, lambda: None)
+        stack.callback(worker.close)
+        stack.callback(learner.close)
+        yield learner, worker, between.heard
+
+
+def test_over_tls_who_listens_hears_neither_weights_nor_proofs_and_without_it_the_weights(job, port):
+    with through(job, port) as (learner, worker, heard):
+        learner.send([b"weights" * 1000], PATIENCE_S)
+        worker.receive(7000, PATIENCE_S)
+    assert (b"weights" not in heard) == (MAGIC not in heard) == (job.certificate is not None)
+    assert TOKEN.encode() not in heard
+
+
+def test_over_tls_a_changed_byte_is_noticed(tls, port):
+    with through(tls, port, change_from=8192) as (learner, worker, _):
+        learner.send([b"weights" * 3000], PATIENCE_S)
+        with pytest.raises(LinkError, match="broke"):
+            worker.receive(21_000, PATIENCE_S)
+
+
+@pytest.fixture
+def guarded(tls, port):
+    listener = tls.listen(port)
+    (member,) = members(1)
+    listener.expect([member])
+    yield listener, member
+    listener.close()
+
+
+@pytest.mark.parametrize("shown", ["another authority's", "none"])
+def test_over_tls_a_worker_without_a_certificate_of_the_job_is_refused(guarded, tls, port, tmp_path, shown):
+    listener, member = guarded
+    own = own_certificate(certificates.make(tmp_path).environment())
+    if shown == "none":
+        context = own.worker_context()
+        context = type(context)(context.protocol)
+        context.check_hostname, context.verify_mode = False, 0
+        own = type("Bare", (), {"worker_context": lambda _: context})()
+    with pytest.raises(LinkError, match=r"certificate required|unknown ca|broke"):
+        tls.dial(port, member, own=own)
+    assert "certificate" in listener.last_refusal
+
+
+def test_a_worker_that_does_not_speak_tls_is_refused_where_the_learner_does(guarded, tls, port):
+    with pytest.raises(LinkError):
+        tls.dial(port, guarded[1], certificate="")
+
+
+def test_a_worker_shows_its_proof_to_the_announced_certificate_only(guarded, tls, port, tmp_path):
+    other = own_certificate(certificates.make(tmp_path).environment())
+    with pytest.raises(LinkError, match="another certificate than"):
+        tls.dial(port, guarded[1], certificate=other.fingerprint())
+
+
+def test_a_server_without_a_certificate_names_what_is_missing(tls, port):
+    with pytest.raises(ValueError, match="this server has no certificate"):
+        tls.dial(port, members(1)[0], own=None)
+
+
+# The port
+
+
+@pytest.fixture
+def listener(job, port):
+    listener = job.listen(port)
+    yield listener
+    listener.close()
+
+
+def dial_all(job, port, expected):
+    """Dial for every member at once; returns the links that come of it."""
+    links = []
+
+    def dial_one(member):
+        with contextlib.suppress(LinkError):
+            links.append(job.dial(port, member))
+
+    for member in expected:
+        threading.Thread(target=dial_one, args=(member,), daemon=True).start()
+    return links
+
+
+def taken(listener):
+    return listener.take(PATIENCE_S, lambda: None)
+
+
+def test_workers_come_in_any_order_and_are_taken_by_rank(listener, job, port):
+    expected = members(5)
+    listener.expect(expected)
+    links = {member.rank: job.dial(port, member) for member in reversed(expected)}
+    for rank, one in enumerate(taken(listener), start=1):
+        one.send([bytes([rank])], 5)
+        assert links[rank].receive(1, 5) == bytes([rank])
+
+
+def test_it_listens_on_the_one_address_that_servers_dial(listener, port):
+    try:
+        own = address_towards("192.0.2.1", 9)
+    except OSError:
+        pytest.skip("this machine has no other address")
+    if own != LOOPBACK:
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection((own, port), timeout=2)
+
+
+def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, squatter):
+    for _ in range(3):
+        job.listen(port).close()
+    squatter(port)
+    with pytest.raises(OSError, match="in use"):
+        job.listen(port)
+
+
+def test_more_silent_strangers_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "MAX_HALF_OPEN", 8)
+    expected = members(3)
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5))
+        listener.expect(expected)
+        dialled = dial_all(job, port, expected)
+        assert len(taken(listener)) == 3
+        assert len(dialled) <= 3
+        assert len(listener._half_open) <= 8
+
+
+def test_a_silent_stranger_is_turned_away_at_the_deadline(listener, port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ADMISSION_TIMEOUT_S", 0.2)
+    with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as silent:
+        while silent.recv(4096):
+            pass
+
+
+def test_nobody_else_takes_a_workers_place(listener, job, port):
+    """Without the token, with the token for another group, for another rank, and for one that has come already."""
+    (member,) = members(1)
+    listener.expect([member])
+    others = [("another", member), (TOKEN, Member(new_group_name(), 1)), (TOKEN, Member(member.group, 2))]
+    for token, other in others:
+        with pytest.raises(LinkError, match=r"closed|broke"):
+            job.dial(port, other, token=token)
+    first = job.dial(port, member)
+    with pytest.raises(LinkError, match=r"closed|broke"):  # at the latest of its first message
+        job.dial(port, member).receive(1, 5)
+    (ours,) = taken(listener)
+    ours.send([b"a"], 5)
+    assert first.receive(1, 5) == b"a"
+
+
+def test_a_wait_that_has_become_pointless_ends(listener):
+    listener.expect(members(1))
+
+    def refused():
+        raise RuntimeError("the server answered 500")
+
+    with pytest.raises(RuntimeError, match="answered 500"):
+        listener.take(30, refused)
+    with pytest.raises(TimeoutError):
+        listener.take(0.1, lambda: None)
+
+
+def test_nobody_listening_is_an_error_that_says_so(job, port):
+    with pytest.raises(LinkError, match=rf"learner at 127.0.0.1:{port}: the connection broke: Connection refused"):
+        job.dial(port, members(1)[0])
+
+
+def test_an_error_of_accept_ends_nothing(listener, job, port):
+    """As with too many open files."""
+    accept, failures = listener._socket.accept, iter([OSError(24, "Too many open files")] * 2)
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def accept(self):
+            for failure in failures:
+                raise failure
+            return accept()
+
+    real, listener._socket = listener._socket, Failing()
+    expected = members(1)
+    listener.expect(expected)
+    time.sleep(0.01)
+    dial_all(job, port, expected * 2)
+    assert len(taken(listener)) == 1
+    listener._socket = real
