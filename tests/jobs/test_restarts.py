@@ -81,7 +81,7 @@ def test_it_was_started_again_in_its_own_pod_and_container(killed: tuple[Ran, Ki
     assert pod["metadata"]["uid"] == killer.struck["metadata"]["uid"]
     (container,) = pod["status"]["containerStatuses"]
     assert container["restartCount"] == 0
-    assert "exit code -9; starting again in 10 s (1 of 2)" in ran.log
+    assert "exit code -9; restarting in 10 s (1 of 2)" in ran.log
 
 
 def test_it_went_on_from_its_last_checkpoint(killed: tuple[Ran, Killer]) -> None:
