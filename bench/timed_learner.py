@@ -7,12 +7,12 @@ forward or backward pass is a sleep. All time is divided by `SCALE`, as that of 
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import httpx
 import numpy as np
 import torch
 from bench.slow_servers import SCALE
@@ -83,13 +83,13 @@ class TimedSync:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
-        self._client = httpx.Client(trust_env=False)
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the version."""
         pause(SYNC_S)
         for url in self._urls:
-            self._client.put(f"{url}/version", content=str(version)).raise_for_status()
+            request = urllib.request.Request(f"{url}/version", data=str(version).encode(), method="PUT")
+            urllib.request.urlopen(request).close()
         return SyncReport.create(version, SYNC_S, self._urls)
 
 

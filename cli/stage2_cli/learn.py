@@ -62,7 +62,7 @@ def wait_for_servers(path: Path) -> None:
     from stage2_trainer.wire.credentials import read_token
 
     log_lines.configure(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
     server = load_config(path).rollout_matching.vllm.server
     urls = [address.base_url for address in server.resolved_servers()]
     wait_for_ever(urls, read_token(os.environ), protocol=server.protocol)

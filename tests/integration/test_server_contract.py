@@ -3,7 +3,9 @@
 import copy
 import json
 import re
+from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 import numpy as np
 import pytest
@@ -255,14 +257,14 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
 
 
 def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkeypatch):
-    policy, asked, stream = policies.partly_trained(base, "vision"), [], httpx.Client.stream
+    policy, asked, request = policies.partly_trained(base, "vision"), [], aiohttp.ClientSession.request
     sync.sync(policy, version=1)
 
-    def counted(client, method, path, **options):
-        asked.append(path)
-        return stream(client, method, path, **options)
+    def counted(session, method, url, **options):
+        asked.append(urlsplit(url).path)
+        return request(session, method, url, **options)
 
-    monkeypatch.setattr(httpx.Client, "stream", counted)
+    monkeypatch.setattr(aiohttp.ClientSession, "request", counted)
     sync.sync(policy, version=2)
     assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
 

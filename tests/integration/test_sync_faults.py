@@ -30,7 +30,7 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
     with pytest.raises(ServerError) as caught:
         sync.sync(base, version=2)
     assert caught.value.server == lost.base_url
-    assert "ConnectError" in caught.value.detail
+    assert "ClientConnectorError" in caught.value.detail
     assert version_of(healthy, token) == "2"
 
 

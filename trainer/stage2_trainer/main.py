@@ -272,7 +272,7 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
 
 def _log_to_stderr() -> None:
     log_lines.configure(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
 
 
 def _may_push_over_nccl(config: RunConfig, environment: Mapping[str, str]) -> bool:

@@ -27,13 +27,14 @@ from stage2_trainer.wire import credentials
 from stage2_trainer.wire.chat import CHAT_ROUTE, Answer, chat_body, further_body, read_answer
 from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
+    FAILED_CALL,
     MAX_ANSWER_BYTES,
     MAX_ERROR_CHARS,
     NOT_COMPRESSED,
-    compressed,
+    explain_failure,
+    read_content,
     read_object,
     token_header,
-    too_long,
     trusts_proxies,
 )
 from stage2_trainer.wire.errors import ServerError, join_errors
@@ -54,9 +55,6 @@ E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
 KEEPALIVE_S = 2.0  # below the 5 s after which servers close idle connections, so none closes in mid-request
-FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
-# What a server that wants TLS does to plain HTTP.
-ENDED = (aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError, aiohttp.ClientOSError)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
 CLOSE_S = 10.0
@@ -309,9 +307,9 @@ class ServerBackend:
         try:
             async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
                 async with asyncio.timeout(self._timeout_s):  # an answer that has begun is written already
-                    content = await _content(response)
+                    content = await read_content(response, MAX_ANSWER_BYTES)
         except FAILED_CALL as error:  # first: a certificate that is refused is a ValueError too
-            reason = await asyncio.to_thread(_explain, error, self.base_urls[server])
+            reason = await asyncio.to_thread(explain_failure, error, self.base_urls[server])
             raise self._error(server, f"{what.removesuffix(':')}: {reason}") from error
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
@@ -341,29 +339,6 @@ class ServerBackend:
         logger.info(
             "step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, chunks[-1][1], seed_plan.base, plan
         )
-
-
-async def _content(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer. Raises ValueError where it is too long or compressed."""
-    if encoding := response.headers.get("Content-Encoding"):
-        raise ValueError(compressed(encoding))
-    content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > MAX_ANSWER_BYTES:
-            raise ValueError(too_long(MAX_ANSWER_BYTES))
-    return bytes(content)
-
-
-def _explain(error: BaseException, base_url: str) -> str:
-    reason = credentials.explain_tls_error(error, base_url, os.environ)
-    if reason is None and isinstance(error, ENDED):
-        reason = credentials.explain_hang_up(base_url)
-    if reason is not None:
-        return reason
-    if isinstance(error, TimeoutError):
-        return f"no answer in time ({type(error).__name__})"
-    return f"{type(error).__name__}: {error}"
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:

@@ -110,7 +110,7 @@ def test_a_demand_that_is_not_met_ends_the_answers(ask):
 )
 def test_whatever_else_is_answered_is_an_error_of_that_server(ask, answers, phase):
     with pytest.raises(ServerError) as caught:
-        ask(b"".join(map(line, answers)))
+        ask(*map(line, answers))
     assert caught.value.phase == phase
 
 
