@@ -340,14 +340,14 @@ async def _lines(response: aiohttp.ClientResponse, *, timeout_s: float, most: in
     async for part in response.content.iter_any():
         kept, size = kept + part, size + len(part)
         *whole, rest = kept.split(b"\n")
+        if size > MAX_ANSWER_BYTES:
+            raise ValueError(f"answered more than {MAX_ANSWER_BYTES} bytes")
+        for line in whole[: most - lines]:  # first, or the error would depend on how the answer was cut
+            yield bytes(line)
         lines += len(whole)
         if lines > most:
             raise ValueError(f"answered more than {most} lines")
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         if whole:
-            for line in whole:
-                yield bytes(line)
             kept, deadline = bytearray(rest), time.monotonic() + timeout_s
         else:
             _require_in_time(deadline, timeout_s)

@@ -97,7 +97,7 @@ def test_a_demand_that_is_not_met_ends_the_answers(ask):
         ([WELL, {"status": 200, "content": '{"success": false}'}, WELL], "reset caches"),
         ([WELL], "pause"),
         ([], "pause"),
-        ([WELL, DONE, WELL, WELL], "pause"),
+        ([WELL, DONE, WELL, WELL], "finish"),
         ([WELL, {"status": 500, "content": "a bug"}], "reset caches"),
         *(([WELL, strange], "reset caches") for strange in (1, None, [1, 2], {}, {"status": 200}, {"content": "{}"})),
         *(
