@@ -28,7 +28,7 @@ from tests.ports import free_port
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")
 STEPS: dict[str, tuple[Any, str]] = {
-    "connect": (Rendezvous, "_links"),
+    "connect": (Rendezvous, "_wait_for_links"),
     "begin": (ServerSession, "begin"),
     "compare folders": (MergeLocation, "compare_folder"),
     "pack": (Packer, "pack"),
