@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2
-FRAMING_BYTES = 4096  # at most: a handshake for each worker, and a seal for each bucket
+TOKEN_BYTES = 4096  # at most: the first message of each link, on the first push
 HEADS = 4  # of the image encoder: the tiny model has three, which two workers cannot share
 
 
@@ -71,7 +71,7 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
     assert [report.merge for report in reports] == ["server", "server"]
     for report in reports:
         sent = WORKERS * report.bytes
-        assert sent < report.wire_bytes < sent + FRAMING_BYTES
+        assert sent <= report.wire_bytes < sent + TOKEN_BYTES
     client = ServerClient(served.base_url, token, timeout_s=60)
     with contextlib.closing(client):
         assert client.world_size() == WORKERS

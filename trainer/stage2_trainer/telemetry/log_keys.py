@@ -72,8 +72,8 @@ SYNC = {
     "sync/seconds": "Seconds of the weight push of this step; 0 where none was needed.",
     "sync/bytes": "Bytes of the tensors that it sent to each server or engine.",
     "sync/wire_bytes": (
-        "Bytes that the learner handed to the sockets of all workers of all servers, or to NCCL, as they were counted "
-        "there; with what frames and seals them."
+        "Bytes that the learner handed to the sockets of all workers of all servers, or to NCCL: the tensors, and on "
+        "each new link the message that opens it. TLS's framing is not counted."
     ),
     "sync/gigabytes_per_second": "The last in 1e9, for each second of packing to loading.",
     "sync/transport": (
