@@ -10,83 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 Interval = tuple[float, float]
 """Begin and end, in seconds of one clock."""
 
 Named = tuple[str, float, float]
 """A name, and the interval that has it."""
 
-
-def seconds(intervals: Iterable[Interval]) -> float:
-    """Return the total length of intervals."""
-    return sum(end - start for start, end in intervals)
-
-
-def clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """Return the intervals cut to the window, without empty ones."""
-    cut = ((max(start, window[0]), min(end, window[1])) for start, end in intervals)
-    return [(start, end) for start, end in cut if start < end]
-
-
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return disjoint intervals, in order, that cover the same time."""
-    found: list[Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def divided(intervals: Iterable[Interval], by: Sequence[Interval]) -> tuple[list[Interval], list[Interval]]:
-    """Return the time within `by` and the time outside it; the intervals of `by` are disjoint and in order."""
-    inside: list[Interval] = []
-    outside: list[Interval] = []
-    for start, end in intervals:
-        for common in clipped(by, (start, end)):
-            outside.append((start, common[0]))
-            inside.append(common)
-            start = common[1]
-        outside.append((start, end))
-    return inside, [(start, end) for start, end in outside if start < end]
-
-
-def innermost(spans: Iterable[Named], window: Interval, *, rest: str) -> list[Named]:
-    """Cut the window into pieces, each named after the innermost span over it, or `rest`.
-
-    The spans are of one thread, so each lies within another or beside it.
-    """
-    pieces: list[Named] = []
-    open_ones: list[Named] = []
-    at = window[0]
-
-    def until(end: float) -> None:
-        nonlocal at
-        if end > at:
-            pieces.append((open_ones[-1][0] if open_ones else rest, at, end))
-            at = end
-
-    def close(before: float) -> None:
-        while open_ones and open_ones[-1][2] <= before:
-            until(open_ones[-1][2])
-            open_ones.pop()
-
-    inside = [(name, *cut) for name, *times in spans for cut in clipped([(times[0], times[1])], window)]
-    for span in sorted(inside, key=lambda one: (one[1], -one[2])):
-        close(before=span[1])
-        until(span[1])
-        open_ones.append(span)
-    close(before=window[1])
-    until(window[1])
-    return pieces
-
-
 PARTS = (
     "generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other",
 )  # fmt: skip
 TRAINING = ("forward", "backward", "optimizer")
-_WAITING = ("generate", "wait")
 _BESIDE = ("encode", "match")
 
 # The part that each stopwatch name belongs to; any other name is `other`.
@@ -152,29 +87,45 @@ def step_time(
 ) -> StepTime:
     """Return the split of a step's window.
 
-    training: spans of the thread that trains; beside: of other threads. requests: of each server, perhaps none.
+    training: spans of the thread that trains, nested or apart; beside: of other threads. requests: of each server,
+    perhaps none.
     """
-    under_way = {server: clipped(one, window) for server, one in requests.items()}
-    parts = dict.fromkeys(PARTS, 0.0)
-    waiting = []
-    for name, start, end in innermost(training, window, rest="other"):
-        part = PART_OF.get(name, "other")
-        if part == "wait" or (part in _WAITING and requests):
-            waiting.append((start, end))
-        else:
-            parts[part] += end - start
-    causes = {"generate": union(one for server in under_way.values() for one in server)}
-    causes |= {part: union((s, e) for name, s, e in beside if PART_OF.get(name) == part) for part in _BESIDE}
-    for part, times in causes.items():
-        found, waiting = divided(waiting, times)
-        parts[part] += seconds(found)
-    parts["wait"] += seconds(waiting)
+    ends = [at for _, *times in (*training, *beside) for at in times]
+    ends += [at for times in requests.values() for interval in times for at in interval]
+    edges = np.unique(np.clip([*window, *ends], *window))
+    lengths = np.diff(edges)  # of the pieces between neighbouring edges; each piece belongs to one part
+
+    names = np.full(len(lengths), "other", dtype=object)
+    for name, start, end in sorted(training, key=lambda span: (span[1], -span[2])):  # inner spans paint over outer ones
+        names[slice(*np.searchsorted(edges, (start, end)))] = PART_OF.get(name, "other")
+    in_flight = {server: _overlaps(edges, times) for server, times in requests.items()}
+    if requests:
+        names[names == "generate"] = "wait"
+    asked = sum(in_flight.values(), np.zeros(len(lengths), dtype=int))
+    for part, causes in (("generate", asked), *((part, _overlaps(edges, _of(part, beside))) for part in _BESIDE)):
+        names[(names == "wait") & (causes > 0)] = part
+
     wall = window[1] - window[0]
-    return StepTime(wall, parts, [_server(name, one, wall) for name, one in under_way.items()])
+    parts = {part: float(lengths[names == part].sum()) for part in PARTS}
+    servers = [
+        ServerTime(server, float(lengths[count > 0].sum()) / wall, float(lengths @ count) / wall)
+        for server, count in in_flight.items()
+    ]
+    return StepTime(wall, parts, servers)
 
 
-def _server(name: str, requests: Sequence[Interval], wall: float) -> ServerTime:
-    return ServerTime(name, seconds(union(requests)) / wall, seconds(requests) / wall)
+def _of(part: str, spans: Iterable[Named]) -> list[Interval]:
+    return [(start, end) for name, start, end in spans if PART_OF.get(name) == part]
+
+
+def _overlaps(edges: np.ndarray, intervals: Iterable[Interval]) -> np.ndarray:
+    """Return how many of the intervals cover each piece between neighbouring edges."""
+    changes = np.zeros(len(edges) + 1, dtype=int)
+    for start, end in intervals:
+        first, last = np.searchsorted(edges, (start, end))
+        changes[first] += 1
+        changes[last] -= 1
+    return np.cumsum(changes)[: len(edges) - 1]
 
 
 def _together(name: str, times: Sequence[ServerTime]) -> ServerTime:

@@ -42,7 +42,6 @@ class Stopwatch:
 
 TRACE_FILE = "trace.json"
 MOST_EVENTS = 500_000  # some 60 MB, which a browser still opens
-_WAITING_EVENTS = 1_000
 _LEARNER = 1  # the process id of the learner in the trace; servers have those after it
 
 
@@ -54,7 +53,6 @@ class TraceFile:
         self._file: TextIO = path.open("w", encoding="utf-8")
         self._file.write("[\n")
         self._lock = threading.Lock()
-        self._waiting: list[str] = []
         self._left = most
         self._origin = perf_counter()
         self._threads: dict[str, int] = {}
@@ -85,12 +83,11 @@ class TraceFile:
     def flush(self) -> None:
         """Write buffered events."""
         with self._lock:
-            self._write()
+            self._file.flush()
 
     def close(self) -> None:
-        """Complete and close the file."""
+        """Complete and close the file; later events are dropped."""
         with self._lock:
-            self._write()
             if not self._file.closed:
                 self._file.write('{"ph": "M", "pid": 1, "name": "process_sort_index", "args": {"sort_index": 0}}\n]\n')
                 self._file.close()
@@ -99,21 +96,13 @@ class TraceFile:
         return round((at - self._origin) * 1e6, 1)
 
     def _add(self, event: Mapping[str, Any]) -> None:
-        if self._left == 0:
+        if self._left == 0 or self._file.closed:
             return
         self._left -= 1
         if self._left == 0:
             full = {"ph": "i", "s": "g", "pid": _LEARNER, "tid": 1, "name": "the trace is full"}
             event = {**full, "ts": event.get("ts", 0)}
-        self._waiting.append(json.dumps(event))
-        if len(self._waiting) >= _WAITING_EVENTS:
-            self._write()
-
-    def _write(self) -> None:
-        if self._waiting and not self._file.closed:
-            self._file.write(",\n".join(self._waiting) + ",\n")
-            self._file.flush()
-        self._waiting.clear()
+        self._file.write(json.dumps(event) + ",\n")
 
 
 def open_trace(config: RunConfig, rank: int, stack: ExitStack) -> TraceFile | None:

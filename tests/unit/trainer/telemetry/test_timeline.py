@@ -6,12 +6,11 @@ import json
 import random
 import threading
 import time
-from itertools import pairwise
 
 import pytest
 
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.telemetry.step_time import PART_OF, PARTS, StepTime, divided, innermost, seconds, step_time, union
+from stage2_trainer.telemetry.step_time import PART_OF, PARTS, StepTime, step_time
 from stage2_trainer.telemetry.timeline import TIMELINE, Timeline, TraceFile
 from tests.unit.trainer.learner.harness import box, build, record
 
@@ -52,14 +51,6 @@ def test_the_parts_add_up_for_any_nested_spans():
         found = step_time((0.0, 10.0), spans, nested(0.0, 9.0, 3), requests)
         assert sum(found.parts.values()) == pytest.approx(10.0)
         assert min(found.parts.values()) >= 0
-        pieces = innermost(spans, (0.0, 10.0), rest="other")
-        assert all(one[2] == following[1] for one, following in pairwise(pieces))
-
-
-def test_intervals_are_divided_without_loss():
-    inside, outside = divided([(0, 10), (20, 30)], union([(8, 22), (1, 2), (1.5, 3)]))
-    assert (inside, outside) == ([(1, 3), (8, 10), (20, 22)], [(0, 1), (3, 8), (22, 30)])
-    assert seconds(inside) + seconds(outside) == 20
 
 
 def test_processes_are_joined_so_that_the_parts_still_add_up():
@@ -149,10 +140,9 @@ def test_slices_of_a_track_lie_within_one_another_and_add_up_to_the_steps_of_the
         (window,) = [(start, end) for name, start, end in main if name == f"step {step['step']}"]
         assert window[1] - window[0] == pytest.approx(step["step/wall_s"], abs=1e-5)
         assert sum(step[f"step/{part}_s"] for part in PARTS) == pytest.approx(step["step/wall_s"])
-        pieces = innermost([one for one in main if not one[0].startswith("step ")], window, rest="other")
+        traced_parts = step_time(window, [one for one in main if not one[0].startswith("step ")], [], {}).parts
         for part in ("forward", "backward", "optimizer", "sync", "pack"):
-            traced_seconds = sum(end - start for name, start, end in pieces if PART_OF.get(name) == part)
-            assert traced_seconds == pytest.approx(step[f"step/{part}_s"], abs=1e-4)
+            assert traced_parts[part] == pytest.approx(step[f"step/{part}_s"], abs=1e-4)
         assert step["step/forward_s"] > 0 < step["step/backward_s"]
 
 
