@@ -33,7 +33,6 @@ from stage2_trainer.process.checkpoints import (
     create_staging,
     flaw_of,
     publish,
-    save_lock,
     set_aside_after,
     step_of,
     warn_if_short,
@@ -163,10 +162,9 @@ class WholeCheckpoints(Trainer):
             self._write_aside(model, trial, staged)
             gathered(step)  # a barrier
             if self.args.should_save:
-                with save_lock():  # from here on it needs no other process
-                    self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
-                    write_course(self.course, staged)
-                    publish(staged, folder, proved_step=self._proved_step)
+                self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
+                write_course(self.course, staged)
+                publish(staged, folder, proved_step=self._proved_step)
         if self.args.should_save:
             self._remove_oldest(self.state.best_model_checkpoint)
         gathered(step)  # a barrier

@@ -7,7 +7,6 @@ its name when all of them are on disk, so whatever has such a name is whole (fsy
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -15,9 +14,9 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from stage2_api.course import course_of
 from stage2_api.errors import ConfigError, Problem
@@ -38,8 +37,6 @@ UNPROVED = "unproved-"
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
 HEADROOM = 1.05
-LOCK_VARIABLE: Final = "STAGE2_WRITING_LOCK"
-"""Path of the file that the launcher of several processes watches; unset, nobody watches."""
 
 
 class CheckpointError(OSError):
@@ -191,39 +188,6 @@ def warn_if_short(folder: Path) -> None:
             _gigabytes(free),
             _gigabytes(needed),
         )
-
-
-@contextmanager
-def save_lock() -> Iterator[None]:
-    """Hold the launcher's lock while the block runs: it does not kill this process, even if another one has failed.
-
-    The kernel releases the lock whatever becomes of the process.
-    """
-    path = os.environ.get(LOCK_VARIABLE)
-    if path is None:
-        yield
-        return
-    with ExitStack() as stack:
-        try:
-            lock = stack.enter_context(Path(path).open("r+b"))
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            # closing is not enough: a process forked meanwhile has the file open too
-            stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
-        except OSError as error:  # a save must not fail because its protection does
-            logger.warning("the launcher cannot see that a checkpoint is being written (%s: %s)", path, error)
-        yield
-
-
-def is_saving(lock: Path) -> bool:
-    """Whether any process holds the lock; False if the file is gone or its file system has no locks."""
-    try:
-        with lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def run_course(config: RunConfig, data: Fingerprint, *, world_size: int) -> dict[str, Any]:

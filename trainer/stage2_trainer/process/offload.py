@@ -8,26 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-
-class Mover(Protocol):
-    """Moves the bytes of tensors away and back; each tensor stays the same object."""
-
-    def away(self, tensor: Tensor) -> None:
-        """Move the bytes out of the device's memory."""
-        ...
-
-    def back(self, tensor: Tensor) -> None:
-        """Move the same bytes back."""
-        ...
-
-    def release(self) -> None:
-        """Return freed memory to the device, for an engine beside the trainer."""
-        ...
 
 
 class DeviceMover:
@@ -51,7 +35,7 @@ class DeviceMover:
         tensor.data = tensor.data.to(self._device, non_blocking=True)
 
     def release(self) -> None:
-        """Wait for copies, and empty the allocator's cache."""
+        """Wait for copies, and return freed memory to the GPU, for the engine beside the trainer."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -66,7 +50,7 @@ def host_copy(tensor: Tensor, *, page_locked: bool) -> Tensor:
 class StateOffloader:
     """Moves the configured parts of the training state (`offload_model`, `offload_optimizer`)."""
 
-    def __init__(self, mover: Mover, *, model: bool, optimizer: bool) -> None:
+    def __init__(self, mover: DeviceMover, *, model: bool, optimizer: bool) -> None:
         self._mover = mover
         self._model = model
         self._optimizer = optimizer
@@ -84,7 +68,7 @@ class StateOffloader:
 
 
 @contextmanager
-def moved_away(tensors: Iterable[Tensor], mover: Mover) -> Iterator[None]:
+def moved_away(tensors: Iterable[Tensor], mover: DeviceMover) -> Iterator[None]:
     """Keep the tensors away during the block; each returns, even if the block or another move fails."""
     try:
         with ExitStack() as returning:

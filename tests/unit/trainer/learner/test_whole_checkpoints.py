@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from stage2_trainer.process import base_trainer, checkpoints
+from stage2_trainer.process import checkpoints
 from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
 from tests.unit.trainer.learner.harness import box, build, record
 
@@ -199,21 +199,6 @@ def run(tmp_path, model, encoder, records):
         return tmp_path
 
     return train
-
-
-def test_the_launcher_of_several_processes_sees_that_a_checkpoint_gets_its_name(run, tmp_path, monkeypatch):
-    lock, seen = tmp_path / "lock", []
-    lock.touch()
-    monkeypatch.setenv(checkpoints.LOCK_VARIABLE, str(lock))
-
-    def publish(*arguments, **options):
-        seen.append(checkpoints.is_saving(lock))
-        return checkpoints.publish(*arguments, **options)
-
-    monkeypatch.setattr(base_trainer, "publish", publish)
-    run(max_steps=2)
-    assert seen == [True, True]
-    assert not checkpoints.is_saving(lock)
 
 
 def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run):

@@ -67,53 +67,6 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
     assert len(list(tmp_path.glob("*.saved"))) == 2
 
 
-WRITES = '''"""Rank 1 fails while rank 0 writes on, or hangs, whatever it is asked."""
-import os, pathlib, signal, sys, time
-from stage2_trainer.process.checkpoints import save_lock
-
-folder, does = pathlib.Path(sys.argv[1]), sys.argv[2]
-
-def wait_for(name):
-    while not (folder / name).exists():
-        time.sleep(0.05)
-
-def note(*_):
-    (folder / "asked").touch()
-
-signal.signal(signal.SIGTERM, note)
-if os.environ["RANK"] == "1":
-    wait_for("begun")
-    sys.exit(75)
-if does == "hang":
-    (folder / "begun").touch()
-    while True:
-        time.sleep(1)
-with save_lock():
-    (folder / "begun").touch()
-    wait_for("asked")
-    time.sleep(3)
-    (folder / "written").touch()
-'''
-LAUNCH_IMPATIENTLY = """
-import sys
-from stage2_trainer.process import torchrun
-torchrun.LONGEST_HANG_S = 1
-sys.exit(torchrun.run_processes(sys.argv[1], sys.argv[2:], processes=2))
-"""
-
-
-@pytest.mark.parametrize(("does", "written"), [("write", True), ("hang", False)])
-def test_when_another_one_fails_a_process_writes_to_its_end_and_does_not_hang(
-    does: str, written: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "writes.py").write_text(WRITES)
-    command = [sys.executable, "-c", LAUNCH_IMPATIENTLY, "writes", str(tmp_path), does]
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
-    assert done.returncode == EXIT_RETRYABLE
-    assert (tmp_path / "written").exists() == written
-
-
 def test_the_command_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "stage2_cli", "--help"], capture_output=True, text=True, check=False)
     assert "learn" in done.stdout
