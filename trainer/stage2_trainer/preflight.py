@@ -11,7 +11,7 @@ from stage2_trainer.data.records import RecordRules, units_by
 from stage2_trainer.data.run_records import RunRecords, batch_sizes, load_run_records
 from stage2_trainer.grpo import task
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.telemetry.log_keys import EVALUATION
+from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 
 
 def record_rules(config: RunConfig) -> RecordRules:
@@ -44,9 +44,9 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
 def _check_metric(config: RunConfig) -> None:
     """Raise ConfigError where checkpoints are compared by what no evaluation says: it would be met hours later."""
     metric = config.best_metric
-    if metric is None or f"eval_{metric.removeprefix('eval_')}" in EVALUATION:
+    if metric is None or f"eval_{metric.removeprefix('eval_')}" in EVALUATION_KEYS:
         return
-    near = difflib.get_close_matches(metric, EVALUATION, n=1) or [BEST_METRIC]
+    near = difflib.get_close_matches(metric, EVALUATION_KEYS, n=1) or [BEST_METRIC]
     rule, way_out = "no evaluation has such a metric", f"did you mean {near[0]}? docs/log.md has all of them"
     raise ConfigError([Problem("training.metric_for_best_model", metric, rule, way_out)])
 

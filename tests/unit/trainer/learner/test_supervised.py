@@ -11,8 +11,8 @@ from stage2_trainer.learner.estep import SupervisedSteps
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import serialize_objects
-from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
 from tests.unit.trainer.learner.harness import PROMPTS, box, build, only_first, record, two_boxes
+from tests.unit.trainer.log_page import explained
 
 ROW = 400
 NEVER_PLANNED = "window"  # in the names of keys that another scope writes
@@ -72,9 +72,9 @@ def test_nothing_is_asked_or_pushed(train, image_paths):
 
 def test_every_key_that_is_written_is_explained_and_no_other(train, image_paths):
     _, told = train(two_boxes(image_paths))
-    packing = {key for key in PACKING if NEVER_PLANNED not in key}
-    explained = {*LOSS, *STEP_TIME, *TIME, *packing, *SUPERVISED, *BAD, "memory/peak_bytes"}
-    assert sorted(told["step"].keys() - {"step"}) == sorted(explained)
+    sections = ("Loss", "Where the step's wall time went", "Time of work", "Packing", "Stage 1", "Bad samples")
+    keys = {key for key in explained(*sections) if NEVER_PLANNED not in key}
+    assert sorted(told["step"].keys() - {"step"}) == sorted({*keys, "memory/peak_bytes"})
 
 
 def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
@@ -151,5 +151,5 @@ def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, mo
     assert harness.sync.versions == [step for step in range(4) if not on_truth[step]]
     assert len(harness.backend.seeds) == 2 * len(records)
     first = told[on_truth.index(True)]
-    assert set(SUPERVISED) <= set(first)
+    assert explained("Stage 1") <= set(first)
     assert first["supervised/objects"] == 2 * len(records)

@@ -8,8 +8,14 @@ import pytest
 
 from stage2_trainer.learner.rows import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
+from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 from tests.unit.trainer.learner.harness import box, build, record
+from tests.unit.trainer.log_page import explained
+
+OF_A_STEP = (
+    "Loss", "Where the step's wall time went", "Time of work", "Packing", "Weights and memory", "Parsing", "Matching",
+    "Lengths", "Generation", "Bad samples", "Reuse",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -24,6 +30,10 @@ def written(tmp_path, model, encoder, image_paths):
     return {line.pop("event"): line for line in lines}
 
 
-@pytest.mark.parametrize(("event", "explained"), [("step", STEP), ("evaluation", EVALUATION)])
-def test_every_key_that_is_written_is_explained_and_no_other(written, event, explained):
-    assert sorted(written[event].keys() - {"step"}) == sorted(explained)
+@pytest.mark.parametrize(("event", "sections"), [("step", OF_A_STEP), ("evaluation", ("Keys of an `evaluation`",))])
+def test_every_key_that_is_written_is_explained_and_no_other(written, event, sections):
+    assert sorted(written[event].keys() - {"step"}) == sorted(explained(*sections))
+
+
+def test_the_metrics_that_may_choose_a_checkpoint_are_those_of_an_evaluation(written):
+    assert sorted(written["evaluation"].keys() - {"step"}) == sorted(EVALUATION_KEYS)
