@@ -82,7 +82,8 @@ def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[
     assert all("rewards/summary.content_f1/mean" in step and "rewards/summary.content_f1/std" in step for step in steps)
     assert [step["sync/version"] for step in steps] == list(range(STEPS))
     assert {step["sync/transport"] for step in steps} == {"tcp"}
-    assert all(step["sync/gigabytes_per_second"] > 0 and step["sync/wire_bytes"] >= step["sync/bytes"] for step in steps)
+    assert all(step["sync/gigabytes_per_second"] > 0 for step in steps)
+    assert all(step["sync/wire_bytes"] >= step["sync/bytes"] for step in steps)
     assert all(sum(step[f"sync/{phase}_s"] for phase in PHASES) > 0 for step in steps)
 
 
