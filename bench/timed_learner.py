@@ -24,15 +24,14 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.loss import LossParts, LossTargets
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
-from stage2_trainer.learner.passes import EarlyGradients
-from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.rows import RowGroup, StepRowPlanner
-from stage2_trainer.learner.step import Batch, Steps, train_step
+from stage2_trainer.learner.step import Batch, EarlyGradients, Steps, train_step
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
 from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.servers import ServerRollouts
+from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter

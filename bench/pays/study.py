@@ -150,7 +150,7 @@ class Study:
 
     def _answer(self, weights: Path, output: Path) -> None:
         """Let weights answer the held-out images, all in the same way."""
-        from stage2_trainer.learner.checkpoint_rollouts import write_checkpoint_rollouts
+        from stage2_trainer.learner.build import write_checkpoint_rollouts
 
         config = parse_run_config(answer_config(self.sizes, self.start, self.data, self.folder / "answering"))
         unfinished = output.with_suffix(".unfinished")

@@ -118,7 +118,7 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
         output = Path(folder) / ROLLOUT_LOG
         try:
             with redirect_stdout(sys.stderr):  # libraries print, and the figures must stay machine-readable
-                from stage2_trainer.learner.checkpoint_rollouts import write_checkpoint_rollouts
+                from stage2_trainer.learner.build import write_checkpoint_rollouts
 
                 write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output)
         except ServerError as error:

@@ -20,8 +20,7 @@ import yaml
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.rollout_source import GenerationRequest
-from stage2_trainer.rollouts.servers import ServerRollouts
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, ServerRollouts
 from stage2_trainer.sync.fleet.push import FullSync, WeightSync
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch

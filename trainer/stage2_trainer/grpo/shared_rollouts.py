@@ -14,11 +14,10 @@ from typing import Any
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence, RolloutSource
 from stage2_trainer.sync.fleet.report import DigestError, ProofError, SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError

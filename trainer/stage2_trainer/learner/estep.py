@@ -17,12 +17,11 @@ from typing import Any
 
 from stage2_trainer.data.encode import Prompt
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.supervise import SAMPLE_FAULTS, Chat, Matched, Supervised, Supervisor, with_origin
 from stage2_trainer.rollouts.bad_samples import BadSample
-from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource
+from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, LazySequence, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import FurtherAnswers, Outcome, Refused

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 from torch import nn
 
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.rollout_metrics import evaluation_metrics
+from stage2_trainer.learner.step_record import evaluation_metrics
 from stage2_trainer.learner.supervise import Matched, SampleTools, sample_stats, with_origin
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence, RolloutSource
 from stage2_trainer.scores.answer_scores import AnswerScores
 from stage2_trainer.scores.scored_image import ReadAnswer, from_parsed, scored_images
 from stage2_trainer.telemetry.timeline import Stopwatch
@@ -38,28 +37,17 @@ METRICS = {
     "parse_rate": "parse_rate",
     "loop_rate": "loop_rate",
 }
-"""The figures of an evaluation, by the name that `stage2 evaluate` has for them; trackers take no `@`."""
+"""Metrics of an evaluation, by the names of `stage2 evaluate`; trackers take no `@`."""
 
 
+@dataclass(frozen=True)
 class Evaluation:
     """An evaluation of the weights as they are now, by rollouts of training's own source; each process does a share."""
 
-    def __init__(
-        self,
-        *,
-        tools: SampleTools,
-        rollouts: RolloutSource,
-        batch_size: int,
-        on_matched: Callable[[int, Sequence[Matched]], None],
-    ) -> None:
-        self._encoder = tools.encoder
-        self._cache = tools.cache
-        self._prompts = tools.prompts
-        self._matcher = tools.matcher
-        self._bad = tools.bad
-        self._rollouts = rollouts
-        self._batch_size = batch_size
-        self._on_matched = on_matched
+    tools: SampleTools
+    rollouts: RolloutSource
+    batch_size: int
+    on_matched: Callable[[int, Sequence[Matched]], None]
 
     def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> dict[str, float]:
         """Return `runtime`, `samples_per_second`, `steps_per_second`, `bad_samples` and `rollout_*`, without a prefix.
@@ -68,10 +56,10 @@ class Evaluation:
             BadStepError, Exception: as `BadSamples.note_held_out`.
         """
         start = perf_counter()
-        batches = batches_of_rank(records, self._batch_size)
-        matched, found = self._matched(batches, model, global_step=global_step)
-        bad = self._bad.note_held_out(found, step=global_step, of=len(records))
-        self._on_matched(global_step, matched)
+        batches = batches_of_rank(records, self.batch_size)
+        matched, found = self._answered(batches, model, global_step=global_step)
+        bad = self.tools.bad.note_held_out(found, step=global_step, of=len(records))
+        self.on_matched(global_step, matched)
         answers = {one.record.index: from_parsed(one.target.parsed, one.rollout.finish_reason) for one in matched}
         everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched], answers))
         seconds = max(taken for taken, *_ in everywhere)
@@ -81,47 +69,47 @@ class Evaluation:
             "samples_per_second": len(records) / seconds,
             "steps_per_second": len(batches) / seconds,
             "bad_samples": float(bad),
-            **evaluation_metrics(stats, top_k=self._matcher.options.candidate_top_k),
+            **evaluation_metrics(stats, top_k=self.tools.matcher.options.candidate_top_k),
             **answer_metrics(records, {index: one for *_, share in everywhere for index, one in share.items()}),
         }
 
-    def _matched(
+    def _answered(
         self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
     ) -> tuple[list[Matched], list[BadSample]]:
-        """Return all records of this process with their rollouts, which are asked for at once, and the bad ones."""
+        """Return the matched samples of this process, all requested at once, and the bad ones."""
         records = [record for batch in batches for record in batch]
         sizes = tuple(len(batch) for batch in batches)
-        chats = LazySequence(len(records), lambda index: self._prompts.chat(records[index]))
+        chats = LazySequence(len(records), lambda index: self.tools.prompts.chat(records[index]))
         images = [record.images for record in records]
         request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images)
-        generated = self._rollouts.generate(request)
-        found = [self._made_of(*pair) for pair in zip(records, generated.rollouts, strict=True)]
+        generated = self.rollouts.generate(request)
+        found = [self._match(*pair) for pair in zip(records, generated.rollouts, strict=True)]
         bad = [one for one in found if isinstance(one, BadSample)]
-        return with_origin(found, generated, self._matcher.options), bad
+        return with_origin(found, generated, self.tools.matcher.options), bad
 
-    def _made_of(self, record: Record, outcome: Outcome) -> Matched | BadSample:
+    def _match(self, record: Record, outcome: Outcome) -> Matched | BadSample:
         if isinstance(outcome, Refused):
             return BadSample.from_error(record.sample_id, record.images, outcome.error)
         try:
-            prompt = self._cache.prompt(record.images, functools.partial(self._prompts.chat, record))
+            prompt = self.tools.cache.prompt(record.images, lambda: self.tools.prompts.chat(record))
         except ImageError as error:
             return BadSample.from_error(record.sample_id, record.images, error)
-        self._encoder.check_prompt(prompt, outcome.prompt_token_ids, outcome.server)
-        return self._matcher.match(record, outcome)
+        self.tools.encoder.check_prompt(prompt, outcome.prompt_token_ids, outcome.server)
+        return self.tools.matcher.match(record, outcome)
 
 
 def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:
-    """Return this process's share of the records in batches; in every process as many, the last perhaps empty."""
+    """Return this process's share of the records; every process has as many batches, the last perhaps empty."""
     most = -(-len(records) // world_size())
     mine = records[rank() :: world_size()]
     return [mine[start : start + batch_size] for start in range(0, most, batch_size)]
 
 
 def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
-    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for what there is not.
+    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for a score that is not defined.
 
-    answers: by the index of the record that they answer; a record without one is left out. The order is that of
-    indices: it counts where scores are equal.
+    answers: by the index of their record; a record without one is left out. Records are scored in the order of indices:
+    it counts where scores are equal.
     """
     answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
     if not answered:

@@ -19,15 +19,14 @@ from stage2_api.rollout_matching import DescMonitor
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
 from stage2_trainer.learner.supervise import Matched
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.scores.scored_image import normalised
+from stage2_trainer.rollouts.replay import ids_sha256
+from stage2_trainer.scores.scored_image import UNJUDGED_KEYS, normalised
 from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
 
 logger = logging.getLogger(__name__)
-FOLDER = Path("runs") / "held-out"
 PICTURES = 8
 TRUE, MATCHED, UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
 Pair = tuple[str, str]
@@ -95,6 +94,58 @@ class ParseFailureLog:
                     parsed.text[:CLIPPED_CHARS],
                     parsed.prefix_text[:CLIPPED_CHARS],
                 )
+
+
+def rollout_document(matched: Matched) -> dict[str, Any]:
+    """Return one rollout with all that `replay` needs to rebuild its training target, and the hash of that target."""
+    rollout = matched.rollout
+    return {
+        **sample_document(matched),
+        **matched.origin,
+        "seed": rollout.seed,
+        "seconds": rollout.seconds,
+        "token_ids": rollout.token_ids,
+        **({} if matched.kept is None else {"kept_tokens": matched.kept}),
+        **({"skipped": True} if matched.skipped else {}),
+        **_recovery(matched),
+        "prompt_tokens": len(rollout.prompt_token_ids),
+        "y_train_tokens": matched.target.train_len,
+        "y_train_sha256": ids_sha256(matched.target.y_train_ids),
+    }
+
+
+def _recovery(matched: Matched) -> dict[str, Any]:
+    """Return the further answers to the prompt and the misses that they recovered, where there are any."""
+    further = [list(ids) for ids in matched.rollout.further]
+    return {"further_token_ids": further, "recovered": list(matched.target.recovered)} if further else {}
+
+
+def sample_document(matched: Matched) -> dict[str, Any]:
+    """Return one rollout with its record's ground truth; coordinates in bins 0..999, x and y in turn."""
+    record, rollout, target = matched.record, matched.rollout, matched.target
+    found = {pair.pred for pair in target.matching.pairs}
+    unjudged = {key: record.metadata[key] for key in UNJUDGED_KEYS if key in record.metadata}
+    return {
+        "sample_id": record.sample_id,
+        "record_index": record.index,
+        "width": record.width,
+        "height": record.height,
+        **({"metadata": unjudged} if unjudged else {}),
+        "image": next((source for source in record.images if not source.startswith("data:")), None),
+        "server": rollout.server,
+        "version": rollout.version,
+        "finish_reason": rollout.finish_reason,
+        "text": rollout.text,
+        "dropped": target.parsed.dropped,
+        "ground_truth": [
+            {"desc": one.desc, "kind": one.kind, "bins": list(one.bins)} for one in target.ground_truth.objects
+        ],
+        "predictions": [
+            {"desc": one.desc, "kind": one.kind, "bins": list(one.bins), "matched": i in found}
+            for i, one in enumerate(target.parsed.valid_objects)
+        ],
+        "pairs": [{"prediction": p.pred, "ground_truth": p.gt, "iou": round(p.iou, 4)} for p in target.matching.pairs],
+    }
 
 
 class SampleDumps:
@@ -171,20 +222,20 @@ def _write(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-class HeldOutPictures:
-    """A listener that writes pictures of an evaluation's first samples for TensorBoard.
+def held_out_pictures(config: RunConfig) -> list[OnMatched]:
+    """Return the listener of a run that reports to TensorBoard, in its first process; else none.
 
-    Green: ground truth; blue: a matched object of the answer; red: an unmatched one.
+    It writes pictures of an evaluation's first samples; a sample whose image cannot be read is left out. Green: ground
+    truth; blue: a matched object of the answer; red: an unmatched one.
     """
+    if "tensorboard" not in config.training.report_to or rank():
+        return []
+    folder = Path(config.training.output_dir) / "runs" / "held-out"
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
-
-    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
-        """Write the pictures of an evaluation; a sample whose image cannot be read is left out."""
+    def note(step: int, matched: Sequence[Matched]) -> None:
         from torch.utils.tensorboard import SummaryWriter  # only runs that report to it need it
 
-        with SummaryWriter(str(self._folder)) as writer:
+        with SummaryWriter(str(folder)) as writer:
             for one in matched[:PICTURES]:
                 try:
                     image = load_image(one.record.images[0])
@@ -193,12 +244,7 @@ class HeldOutPictures:
                 sheet = np.asarray(_sheet(image, one))
                 writer.add_image(f"held-out/{one.record.sample_id}", sheet, step, dataformats="HWC")
 
-
-def held_out_pictures(config: RunConfig) -> list[HeldOutPictures]:
-    """Return the listener of a run that reports to TensorBoard, in its first process; else none."""
-    if "tensorboard" not in config.training.report_to or rank():
-        return []
-    return [HeldOutPictures(Path(config.training.output_dir))]
+    return [note]
 
 
 def _sheet(image: Image.Image, one: Matched) -> Image.Image:

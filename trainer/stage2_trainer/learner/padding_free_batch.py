@@ -18,7 +18,7 @@ import torch
 from stage2_trainer.data.encode import Encoding
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner.loss import loss_targets
-from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
 from stage2_trainer.matching.masks import IGNORED, concatenate
 

@@ -20,7 +20,7 @@ import torch
 from stage2_trainer.data.encode import Encoding
 from stage2_trainer.learner.estep import AskedStep
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
-from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
 from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
 from stage2_trainer.process.ranks import rank, world_size

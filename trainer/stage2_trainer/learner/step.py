@@ -12,27 +12,29 @@ row trains changes the order of these sums and nothing else.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from operator import attrgetter
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
+from torch import nn
 
-from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import AskedStep, Batches, EStep
 from stage2_trainer.learner.loss import LossParts, denominators, window_means
 from stage2_trainer.learner.padding_free_batch import Segment, supervised_counts
-from stage2_trainer.learner.passes import EarlyGradients
 from stage2_trainer.learner.rows import RowGroup, RowPlanner
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
 
+logger = logging.getLogger(__name__)
+
 Batch = Mapping[str, Any]  # the tensors of a row group, see `supervised_batch`
 Mean = Literal["micro", "window", "step"]
+T = TypeVar("T")
 
 
 class Passes(Protocol):
@@ -71,6 +73,16 @@ def train_step(
     return _train_micro_steps(rows, steps, passes, over_window=mean == "window")
 
 
+def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
+    """Note on the timeline how long the step waits for each group."""
+    while True:
+        with TIMELINE.measure("wait"):
+            group = next(rows, None)
+        if group is None:
+            return
+        yield group
+
+
 def _train_micro_steps(
     rows: Iterator[RowGroup], steps: Steps, passes: Passes, *, over_window: bool
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
@@ -96,7 +108,8 @@ def _train_whole_step(
 
     Processes with fewer rows than others repeat their shortest with a loss of zero: all make as many passes.
     """
-    loss, counts = StepLoss(), [0, 0]
+    trained: list[tuple[LossParts, float, float]] = []  # the sums of a row, and what they are divided by already
+    counts: list[tuple[int, int]] = []
     done: list[RowGroup] = []
     left: list[RowGroup] = []
     for group in rows:
@@ -105,36 +118,46 @@ def _train_whole_step(
             left.append(group)
             continue
         parts = passes.train_rows_early(group, passes.lay_out(group))
-        loss.add(parts, ce=1.0, coord=1.0)
-        _count(counts, (parts.ce_count, parts.coord_prefix_count + parts.coord_tail_count))
-    for group in left:
-        _count(counts, supervised_counts(group.rows[0], vocab))
-    ce, coord = denominators((counts[0], counts[1]))
+        trained.append((parts, 1.0, 1.0))
+        counts.append((parts.ce_count, parts.coord_prefix_count + parts.coord_tail_count))
+    counts += [supervised_counts(group.rows[0], vocab) for group in left]
+    ce, coord = denominators((sum(tokens for tokens, _ in counts), sum(coords for _, coords in counts)))
     if passes.early is not None:
         passes.early.apply(ce, coord)
-    left.sort(key=_place)
-    count = max(gathered(len(left)))
+    left.sort(key=attrgetter("place"))
+    passes_of_all = max(gathered(len(left)))
     shortest = min(left, key=lambda group: sum(map(len, group.rows[0])))
-    for index in range(count):
+    for index in range(passes_of_all):
         repeats = index >= len(left)
         group = shortest if repeats else left[index]
         batch = passes.lay_out(group)
         share = float("inf") if repeats else 1.0
         batch["targets"] = batch["targets"].divided_by(ce=ce * share, coord=coord * share)
-        parts = passes.train_rows(group, batch, last=index == count - 1)
+        parts = passes.train_rows(group, batch, last=index == passes_of_all - 1)
         if not repeats:
-            loss.add(parts, ce=ce, coord=coord)
-    return sorted(done, key=_place), [loss.figures(ce, coord)]
+            trained.append((parts, ce, coord))
+    return sorted(done, key=attrgetter("place")), [_whole_step_figures(trained, ce, coord)]
 
 
-def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
-    """Note on the timeline how long each group was waited for."""
-    while True:
-        with TIMELINE.measure("wait"):
-            group = next(rows, None)
-        if group is None:
-            return
-        yield group
+def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: float, coord: float) -> torch.Tensor:
+    """Return this process's share of the step's `loss` and `loss/*`, (5,) as `LOSS_FIGURES`: its mean is the step's.
+
+    trained: the rows, whose parts are sums over their own `ce` and `coord`.
+    """
+    ordinary = _sum([parts.ce * (share / ce) for parts, share, _ in trained])
+    coords = _sum([parts.coord * (share / coord) for parts, _, share in trained])
+    prefix = _mean([(parts.coord_prefix, parts.coord_prefix_count) for parts, _, _ in trained])
+    tail = _mean([(parts.coord_tail, parts.coord_tail_count) for parts, _, _ in trained])
+    return torch.stack([ordinary + coords, ordinary, coords, prefix, tail])
+
+
+def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(values)).sum()
+
+
+def _mean(means: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor:
+    count = max(sum(count for _, count in means), 1)
+    return _sum([mean * (share / count) for mean, share in means])
 
 
 class Steps:
@@ -143,7 +166,7 @@ class Steps:
     def __init__(self, estep: EStep, planner: RowPlanner) -> None:
         self._estep = estep
         self._planner = planner
-        self._kept = ReuseBuffer()
+        self._kept = KeptRows(-1, 0, [])
         self._batches: Batches = ()
         self._following: Batches = ()
         self._global_step = -1
@@ -160,13 +183,21 @@ class Steps:
         following: the raw batches of the next step, where rollouts are requested one step ahead.
 
         Raises:
-            ReuseError: the rollouts of other batches are kept for this step.
+            RuntimeError: the kept rollouts are those of other records, so the dataloader is out of step.
         """
         self._batches, self._following, self._global_step = batches, following, global_step
         self._asked = self.report = None
-        self.reused = self._kept.begin(global_step, [one for batch in batches for one in batch], uses=uses)
-        if self.reused is None:
-            self._waited = self._planner.waiting
+        records = [(one.index, one.sample_id) for batch in batches for one in batch]
+        if not self._kept.serve(global_step):
+            self._kept = KeptRows(global_step, uses, records)
+            self.reused, self._waited = None, self._planner.waiting
+        elif self._kept.records == records:
+            self.reused = global_step - self._kept.step0
+        else:
+            raise RuntimeError(
+                f"step {global_step}: its records are not those whose rollouts of step {self._kept.step0} are kept; "
+                "the dataloader repeats other windows than the learner accumulates"
+            )
 
     def rows(self, stopwatch: Stopwatch) -> Iterator[RowGroup]:
         """Yield the rows of the step, each group as soon as it is known; sync and ask for rollouts where none are kept.
@@ -187,7 +218,7 @@ class Steps:
             groups.append(group)
             yield group
         self.report = asked.report
-        self._kept.keep(groups)
+        self._kept.groups = sorted(groups, key=attrgetter("place"))
 
     @property
     def raw_batches(self) -> int:
@@ -199,9 +230,17 @@ class Steps:
         """The optimizer step that asked for the rollouts."""
         return self._global_step - (self.reused or 0)
 
+    def reuse_figures(self) -> dict[str, float]:
+        """Return the `rollout/buffer_*` figures of the step."""
+        return {
+            "rollout/buffer_reuse": float(self.reused is not None),
+            "rollout/buffer_window_step0": float(self.step0),
+            "rollout/buffer_completed_steps": float(self.reused or 0),
+        }
+
     @property
     def all_in(self) -> bool:
-        """Whether no rollout of the step is awaited any more."""
+        """Whether all rollouts of the step are there."""
         return self.reused is not None or (self._asked is not None and self._asked.all_in)
 
     def waiting(self, global_step: int) -> Sequence[Segment]:
@@ -211,106 +250,106 @@ class Steps:
         before it.
         """
         under_way = self._global_step == global_step
-        return self._waited if under_way or self._kept.serves(global_step) else self._planner.waiting
-
-
-class StepLoss:
-    """The loss of a whole step, row by row: this process's share, whose mean over processes is that of the step."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[LossParts, float, float]] = []
-
-    def add(self, parts: LossParts, *, ce: float, coord: float) -> None:
-        """Add a row, whose parts are sums over `ce` and `coord`."""
-        self._rows.append((parts, ce, coord))
-
-    def figures(self, ce: float, coord: float) -> torch.Tensor:
-        """Return the record's `loss` and `loss/*` of a step with these denominators, (5,) as `LOSS_FIGURES`."""
-        ordinary = _sum([parts.ce * (share / ce) for parts, share, _ in self._rows])
-        coords = _sum([parts.coord * (share / coord) for parts, _, share in self._rows])
-        prefix = self._mean(lambda parts: (parts.coord_prefix, parts.coord_prefix_count))
-        tail = self._mean(lambda parts: (parts.coord_tail, parts.coord_tail_count))
-        return torch.stack([ordinary + coords, ordinary, coords, prefix, tail])
-
-    def _mean(self, part: Callable[[LossParts], tuple[torch.Tensor, int]]) -> torch.Tensor:
-        found = [part(parts) for parts, _, _ in self._rows]
-        count = max(sum(count for _, count in found), 1)
-        return _sum([mean * (share / count) for mean, share in found])
-
-
-def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(values)).sum()
-
-
-class ReuseBuffer:
-    """The rows of one step's rollouts, for the steps that train on them again (semantics, section 9).
-
-    Empty after a start, and whenever a step comes that cannot reuse them. What is kept is never changed: each step lays
-    out tensors of its own.
-    """
-
-    def __init__(self) -> None:
-        self._kept: _KeptStep | None = None
-
-    def begin(self, global_step: int, records: Sequence[Record], *, uses: int) -> int | None:
-        """Begin an optimizer step; return how many steps have trained on what is kept for it.
-
-        None: rollouts must be made; `keep` takes their rows, for `uses` steps in all.
-
-        Raises:
-            ReuseError: the rows are those of other records.
-        """
-        kept, mine = self._kept, fingerprint(records)
-        if kept is None or not self.serves(global_step):
-            self._kept = _KeptStep(global_step, uses, mine)
-            return None
-        if kept.fingerprint != mine:
-            raise ReuseError(
-                f"step {global_step}: its records are not those whose rollouts of step {kept.step0} are kept; the "
-                "dataloader repeats other windows than the learner accumulates"
-            )
-        return global_step - kept.step0
-
-    def keep(self, groups: Sequence[RowGroup]) -> None:
-        """Keep the rows of the step that has begun."""
-        assert self._kept is not None, "a step has begun"
-        self._kept.groups = sorted(groups, key=_place)
-
-    @property
-    def groups(self) -> Sequence[RowGroup]:
-        """The kept rows, by their places."""
-        assert self._kept is not None, "a step has begun"
-        assert self._kept.groups is not None, "and was kept"
-        return self._kept.groups
-
-    def serves(self, global_step: int) -> bool:
-        """Whether a step may train on what is kept."""
-        kept = self._kept
-        return kept is not None and kept.groups is not None and 0 < global_step - kept.step0 < kept.uses
+        return self._waited if under_way or self._kept.serve(global_step) else self._planner.waiting
 
 
 @dataclass
-class _KeptStep:
+class KeptRows:
+    """The rows of one step's rollouts, for `uses` steps in all from `step0` on (semantics, section 9).
+
+    Each step lays out tensors of its own, so the groups never change; there are none before the step has all its rows.
+    """
+
     step0: int
     uses: int
-    fingerprint: str
-    groups: Sequence[RowGroup] | None = None
+    records: list[tuple[int, str]]
+    groups: Sequence[RowGroup] = ()
+
+    def serve(self, global_step: int) -> bool:
+        """Whether a step may train on them."""
+        return bool(self.groups) and 0 < global_step - self.step0 < self.uses
 
 
-class ReuseError(RuntimeError):
-    """The dataloader and the kept rollouts are out of step: a defect of the learner, not of a configuration."""
+EARLY_SHARE = 1 / 20  # of the device's memory, which gradients of coordinates may take at most
+_MIB = 2**20
 
 
-def fingerprint(records: Sequence[Record]) -> str:
-    """Return the SHA-1 of the indices and names of some records."""
-    names = json.dumps([[record.index, record.sample_id] for record in records])
-    return hashlib.sha1(names.encode(), usedforsecurity=False).hexdigest()
+class EarlyGradients:
+    """Gradients of rows that train before the step's counts are known: of either sum of the loss on its own.
+
+    Those of ordinary tokens are with the parameters; those of coordinates need as much memory once more, until `apply`
+    divides and joins them.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._coords: list[torch.Tensor | None] = [None] * len(parameters)
+
+    @property
+    def coords(self) -> list[torch.Tensor]:
+        """The gradients of coordinates so far."""
+        return [one for one in self._coords if one is not None]
+
+    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
+        """Run the backward passes of a row's two sums."""
+        ordinary.backward(retain_graph=True)
+        self._exchange()
+        coords.backward()
+        self._exchange()
+
+    def apply(self, ce: float, coord: float) -> None:
+        """Divide the gradients by the step's counts, and leave their sum with the parameters."""
+        for i, parameter in enumerate(self._parameters):
+            coords, self._coords[i] = self._coords[i], None
+            if parameter.grad is not None:
+                parameter.grad.div_(ce)
+            if coords is not None:
+                part = coords.div_(coord)
+                parameter.grad = part if parameter.grad is None else parameter.grad.add_(part)
+
+    def _exchange(self) -> None:
+        for i, parameter in enumerate(self._parameters):
+            parameter.grad, self._coords[i] = self._coords[i], parameter.grad
 
 
-def _place(group: RowGroup) -> int:
-    return group.place
+def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> EarlyGradients | None:
+    """Return early gradients on a device of so much memory; None where they would take too much of it."""
+    needed, most = sum(one.nbytes for one in parameters), int(EARLY_SHARE * memory_bytes)
+    sizes = needed / _MIB, most / _MIB
+    if needed > most:
+        logger.warning(
+            "rows train when the last answer of a step is there: to train while answers are awaited would take %.0f "
+            "MiB more for gradients, and %.0f MiB is the limit, a twentieth of the device's memory; adapters "
+            "(tuner.train_type: lora) take less",
+            *sizes,
+        )
+        return None
+    logger.info("rows train while answers are awaited: %.0f MiB more for gradients, of at most %.0f MiB", *sizes)
+    return EarlyGradients(parameters)
 
 
-def _count(counts: list[int], more: tuple[int, int]) -> None:
-    counts[0] += more[0]
-    counts[1] += more[1]
+def run_inside(wrapper: nn.Module, module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:
+    """Return `compute(*inputs)`, run as the forward pass of `module` inside `wrapper` (which may be `module`).
+
+    DistributedDataParallel and DeepSpeed gather and reduce around the `forward` of their wrapper: what bypasses it
+    trains each process on its own, silently. The loss needs hidden states, not all logits, so for the time of one call
+    the wrapped module's `forward` is a function of ours.
+    """
+    own = module.__dict__.get("forward")
+
+    def restore() -> None:
+        if own is None:
+            module.__dict__.pop("forward", None)
+        else:
+            module.forward = own
+
+    def redirected(*arguments: Any) -> T:
+        restore()  # compute may call the module's own forward pass
+        return compute(*arguments)
+
+    module.forward = redirected
+    try:
+        found: T = wrapper(*inputs)
+    finally:
+        restore()
+    return found

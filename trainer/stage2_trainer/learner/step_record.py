@@ -1,40 +1,260 @@
-"""The record of one optimizer step, collected over its micro-steps."""
+"""Figures of samples, and the record of an optimizer step (semantics, sections 13 and 14)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from stage2_api.errors import Problem
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer.learner.loss import LOSS_FIGURES
-from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
-from stage2_trainer.learner.rows import RowGroup
-from stage2_trainer.learner.step import Steps
 from stage2_trainer.rollouts.errors import RunawayError
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import Stopwatch
 
-KEY = "custom.extra.rollout_matching.runaway"
-_WAY_OUT = (
-    "look at the last rollouts; go on with supervised_share above 0, unmatched_objects dropped or penalised, or a"
-    " repetition_penalty of 1.05, in another training.output_dir or with training.resume: allow-changes; or raise it."
-    " The checkpoint of this step is saved"
-)
-REUSED = "rollout/buffer_reuse"
-# Record key for each stopwatch name.
-_TIMES = {
-    "rollout_generate": "time/rollout_generate_s",
-    "rollout_parse_match": "time/rollout_parse_match_s",
-    "rollout_teacher_encode": "time/rollout_teacher_encode_s",
-    "post_rollout_pack": "time/post_rollout_pack_s",
-    "forward": "time/forward_s",
-    "mask_build": "time/mask_build_s",
-}
+
+@dataclass(frozen=True)
+class SampleStats:
+    """Counts of one rollout and of its training target; lengths are in tokens.
+
+    `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
+    `matched_iou50` of them have a mask IoU of at least 0.5.
+    `staleness`: optimizer steps between the weights that generated it and those that train on it.
+    `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
+    `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
+    `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
+    `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets took out of
+    the answer, or taught against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
+    these answers.
+    The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
+    """
+
+    prompt_len: int
+    generated: int
+    truncated: bool
+    valid_objects: int
+    dropped_invalid: int
+    dropped_ambiguous: int
+    gt_objects: int
+    matched: int
+    supervised: int
+    gating_rejections: int
+    maskiou_sum: float
+    matched_iou50: int
+    fn_appended: int = 0
+    prefix_coord_targets: int = 0
+    tail_ignored: int = 0
+    prefix_len: int = 0
+    append_len: int = 0
+    train_len: int = 0
+    encoded_len: int = 0
+    staleness: int = 0
+    beam: bool = False
+    cut: bool = False
+    skipped: bool = False
+    repeated: bool = False
+    at_limit: bool = False
+    bad: bool = False
+    from_truth: bool = False
+    duplicates_removed: int = 0
+    unmatched_dropped: int = 0
+    unmatched_penalised: int = 0
+    misses_recovered: int = 0
+    further: int = 0
+
+
+def bad_sample_stats() -> SampleStats:
+    """Return the figures of a sample that was set aside."""
+    return SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, bad=True)
+
+
+def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    """Return the `supervised/*` figures of one optimizer step of stage 1, and `bad_samples`."""
+    bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
+    trained = [s for s in stats if not s.skipped]
+    objects = _sum(trained, lambda s: s.gt_objects)
+    lengths = {
+        "prompt": [s.prompt_len for s in stats],
+        "train": [s.train_len for s in stats],
+        "encoded": [s.encoded_len for s in stats],
+    }
+    return {
+        "supervised/objects": objects,
+        "supervised/objects_per_sample": _ratio(objects, len(trained)),
+        **{f"supervised/{name}_len_mean": _mean(values) for name, values in lengths.items()},
+        **{f"supervised/{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
+        "supervised/overlong_skipped": _sum(stats, lambda s: s.skipped),
+        "bad_samples": float(len(bad)),
+    }
+
+
+def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:
+    """Return the `rollout/*` figures of the samples of one optimizer step, and `bad_samples`.
+
+    `top_k` is how many candidates a prediction has at most, `generate_s` the seconds that generation took. Samples that
+    were set aside count as such and in nothing else.
+    """
+    bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
+    figures = {
+        f"rollout/{name}": value
+        for group in (
+            _parse_metrics(stats),
+            _match_metrics(stats, top_k),
+            _supervision_metrics(stats),
+            _length_metrics(stats),
+            _generation_metrics(stats, generate_s),
+        )
+        for name, value in group.items()
+    }
+    return {**figures, "bad_samples": float(len(bad))}
+
+
+def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str, float]:
+    """Return the `rollout_*` figures of held-out samples, without the evaluation's prefix."""
+    quality = _match_metrics(stats, top_k)
+    parse = _parse_metrics(stats)
+    taken = ("precision", "recall", "f1", "gt_objects", "fp", "fn", "gating_rejections", "sample_any_match_rate")
+    parsed = ("parse_dropped_invalid", "parse_dropped_ambiguous", "parse_truncated_rate", "sample_valid_pred_rate")
+    return {
+        **{f"rollout_{name}": quality[name] for name in taken},
+        **{f"rollout_{name}": parse[name] for name in parsed},
+        "rollout_pred_objects": quality["valid_pred_objects"],
+        "rollout_matched": quality["matched_for_supervision"],
+        "rollout_matched_maskiou_mean": quality["matched_maskiou_mean"],
+        "rollout_recall_iou50": quality["recall_iou50"],
+        "rollout_f1_iou50": quality["f1_iou50"],
+        "rollout_ended_by_repetition": _sum(stats, lambda s: s.repeated),
+        "rollout_ended_by_length": _sum(stats, lambda s: s.at_limit),
+    }
+
+
+def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    valid = _sum(stats, lambda s: s.valid_objects)
+    invalid = _sum(stats, lambda s: s.dropped_invalid)
+    ambiguous = _sum(stats, lambda s: s.dropped_ambiguous)
+    truncated = _sum(stats, lambda s: s.truncated)
+    total = valid + invalid + ambiguous
+    return {
+        "parse_dropped_invalid": invalid,
+        "parse_dropped_ambiguous": ambiguous,
+        "parse_truncated": truncated,
+        "parse_truncated_rate": _ratio(truncated, len(stats)),
+        "parse_obj_total": total,
+        "objects_per_truth": _ratio(total, _sum(stats, lambda s: s.gt_objects)),
+        "parse_obj_valid_frac": _ratio(valid, total),
+        "parse_obj_drop_frac": _ratio(invalid + ambiguous, total),
+        "sample_valid_pred_rate": _ratio(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
+    }
+
+
+def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> dict[str, float]:
+    predicted = _sum(stats, lambda s: s.valid_objects)
+    truth = _sum(stats, lambda s: s.gt_objects)
+    matched = _sum(stats, lambda s: s.matched)
+    supervised = _sum(stats, lambda s: s.supervised)
+    close = _sum(stats, lambda s: s.matched_iou50)
+    rejections = _sum(stats, lambda s: s.gating_rejections)
+    counts = {
+        "valid_pred_objects": predicted,
+        "gt_objects": truth,
+        "fp": predicted - supervised,
+        "fn": truth - supervised,
+        "matched_for_supervision": supervised,
+    }
+    return {
+        **counts,
+        **{f"{name}_per_sample": _ratio(count, len(stats)) for name, count in counts.items()},
+        "precision": _ratio(supervised, predicted),
+        "recall": _ratio(supervised, truth),
+        "f1": _ratio(2 * supervised, predicted + truth),
+        "recall_iou50": _ratio(close, truth),
+        "f1_iou50": _ratio(2 * close, predicted + truth),
+        "match_rate": _ratio(matched, truth),
+        "sample_any_match_rate": _ratio(_sum(stats, lambda s: s.supervised > 0), len(stats)),
+        "gating_rejections": rejections,
+        "gating_rejection_rate": _ratio(rejections, predicted * top_k),
+        "matched_maskiou_mean": _ratio(_sum(stats, lambda s: s.maskiou_sum), matched),
+        "matched_maskiou_count": matched,
+    }
+
+
+def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    matched, supervised = _sum(stats, lambda s: s.matched), _sum(stats, lambda s: s.supervised)
+    targets = _sum(stats, lambda s: s.prefix_coord_targets)
+    return {
+        "fn_appended": _sum(stats, lambda s: s.fn_appended),
+        "excluded_from_supervision": matched - supervised,
+        "excluded_rate": _ratio(matched - supervised, matched),
+        "prefix_coord_targets_total": targets,
+        "prefix_coord_targets_per_matched": _ratio(targets, supervised),
+        "tail_ignore_frac": _ratio(_sum(stats, lambda s: s.tail_ignored), _sum(stats, lambda s: s.append_len)),
+        "duplicates_removed": _sum(stats, lambda s: s.duplicates_removed),
+        "unmatched_dropped": _sum(stats, lambda s: s.unmatched_dropped),
+        "unmatched_penalised": _sum(stats, lambda s: s.unmatched_penalised),
+        "misses_recovered": _sum(stats, lambda s: s.misses_recovered),
+    }
+
+
+def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    lengths = {
+        "prompt": [s.prompt_len for s in stats],
+        "rollout": [s.generated for s in stats],
+        "train": [s.train_len for s in stats],
+        "append": [s.append_len for s in stats],
+        "encoded": [s.encoded_len for s in stats],
+    }
+    return {
+        **{f"{name}_len_mean": _mean(values) for name, values in lengths.items()},
+        **{f"{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
+        "prefix_len_mean": _mean([s.prefix_len for s in stats]),
+        "overlong_cut": _sum(stats, lambda s: s.cut),
+        "overlong_skipped": _sum(stats, lambda s: s.skipped),
+    }
+
+
+def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict[str, float]:
+    generated = [s.generated for s in stats]
+    further = _sum(stats, lambda s: s.further)
+    return {
+        "gen_new_tokens_total": float(sum(generated)),
+        "gen_new_tokens_mean": _mean(generated),
+        "gen_new_tokens_p90": _percentile(generated, 90),
+        "gen_new_tokens_p99": _percentile(generated, 99),
+        "gen_further_tokens_total": further,
+        "gen_tokens_per_s": _ratio(sum(generated) + further, generate_s),
+        "staleness": _mean([s.staleness for s in stats]),
+        "decode_greedy": _sum(stats, lambda s: not s.beam),
+        "decode_beam": _sum(stats, lambda s: s.beam),
+        "ended_by_repetition": _sum(stats, lambda s: s.repeated),
+        "ended_by_length": _sum(stats, lambda s: s.at_limit),
+    }
+
+
+def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> float:
+    return float(sum(map(of, stats)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return part / whole; 0 where the whole is 0."""
+    return float(part / whole) if whole else 0.0
+
+
+def _mean(values: Sequence[int]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _percentile(values: Sequence[int], percent: int) -> float:
+    return float(np.percentile(values, percent)) if values else 0.0
+
+
+_TIMED = (
+    "rollout_generate", "rollout_parse_match", "rollout_teacher_encode", "post_rollout_pack", "forward", "mask_build",
+)  # fmt: skip
 
 
 @dataclass
@@ -63,15 +283,10 @@ class StepRecord:
         return {
             **_means(self.losses),
             **_means(self.rows),
-            **{key: seconds.get(name, 0.0) for name, key in _TIMES.items()},
+            **{f"time/{name}_s": seconds.get(name, 0.0) for name in _TIMED},
             **(supervised_metrics(self.samples) if self._is_supervised else self._rollout_figures(top_k)),
             **self.time.figures(),
         }
-
-    @property
-    def is_reused(self) -> bool:
-        """Whether the step trained on rollouts of an earlier one."""
-        return bool(self.reuse.get(REUSED))
 
     @property
     def _is_supervised(self) -> bool:
@@ -85,19 +300,6 @@ class StepRecord:
         generate_s = self.stopwatch.seconds.get("rollout_generate", 0.0)
         figures = rollout_metrics(self.samples, top_k=top_k, generate_s=generate_s)
         return {**figures, **self.reuse, "sync/version": self.version, **sync_figures(self.sync)}
-
-    def note(self, groups: Sequence[RowGroup], steps: Steps, *, reuses: bool) -> None:
-        """Add the row groups of the step that was trained. reuses: whether the run trains on rollouts repeatedly."""
-        for one in groups:
-            self.samples += one.samples
-            self.rows.append(one.figures)
-        self.sync, self.version = steps.report, steps.step0
-        if reuses:
-            self.reuse = {
-                REUSED: float(steps.reused is not None),
-                "rollout/buffer_window_step0": float(steps.step0),
-                "rollout/buffer_completed_steps": float(steps.reused or 0),
-            }
 
     def settle(self) -> None:
         """Read the figures of all losses from the device, at once."""
@@ -127,6 +329,14 @@ def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(entry.get(name, 0.0) for entry in entries) / len(entries) for name in names}
 
 
+KEY = "custom.extra.rollout_matching.runaway"
+_WAY_OUT = (
+    "look at the last rollouts; go on with supervised_share above 0, unmatched_objects dropped or penalised, or a"
+    " repetition_penalty of 1.05, in another training.output_dir or with training.resume: allow-changes; or raise it."
+    " The checkpoint of this step is saved"
+)
+
+
 class RunawayWatch:
     """Ends a run whose answers run away: more and more objects that are not there, until the token limit cuts them.
 
@@ -135,7 +345,7 @@ class RunawayWatch:
 
     def __init__(self, rule: Runaway) -> None:
         self._rule = rule
-        self._counts: deque[_Counts] = deque(maxlen=rule.steps)
+        self._counts: deque[tuple[int, int, int, int]] = deque(maxlen=rule.steps)  # answers, truncated, objects, truth
 
     def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
         """Count the samples of a step with fresh rollouts. All processes note the same.
@@ -148,7 +358,7 @@ class RunawayWatch:
         if not self._rule.enabled or not rolled_out:
             return
         self._counts.append(
-            _Counts(
+            (
                 len(rolled_out),
                 sum(one.truncated for one in rolled_out),
                 sum(one.valid_objects + one.dropped_invalid + one.dropped_ambiguous for one in rolled_out),
@@ -159,12 +369,10 @@ class RunawayWatch:
             raise RunawayError(problems)
 
     def _problems(self, step: int) -> list[Problem]:
-        answers, truncated, objects, truth = (
-            sum(getattr(one, name) for one in self._counts) for name in ("answers", "truncated", "objects", "truth")
-        )
+        answers, truncated, objects, truth = map(sum, zip(*self._counts, strict=True))
         per_truth, share = objects / max(truth, 1), truncated / answers
         over = f"over the last {self._rule.steps} optimizer steps with rollouts, up to step {step}, {answers} answers"
-        found = {
+        measured = {
             "objects_per_truth": (
                 per_truth,
                 f"{over} have {objects} objects for {truth} true ones, {per_truth:.2f} each",
@@ -173,16 +381,6 @@ class RunawayWatch:
         }
         return [
             Problem(f"{KEY}.{name}", getattr(self._rule, name), f"answers run away: {text}; this is the most", _WAY_OUT)
-            for name, (value, text) in found.items()
+            for name, (value, text) in measured.items()
             if value > getattr(self._rule, name)
         ]
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Counts of the fresh rollouts of one optimizer step, or of several."""
-
-    answers: int
-    truncated: int
-    objects: int
-    truth: int

@@ -13,7 +13,7 @@ from stage2_trainer.data.images import BLANK_SIDE, ImageError, blank_image
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment, place
-from stage2_trainer.learner.rollout_metrics import SampleStats, bad_sample_stats
+from stage2_trainer.learner.step_record import SampleStats, bad_sample_stats
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,

@@ -28,9 +28,8 @@ from stage2_trainer.learner.estep import EStep, SupervisedSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
-from stage2_trainer.learner.passes import EarlyGradients, early_gradients, run_inside
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, StepRowPlanner, load_waiting, save_waiting
-from stage2_trainer.learner.step import Batch, Steps, train_step
+from stage2_trainer.learner.step import Batch, EarlyGradients, Steps, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
@@ -163,8 +162,13 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self.components.vocab,
                 mean="step" if self._whole else self.components.loss.normalizer,
             )
-        self._record.note(groups, self._steps, reuses=self.components.m_steps > 1)
-        self._record.pending += losses
+        record = self._record
+        record.sync, record.version = self._steps.report, self._steps.step0
+        record.samples += [sample for group in groups for sample in group.samples]
+        record.rows += [group.figures for group in groups]
+        record.pending += losses
+        if self.components.m_steps > 1:
+            record.reuse = self._steps.reuse_figures()
         self._trained = perf_counter()
         return sum((one[0] / self.current_gradient_accumulation_steps for one in losses), start=losses[0].new_zeros(()))
 
@@ -315,7 +319,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
-        if self.components.runaway is not None and not record.is_reused:
+        if self.components.runaway is not None and self._steps.reused is None:
             self.components.runaway.note(record.samples, step=step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -25,7 +25,7 @@ from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
-from stage2_trainer.rollouts.servers import ServerRollouts
+from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
 from stage2_trainer.sync.fleet.adapter import AdapterSync, adapter_obstacle, resolve_mode

@@ -12,12 +12,18 @@ from torch import nn
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.report import ReportedSync
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource, readable
+from stage2_trainer.rollouts.rollout_source import (
+    Answers,
+    GenerationRequest,
+    LazySequence,
+    RolloutBatch,
+    RolloutSource,
+    readable,
+)
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.wire.requests import Backend, Outcome, Refused, RolloutRequest, SeedPlan

@@ -1,26 +1,51 @@
-"""The interface between training and generation: a request, its answers while they are made, and a source of them."""
+"""Between training and generation: a request, its answers while they are made, and the source that makes them.
+
+`ServerRollouts` is the source over servers: weights are pushed when they moved, and the answers come from exactly those
+weights. With a pipeline (`pipeline.enabled`) the learner requests the next step while the current one trains. The next
+sync waits for all requests under way, for it would abort them; so no rollout is older than one sync.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
+from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
+from stage2_trainer.wire.requests import (
+    FurtherAnswers,
+    OnRollout,
+    Outcome,
+    Refused,
+    Rollout,
+    RolloutRequest,
+    SeedPlan,
+    ServedBackend,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
+logger = logging.getLogger(__name__)
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 NONE = "none"  # the sync mode where nothing generates
+ATTEMPTS = 3  # a restarted server comes back empty: it gets the weights again, and the requests again
+T = TypeVar("T")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -64,13 +89,13 @@ class RolloutBatch:
 
 
 Ask = Callable[[ServerError | None, int], Future[RolloutBatch]]
-"""Sends a request to whoever answers it; takes the error that lost the answers of the try before, and its number."""
+"""Sends a request; takes the error that lost the answers of the try before, and the number of that try."""
 
 
 class Answers:
     """The answers to a request while they are made.
 
-    `ask` sends the request, first with None and 0. When servers are lost, the thread that waits calls it again with the
+    `ask` sends the request, first with None and 0. When servers are lost, the waiting thread calls it again with the
     error and the number of tries so far: it may push weights, and raises when nothing is left to try.
     """
 
@@ -171,6 +196,126 @@ class NoRollouts(RolloutSource):
         return Answers.complete(RolloutBatch([nothing] * len(request.chats), None, request.seeds(self._seed)))
 
 
+class ServerRollouts(RolloutSource):
+    """Rollouts from servers; lost servers are waited for and brought back into the run.
+
+    `wait` returns when all servers are healthy, and raises ServerError after a time-out.
+    """
+
+    def __init__(
+        self,
+        backend: ServedBackend,
+        synchronizer: WeightSync,
+        *,
+        seed: int,
+        wait: Callable[[], None],
+        reporter: Reporter,
+    ) -> None:
+        self._backend = backend
+        self._synchronizer = synchronizer
+        self._seed = seed
+        self._wait = wait
+        self._reporter = reporter
+        self._version = -1
+        self._asked: list[Answers] = []
+        self.sync_state: SyncReport = synchronizer.report
+
+    def sync(self, request: GenerationRequest) -> SyncReport | None:
+        """Wait for requests under way, then push the weights of the request's step; None if the servers hold them.
+
+        Raises:
+            ServerError: servers fail again and again; the run can resume later, from a checkpoint.
+        """
+        with request.stopwatch.measure("rollout_generate"):
+            self._settle()
+        self._asked.clear()
+        return self._push(request)
+
+    def ask(self, request: GenerationRequest) -> Answers:
+        """Request one rollout for each chat, after the requests before it. Raises ServerError as `sync`.
+
+        A request that was sent one step ahead and lost is sent again, to be answered by the weights of its own step.
+        """
+        version = self._version
+
+        def ask(error: ServerError | None, tries: int) -> Future[RolloutBatch]:
+            nonlocal version
+            if error is None:
+                return in_background(self._answer, request, version, None, tuple(self._asked))
+            if version == request.global_step:
+                self._wait_for_lost(error, tries, request.global_step)
+            else:
+                logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
+            self._settle()
+            report = self._push(request)
+            version = request.global_step
+            return in_background(self._answer, request, version, report, ())
+
+        answers = Answers(ask)
+        self._asked.append(answers)
+        return answers
+
+    def _settle(self) -> None:
+        for answers in self._asked:
+            answers.settle()
+
+    def _push(self, request: GenerationRequest) -> SyncReport | None:
+        for attempt in itertools.count(1):
+            try:
+                return self._push_once(request)
+            except ServerError as error:
+                self._wait_for_lost(error, attempt, request.global_step)
+        raise AssertionError("it returns or raises")
+
+    def _push_once(self, request: GenerationRequest) -> SyncReport | None:
+        self._reporter.update(phase="syncing")
+        with request.stopwatch.measure("sync"):
+            report = self._synchronizer.ensure_synced(request.model, request.global_step)
+        self.sync_state = self._synchronizer.report
+        self._version = request.global_step
+        self._reporter.update(phase="rollout", sync=self.sync_state, message="")
+        return report
+
+    def _wait_for_lost(self, error: ServerError, attempt: int, global_step: int) -> None:
+        """Wait for lost servers; raise the error after the last attempt."""
+        if attempt == ATTEMPTS:
+            raise error
+        logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
+        self._synchronizer.invalidate()
+        self._reporter.update(phase="waiting-for-servers", message=str(error))
+        self._wait()
+
+    def _answer(
+        self, request: GenerationRequest, version: int, sync: SyncReport | None, after: Sequence[Answers]
+    ) -> RolloutBatch:
+        """Return the servers' answers; runs in a thread of its own, when the requests before it are done."""
+        for earlier in after:
+            earlier.settle()
+        plan, adapter, chats = request.seeds(self._seed), self.sync_state.adapter, request.chats
+        # built one by one: images are in memory only while they travel
+        requests = LazySequence(
+            len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter, further=request.further)
+        )
+        start, state = time.monotonic(), self.sync_state
+        rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=request.on_rollout)
+        seconds = time.monotonic() - start
+        return RolloutBatch(rollouts, sync, plan, self._origin(plan, state, len(requests), seconds))
+
+    def _origin(self, plan: SeedPlan, sync: SyncReport, count: int, seconds: float) -> dict[str, Any]:
+        """Return the record of a request: the same for each of its rollouts."""
+        urls = self._backend.base_urls
+        return {
+            "servers": list(urls),
+            "sync": sync.record(),
+            "chunks": [
+                {"server": server, "start": start, "end": end, "seed": plan.seed(start)}
+                for server, (start, end) in enumerate(contiguous_chunks(count, len(urls)))
+                if start < end
+            ],
+            "generate_s": seconds,
+        }
+
+
 def contiguous_chunks(n: int, servers: int) -> list[tuple[int, int]]:
     """Split requests 0..n-1 into at most one half-open range [start, end) for each server (semantics, section 11).
 
@@ -184,6 +329,34 @@ def contiguous_chunks(n: int, servers: int) -> list[tuple[int, int]]:
     return [(min(i * size, n), min((i + 1) * size, n)) for i in range(servers)]
 
 
+class LazySequence(Sequence[T]):
+    """A sequence of `length` items that `build` returns at each access, so that none stays in memory.
+
+    >>> list(LazySequence(3, lambda index: index * index)[1:])
+    [1, 4]
+    """
+
+    def __init__(self, length: int, build: Callable[[int], T]) -> None:
+        self._length = length
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._build(i) for i in range(*index.indices(self._length))]
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        return self._build(index)
+
+
 def readable(requests: Sequence[RolloutRequest], index: int) -> RolloutRequest | Refused:
     """Return a request if all its images can be read, else the fault: one bad image would fail a call of many."""
     try:
@@ -192,10 +365,6 @@ def readable(requests: Sequence[RolloutRequest], index: int) -> RolloutRequest |
         return Refused(error)
     fault = image_fault(request.messages)
     return request if fault is None else Refused(fault)
-
-
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
 
 
 def ask_in_parts(

@@ -10,10 +10,9 @@ import torch
 from torch import distributed
 
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
-from stage2_trainer.rollouts.rollout_source import readable
+from stage2_trainer.rollouts.rollout_source import LazySequence, readable
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest

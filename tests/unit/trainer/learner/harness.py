@@ -25,8 +25,7 @@ from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerCompon
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import BadSamples
-from stage2_trainer.rollouts.rollout_source import NoRollouts, readable
-from stage2_trainer.rollouts.servers import ServerRollouts
+from stage2_trainer.rollouts.rollout_source import NoRollouts, ServerRollouts, readable
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter

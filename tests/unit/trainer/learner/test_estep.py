@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.listeners import ParseFailureLog
-from stage2_trainer.learner.rollout_documents import sample_document
+from stage2_trainer.learner.listeners import ParseFailureLog, sample_document
 from stage2_trainer.learner.supervise import sample_stats
 from stage2_trainer.matching import supervision
 from stage2_trainer.wire.requests import Rollout

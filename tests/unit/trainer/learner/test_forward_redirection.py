@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stage2_trainer.learner.passes import run_inside
+from stage2_trainer.learner.step import run_inside
 
 
 class Wrapper(nn.Module):

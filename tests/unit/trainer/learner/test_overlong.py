@@ -54,7 +54,7 @@ def test_an_answer_is_cut_after_as_many_objects_as_fit(make, encoder):
 
 
 def test_a_cut_answer_can_be_replayed(make, encoder):
-    from stage2_trainer.learner.rollout_documents import rollout_document
+    from stage2_trainer.learner.listeners import rollout_document
 
     seen, _ = make("cut")
     lines = [rollout_document(one) for one in seen]

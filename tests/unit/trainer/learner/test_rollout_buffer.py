@@ -9,43 +9,24 @@ import pytest
 import torch
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, WindowRowPlanner
-from stage2_trainer.learner.step import ReuseBuffer, ReuseError, fingerprint
+from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, SingleRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.step import KeptRows, Steps
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
-RECORDS = [Record(1, "a", (), 8, 8)]
-GROUPS = [RowGroup(place, [], {}, []) for place in (1, 0)]
+
+def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
+    steps = Steps(None, SingleRowPlanner())
+    steps.begin([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
+    steps._kept.groups = [RowGroup(0, [], {}, [])]
+    for place, name in [(2, "a"), (1, "b")]:
+        with pytest.raises(RuntimeError, match="step 6: its records are not those whose rollouts of step 5 are kept"):
+            steps.begin([[Record(place, name, (), 8, 8)]], global_step=6, uses=3)
 
 
-@pytest.fixture
-def kept():
-    """Rows of step 5, for three steps."""
-    buffer = ReuseBuffer()
-    assert buffer.begin(5, RECORDS, uses=3) is None
-    buffer.keep(GROUPS)
-    return buffer
-
-
-def test_rows_are_reused_in_their_order_as_often_as_agreed_and_then_made_anew(kept):
-    for step in (6, 7):
-        assert kept.begin(step, RECORDS, uses=3) == step - 5
-        assert [group.place for group in kept.groups] == [0, 1]
-    assert kept.begin(8, RECORDS, uses=3) is None
-
-
-@pytest.mark.parametrize("step", [4, 5, 9])
-def test_a_step_that_does_not_follow_makes_new_rollouts(kept, step):
-    assert kept.begin(step, RECORDS, uses=3) is None
-
-
-def test_a_step_that_was_not_finished_is_not_reused():
-    buffer = ReuseBuffer()
-    assert [buffer.begin(step, RECORDS, uses=2) for step in (0, 1)] == [None, None]
-
-
-def test_other_records_than_the_kept_ones_are_an_error(kept):
-    with pytest.raises(ReuseError, match="step 6: its records are not those whose rollouts of step 5 are kept"):
-        kept.begin(6, [Record(2, "a", (), 8, 8)], uses=3)
+@pytest.mark.parametrize(("step", "served"), [(4, False), (5, False), (6, True), (7, True), (8, False), (9, False)])
+def test_rows_are_reused_by_the_steps_that_follow_as_often_as_agreed(step, served):
+    assert KeptRows(5, 3, [], [RowGroup(0, [], {}, [])]).serve(step) is served
+    assert not KeptRows(5, 3, []).serve(step), "their own step was not finished"
 
 
 @pytest.fixture
@@ -149,8 +130,8 @@ def test_training_again_on_what_is_kept_changes_none_of_it(make):
     held = {}
 
     def note(*args):
-        kept = harness.trainer._steps._kept._kept
-        if kept is not None and kept.groups:
+        kept = harness.trainer._steps._kept
+        if kept.groups:
             held.setdefault("first", copy.deepcopy(kept.groups))
             held["last"] = kept.groups
 
@@ -169,9 +150,3 @@ def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make):
     lines = make(m_steps=2, max_steps=2, learning_rate=1e-4).train()
     first, second = [one for one in lines if one["event"] == "step"]
     assert second["loss"] < first["loss"]
-
-
-def test_batches_are_told_apart_by_place_and_by_name():
-    one, elsewhere, other = (Record(index, name, (), 8, 8) for index, name in [(0, "a"), (1, "a"), (0, "b")])
-    assert fingerprint([one]) == fingerprint([one])
-    assert len({fingerprint([record]) for record in (one, elsewhere, other)}) == 3

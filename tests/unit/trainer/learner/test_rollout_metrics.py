@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from stage2_trainer.learner.rollout_metrics import SampleStats, evaluation_metrics, rollout_metrics
+from stage2_trainer.learner.step_record import SampleStats, evaluation_metrics, rollout_metrics
 from stage2_trainer.telemetry.timeline import Stopwatch
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer import main
-from stage2_trainer.learner.rollout_metrics import bad_sample_stats
-from stage2_trainer.learner.step_record import RunawayWatch
+from stage2_trainer.learner.step_record import RunawayWatch, bad_sample_stats
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.errors import RunawayError

@@ -11,8 +11,8 @@ import torch
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoding
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
-from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.rows import PARTS, load_waiting, save_waiting
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
 
 

@@ -13,8 +13,8 @@ import torch
 from transformers import TrainerCallback
 
 from stage2_trainer.learner import trainer as learner_trainer
-from stage2_trainer.learner.passes import SHARE, EarlyGradients
 from stage2_trainer.learner.rows import StepRowPlanner
+from stage2_trainer.learner.step import EARLY_SHARE, EarlyGradients
 from stage2_trainer.wire.requests import request_seed
 from tests.ports import free_port
 from tests.unit.trainer.learner import harness
@@ -176,7 +176,7 @@ def test_rows_train_early_where_their_gradients_are_little(
     enough, late, unpacked, model, trained_early, monkeypatch, caplog
 ):
     needed = sum(one.nbytes for one in model.parameters())
-    memory = int(needed / SHARE) + (1 if enough else -(SHARE**-1))
+    memory = int(needed / EARLY_SHARE) + (1 if enough else -(EARLY_SHARE**-1))
     monkeypatch.setattr(learner_trainer, "memory_bytes", lambda device: int(memory))
     caplog.set_level("INFO")
     assert_close(late(1)[0], unpacked[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage2_trainer.learner.rollout_documents import rollout_document
+from stage2_trainer.learner.listeners import rollout_document
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.rollouts.rollout_source import GenerationRequest

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from stage2_trainer.data.images import ImageError, image_url
-from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
-from stage2_trainer.rollouts.rollout_source import GenerationRequest
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter

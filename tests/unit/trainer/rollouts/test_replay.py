@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stage2_cli.main import app
-from stage2_trainer.learner.rollout_documents import rollout_document
+from stage2_trainer.learner.listeners import rollout_document
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.telemetry.run_log import JsonLines

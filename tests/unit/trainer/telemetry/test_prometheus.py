@@ -11,8 +11,7 @@ import pytest
 
 from stage2_api.pod.layout import METRICS_PORT_VARIABLE
 from stage2_api.pod.report import ReportedSync
-from stage2_trainer.learner.rollout_metrics import rollout_metrics
-from stage2_trainer.learner.step_record import StepRecord
+from stage2_trainer.learner.step_record import StepRecord, rollout_metrics
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog
