@@ -20,7 +20,7 @@ from torch.nn import functional
 from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
-from stage2_trainer.matching.raster import FloatArray
+from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.process.ranks import gathered
 
 _CONFIG = RolloutMatching()

@@ -14,8 +14,7 @@ from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, iou_of_scale
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedObject
-from stage2_trainer.matching.raster import FloatArray
-from stage2_trainer.matching.tokens import IntArray
+from stage2_trainer.matching.tokens import FloatArray, IntArray
 
 INFEASIBLE = 1e6
 

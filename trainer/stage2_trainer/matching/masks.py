@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stage2_trainer.matching.raster import BoolArray, FloatArray
 from stage2_trainer.matching.targets import MatchedTarget
-from stage2_trainer.matching.tokens import CoordVocab, IntArray, MatchingError
+from stage2_trainer.matching.tokens import BoolArray, CoordVocab, FloatArray, IntArray, MatchingError
 
 IGNORED = -100
 

@@ -14,7 +14,7 @@ import numpy as np
 from stage2_api.coordinates import BINS, MAX_BIN
 from stage2_trainer.matching.geometry import Shape, aabbs, points_of
 from stage2_trainer.matching.options import MatchOptions, OtCost
-from stage2_trainer.matching.raster import BoolArray, FloatArray
+from stage2_trainer.matching.tokens import BoolArray, FloatArray
 
 _NO_EPSILON = 1.0
 
