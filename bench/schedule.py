@@ -102,7 +102,7 @@ def one_at_a_time(backend: ServerBackend, job: Job, steps: Sequence[int]) -> Ite
     for step in steps:
         start, plan = time.monotonic(), job.plan(step)
         for index in range(ASKED_ALONE):
-            alone = SeedPlan(SEED, step, plan.place(index)[0])
+            alone = SeedPlan(SEED, step, plan.position(index)[0])
             (rollout,) = answers(backend.generate([RolloutRequest(CHAT)], seed_plan=alone))
             pause(job.gpus.train_s(tokens_of(rollout)))
         yield since(start) * job.records / ASKED_ALONE + OPTIMIZER_S + SYNC_S

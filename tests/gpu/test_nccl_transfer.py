@@ -10,7 +10,7 @@ from bench.gpu_push import metas_of, sum_of
 
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.transports.buckets import plan_buckets
-from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
+from stage2_trainer.sync.transports.nccl_log import logging_nccl_choices
 from stage2_trainer.sync.transports.protocol import Packed
 from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.errors import LinkError
@@ -24,7 +24,7 @@ BUCKET_BYTES = 64 * 2**20
 @pytest.fixture(scope="module", autouse=True)
 def asked():
     """NCCL reads its variables once, at its first use in a process."""
-    with asked_of_nccl(os.environ):
+    with logging_nccl_choices(os.environ):
         yield
 
 

@@ -37,7 +37,7 @@ from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.report import DigestError, ProofError
-from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
+from stage2_trainer.sync.transports.nccl_log import logging_nccl_choices
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
@@ -128,7 +128,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     host = _host(config, os.environ)
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
     if _may_push_over_nccl(config, os.environ):
-        stack.enter_context(asked_of_nccl(os.environ))
+        stack.enter_context(logging_nccl_choices(os.environ))
     interrupt = Interrupt(world_size)
     interrupt.listen()
     records = checked_records(config, world_size=world_size)

@@ -81,7 +81,7 @@ def with_origin(matched: Sequence[Matched | BadSample], batch: RolloutBatch, opt
     found = []
     for index, one in enumerate(matched):
         if isinstance(one, Matched):
-            micro_step, place = batch.plan.place(index)
+            micro_step, place = batch.plan.position(index)
             seeds = {"index": place, "micro_step": micro_step, "seed_base": batch.plan.seed(index) - place}
             found.append(replace(one, origin={**seeds, **shared}))
     return found

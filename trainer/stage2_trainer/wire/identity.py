@@ -21,7 +21,7 @@ PICTURE = (150, 97)  # pixels; neither side is a multiple of a patch
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Say where two lists of ids part."""
+    """Describe where two lists of ids differ first."""
     position = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     if position is None:
         return f"{len(ours)} against {len(theirs)}, equal up to the shorter one's end"
@@ -31,10 +31,10 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
 def describe(processor: Any) -> dict[str, str | int]:
     """Return the identity of a Hugging Face processor, a flat JSON object."""
     tokenizer = json.loads(processor.tokenizer.backend_tokenizer.to_str())
-    told = {name: part for name, part in tokenizer.items() if name not in STATE_OF_CALLS}
+    state = {name: part for name, part in tokenizer.items() if name not in STATE_OF_CALLS}
     images = processor.image_processor
     return {
-        "tokenizer_sha256": _sha256(json.dumps(told, sort_keys=True)),
+        "tokenizer_sha256": _sha256(json.dumps(state, sort_keys=True)),
         "chat_template_sha256": _sha256(processor.chat_template or processor.tokenizer.chat_template or ""),
         "image_min_pixels": int(images.size["shortest_edge"]),
         "image_max_pixels": int(images.size["longest_edge"]),

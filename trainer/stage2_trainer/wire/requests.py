@@ -29,7 +29,7 @@ class RepetitionDetection:
             return None
         return cls(rules.ngram_size, rules.ngram_size // 2 + 1, rules.ngram_repeats)
 
-    def found(self, answer: Sequence[int]) -> bool:
+    def ends_in_loop(self, answer: Sequence[int]) -> bool:
         """Whether an answer's tokens end in a sequence that stands `min_count` times in a row."""
         longest = min(self.max_pattern_size, len(answer) // self.min_count)
         return any(self._stands(answer, size) for size in range(max(self.min_pattern_size, 1), longest + 1))
@@ -87,10 +87,10 @@ class SeedPlan:
         """The seed of the first micro-step's first request."""
         return request_seed(self.training_seed + self._others(0), self.global_step, self.micro_step, 0)
 
-    def place(self, index: int) -> tuple[int, int]:
-        """Return the micro-step of request `index`, and the request's place in it.
+    def position(self, index: int) -> tuple[int, int]:
+        """Return the micro-step of request `index`, and the request's index in it.
 
-        >>> [SeedPlan(17, 0, 4, sizes=(2, 0, 1)).place(i) for i in range(3)]
+        >>> [SeedPlan(17, 0, 4, sizes=(2, 0, 1)).position(i) for i in range(3)]
         [(4, 0), (4, 1), (6, 0)]
         """
         start = 0
@@ -101,10 +101,10 @@ class SeedPlan:
         return self.micro_step + max(len(self.sizes) - 1, 0), index - start + (self.sizes[-1] if self.sizes else 0)
 
     def seed(self, index: int) -> int:
-        """Return the seed of request `index`: the same, whatever it is asked together with."""
-        micro_step, place = self.place(index)
+        """Return the seed of request `index`; it does not depend on the requests around it."""
+        micro_step, own = self.position(index)
         others = self._others(micro_step - self.micro_step)
-        return request_seed(self.training_seed + others, self.global_step, micro_step, place)
+        return request_seed(self.training_seed + others, self.global_step, micro_step, own)
 
     def _others(self, offset: int) -> int:
         return self.before[offset] if self.before else 0

@@ -81,7 +81,7 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights():
         {"server": 0, "start": 0, "end": 1, "seed": 3000026},
         {"server": 1, "start": 1, "end": 2, "seed": 3000027},
     ]
-    assert (batch.plan.base, batch.plan.place(1)) == (3000026, (0, 1))
+    assert (batch.plan.base, batch.plan.position(1)) == (3000026, (0, 1))
     phases = {"connect": 0.0, "begin": 0.0, "pack": 0.2, "send": 0.4, "load": 0.2, "finish": 0.0, "prove": 0.0}
     assert origin["sync"] == {
         "requested": "full",

@@ -20,7 +20,7 @@ def test_without_the_rules_there_is_no_check():
 def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_says(period):
     loop = [1000 + i % period for i in range(64 * 2)]
     text = list(range(300))
-    first = next(n for n in range(1, len(loop) + 1) if check(64).found([*text, *loop[:n]]))
+    first = next(n for n in range(1, len(loop) + 1) if check(64).ends_in_loop([*text, *loop[:n]]))
     assert 33 * 2 <= first <= 64 * 2
 
 
@@ -38,7 +38,7 @@ def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_s
     ],
 )
 def test_a_loop_is_told_from_what_only_resembles_one(answer, size, times, found):
-    assert check(size, times).found(answer) is found
+    assert check(size, times).ends_in_loop(answer) is found
 
 
 def test_the_check_is_that_of_its_definition():
@@ -50,4 +50,4 @@ def test_the_check_is_that_of_its_definition():
             len(answer) >= n * times and answer[-n * times :] == answer[-n:] * times
             for n in range(size // 2 + 1, size + 1)
         )
-        assert check(size, times).found(answer) is by_hand
+        assert check(size, times).ends_in_loop(answer) is by_hand

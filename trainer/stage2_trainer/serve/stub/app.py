@@ -196,7 +196,7 @@ def receiver(
 def main(receiver_over: Callable[[Transport], Receiver] = receiver) -> None:
     """Serve until terminated."""
     args = _arguments()
-    read_token(os.environ)  # a missing token shall be said before anything is loaded
+    read_token(os.environ)  # a missing token ends it before anything is loaded
     model = StubModel(
         args.model,
         dtype=args.dtype,

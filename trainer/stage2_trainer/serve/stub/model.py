@@ -98,7 +98,7 @@ class StubAdapters:
                 target = f"{layer.removeprefix(PEFT_PREFIX)}.weight"
                 if target not in self._parameters:
                     raise KeyError(f"{name} belongs to no parameter of the model")
-                deltas[target] = scale.of(layer) * tensors[f"{layer}{UP}"].float() @ down.float()
+                deltas[target] = scale.factor(layer) * tensors[f"{layer}{UP}"].float() @ down.float()
         self._name, self._deltas = adapter.name, deltas
 
     @property
@@ -138,7 +138,7 @@ class _Scale:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def of(self, layer: str) -> float:
+    def factor(self, layer: str) -> float:
         rank = self._by_pattern(layer, "rank_pattern", self._config["r"])
         alpha = self._by_pattern(layer, "alpha_pattern", self._config["lora_alpha"])
         return alpha / (math.sqrt(rank) if self._config["use_rslora"] else rank)
@@ -289,7 +289,7 @@ class _Repeated(StoppingCriteria):
         self._prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        return torch.tensor([self._check.found(row[self._prompt_length :].tolist()) for row in input_ids])
+        return torch.tensor([self._check.ends_in_loop(row[self._prompt_length :].tolist()) for row in input_ids])
 
 
 class _Aborted(StoppingCriteria):

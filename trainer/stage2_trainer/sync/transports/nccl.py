@@ -56,7 +56,7 @@ class NcclTransfer:
         self._shared = shared
         self._is_in_shared = False
         self._communicator = communicator or NcclCommunicator
-        self._log = log or NcclLog.of_process(os.environ)
+        self._log = log or NcclLog.from_environment(os.environ)
         self._sent_before = 0  # over closed links, and to NCCL
         self._links: list[Link] = []
         self._group: NcclGroup | None = None
@@ -153,19 +153,16 @@ class NcclInlet:
         self._link = link
         self._group = group
         self._device = device
-        self._last: Future[torch.Tensor] | None = None
 
     def start(self, nbytes: int) -> Future[torch.Tensor]:
         """Begin to receive the next bucket."""
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         # Work of this stream may still read what this memory held before.
         ready = torch.cuda.current_stream(self._device).record_event() if buffer.is_cuda else None
-        self._last = in_background(self._receive, buffer, ready, self._last)
-        return self._last
+        return in_background(self._receive, buffer, ready)
 
     def end_push(self) -> None:
-        """Give back what only a push needs."""
-        self._last = None
+        """Do nothing: CUDA's allocator keeps the memory for the next push."""
 
     def close(self) -> None:
         """Leave the group. A process that NCCL does not let go exits: it could never take weights again."""
@@ -175,8 +172,6 @@ class NcclInlet:
             os._exit(os.EX_SOFTWARE)
         self._link.close()
 
-    def _receive(self, buffer: torch.Tensor, ready: object, before: Future[torch.Tensor] | None) -> torch.Tensor:
-        if before is not None and before.exception() is not None:
-            raise LinkError("a bucket before it did not arrive")
+    def _receive(self, buffer: torch.Tensor, ready: object) -> torch.Tensor:
         self._group.broadcast(buffer, ready)
         return buffer

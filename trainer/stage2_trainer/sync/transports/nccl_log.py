@@ -29,10 +29,10 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_ .-]{0,31}")
 
 
 @contextmanager
-def asked_of_nccl(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Let NCCL, which this process has not used yet, write its choices into a file of its own within the block.
+def logging_nccl_choices(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Make NCCL, which this process has not used yet, log its choices to a file of its own within the block.
 
-    Where somebody has said what NCCL shall write, that stands: then their file is read, if they have named one.
+    If the environment sets NCCL's log already, that stands; its file is read, if it names one.
     """
     if LEVEL in environment or FILE in environment:
         yield
@@ -65,7 +65,7 @@ class NcclLog:
         self._found: tuple[str, ...] = ()
 
     @classmethod
-    def of_process(cls, environment: Mapping[str, str]) -> NcclLog:
+    def from_environment(cls, environment: Mapping[str, str]) -> NcclLog:
         """Return the log that the environment names for this process; NCCL puts host and process for %h and %p."""
         name = environment.get(FILE)
         if not name:
@@ -78,7 +78,7 @@ class NcclLog:
         self._start, self._found = self._size(), ()
 
     def ways(self) -> tuple[str, ...]:
-        """Return the ways that were chosen since, in the order of their first mention; empty where none is told."""
+        """Return the ways that were chosen since, in the order of their first mention; empty if the log names none."""
         self._found = self._found or ways_in(self._text())
         return self._found
 
@@ -112,9 +112,9 @@ def ways_in(text: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _way(told: str) -> str | None:
+def _way(text: str) -> str | None:
     """Return what stands behind `via`, as short as it tells the ways apart; None where it is nothing of NCCL's."""
-    kind, *rest = told.split("/")
+    kind, *rest = text.split("/")
     if kind == "SHM":
         return kind
     name = _WORD.match(rest[0].partition(" comm ")[0]) if rest and kind in {"NET", "P2P"} else None

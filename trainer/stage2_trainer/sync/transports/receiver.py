@@ -25,7 +25,7 @@ class Inlet(Protocol):
     """The end of a link at which buckets arrive."""
 
     def start(self, nbytes: int) -> Future[torch.Tensor]:
-        """Begin to receive the bucket after those begun before: uint8, shape (bytes,).
+        """Begin to receive the next bucket, once the one before has arrived: uint8, shape (bytes,).
 
         The future raises LinkError if it does not come. Tensors cut from a bucket may be kept.
         """
@@ -107,7 +107,7 @@ class Receiver:
         """
         inlet = self.require(group)
         try:
-            self._receive(inlet, tensors, load)
+            _receive(inlet, list(plan_buckets(tensors, self._bucket_bytes)), load)
         except BaseException:
             inlet.close()
             if self._inlet is inlet:  # and not one that another learner has called for meanwhile
@@ -115,16 +115,11 @@ class Receiver:
             raise
         inlet.end_push()
 
-    def _receive(self, inlet: Inlet, tensors: Sequence[TensorMeta], load: Load) -> None:
-        arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None = None
-        for bucket in plan_buckets(tensors, self._bucket_bytes):
-            next_one = bucket, inlet.start(bucket_bytes(bucket))
-            _land(arriving, load)
-            arriving = next_one
-        _land(arriving, load)
 
-
-def _land(arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None, load: Load) -> None:
-    if arriving is not None:
-        bucket, buffer = arriving
-        load(unpack(bucket, buffer.result()))
+def _receive(inlet: Inlet, plan: Sequence[Sequence[TensorMeta]], load: Load) -> None:
+    arriving = inlet.start(bucket_bytes(plan[0])) if plan else None
+    for bucket, following in itertools.zip_longest(plan, plan[1:]):
+        assert arriving is not None
+        buffer = arriving.result()
+        arriving = inlet.start(bucket_bytes(following)) if following is not None else None
+        load(unpack(bucket, buffer))

@@ -38,8 +38,8 @@ class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
 class BucketUpdateInfo(WeightTransferUpdateInfo):
     """The tensors that follow, in order.
 
-    group: the name of the group that they are sent in (`wire.transfer_group`).
-    adapter: (name, config) of the adapter that they are. merge: what is to be made of them (`weights.server_recipe`).
+    group: the name of the group that carries them. adapter: name and config of the adapter that they form; None = base
+    weights. merge: the recipe by which this server merges them (`tensors.recipe`); None = they are whole.
     """
 
     names: list[str]

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from stage2_trainer.sync.transports.nccl_log import FILE, LARGEST_BYTES, LEVEL, PARTS, NcclLog, asked_of_nccl, ways_in
+from stage2_trainer.sync.transports.nccl_log import (
+    FILE,
+    LARGEST_BYTES,
+    LEVEL,
+    PARTS,
+    NcclLog,
+    logging_nccl_choices,
+    ways_in,
+)
 
 # Lines of logs in issues 952, 1189 and 1814 of NVIDIA/nccl, 166 and 252 of NVIDIA/nccl-tests, of RCCL and aws-ofi-nccl.
 NET_IB = """\
@@ -90,12 +98,12 @@ def test_a_log_that_cannot_be_read_is_not_waited_for(tmp_path):
 
 def test_nccl_writes_into_a_file_of_its_own_as_long_as_it_is_asked():
     environment = {"HOME": "/"}
-    with asked_of_nccl(environment):
+    with logging_nccl_choices(environment):
         assert (environment[LEVEL], environment[PARTS]) == ("INFO", "INIT")
         path = Path(environment[FILE].replace("%p", str(os.getpid())))
         assert path.parent.stat().st_mode & 0o077 == 0
         path.write_text(NET_SOCKET)
-        assert NcclLog.of_process(environment).ways() == ("NET/Socket", "SHM")
+        assert NcclLog.from_environment(environment).ways() == ("NET/Socket", "SHM")
     assert environment == {"HOME": "/"}
     assert not path.parent.exists()
 
@@ -103,18 +111,18 @@ def test_nccl_writes_into_a_file_of_its_own_as_long_as_it_is_asked():
 @pytest.mark.parametrize("own", [{LEVEL: "WARN"}, {FILE: "/dev/null"}])
 def test_what_somebody_has_asked_of_nccl_stands(own):
     environment = dict(own)
-    with asked_of_nccl(environment):
+    with logging_nccl_choices(environment):
         assert environment == own
 
 
 def test_without_a_folder_for_it_nccl_is_asked_nothing(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
     environment = {}
-    with asked_of_nccl(environment):
+    with logging_nccl_choices(environment):
         assert environment == {}
 
 
 def test_a_file_is_read_by_the_name_that_nccl_makes_of_host_and_process(tmp_path):
     (tmp_path / f"nccl.{socket.gethostname().partition('.')[0]}.{os.getpid()}").write_text(NET_SOCKET)
-    assert NcclLog.of_process({FILE: f"{tmp_path}/nccl.%h.%p"}).ways() == ("NET/Socket", "SHM")
-    assert NcclLog.of_process({}).ways() == ()
+    assert NcclLog.from_environment({FILE: f"{tmp_path}/nccl.%h.%p"}).ways() == ("NET/Socket", "SHM")
+    assert NcclLog.from_environment({}).ways() == ()
