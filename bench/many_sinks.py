@@ -17,14 +17,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE as FOLDER_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
+from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
 from stage2_trainer.sync.transports.buckets import bucket_bytes, from_wire, plan_buckets
 from stage2_trainer.sync.transports.link import dial
 from stage2_trainer.sync.transports.protocol import GroupInfo
-from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
+from stage2_trainer.wire.calls import CALLS_ROUTE, CallAnswer
 from stage2_trainer.wire.credentials import read_token
-from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import POLICY_MODEL
 
 LOOPBACK = "127.0.0.1"
 AT_ONCE = 4 * 2**20
@@ -60,15 +60,16 @@ class ManySinks:
         method, path, _ = head.split(" ", 2)
         length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
-        answer = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
+        if path == CALLS_ROUTE:
+            answer = b"".join([await self._call(call) for call in body["calls"]])
+        else:
+            answer = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
         await writer.drain()
         writer.close()
 
     async def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         match path:
-            case _ if path == CALLS_ROUTE:
-                return {"answers": [await self._called(call) for call in body["calls"]]}
             case "/get_world_size":
                 return {"world_size": 1}
             case "/weight_info":
@@ -86,9 +87,9 @@ class ManySinks:
                 return {"digests": await asyncio.to_thread(self._folder.digests, body["tensors"])}
         return {"success": True}
 
-    async def _called(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        answer = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call.get("body", "{}")))
-        return {"status": 200, "content": json.dumps(answer)}
+    async def _call(self, call: Mapping[str, Any]) -> bytes:
+        answer = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call["body"] or "{}"))
+        return CallAnswer(200, json.dumps(answer)).to_line()
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()

@@ -25,8 +25,7 @@ from bench.tables import Row, Table
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.chat import CHAT_ROUTE
-from stage2_trainer.wire.names import POLICY_MODEL
-from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
+from stage2_trainer.wire.requests import POLICY_MODEL, RolloutRequest, Sampling, SeedPlan, answers
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"

@@ -19,7 +19,6 @@ import torch
 from stage2_trainer.sync.fleet import server
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, OneGroup
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 PORT = struct.Struct("!H")
@@ -82,12 +81,10 @@ def _transfer(
     group_port: int,
     *,
     requested: str,
-    timeout_s: float,
     shared: tuple[OneGroup, int] | None = None,
     **options: Any,
 ) -> NcclTransfer:
-    rendezvous = Rendezvous(group_port, transport="nccl", timeout_s=timeout_s, **options)
-    return NcclTransfer(rendezvous, device=CPU, timeout_s=timeout_s, shared=shared, communicator=SocketCommunicator)
+    return NcclTransfer(group_port, CPU, shared=shared, communicator=SocketCommunicator, **options)
 
 
 def _one_group(_device: torch.device, servers: int, *, requested: str, timeout_s: float) -> OneGroup:

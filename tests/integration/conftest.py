@@ -207,9 +207,7 @@ def client(served, token):
     """The control calls of a module's server."""
     from stage2_trainer.wire.client import ServerClient
 
-    client = ServerClient(served.base_url, token, timeout_s=60)
-    yield client
-    client.close()
+    return ServerClient(served.base_url, token, timeout_s=60)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from stage2_trainer.sync.fleet.merge_location import MergeLocation
 from stage2_trainer.sync.fleet.proof import Probe, Prover
 from stage2_trainer.sync.fleet.push import FullSync, WeightSync
 from stage2_trainer.sync.fleet.server import ServerSession
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
 from tests.integration.conftest import Served, patience
@@ -28,7 +28,7 @@ from tests.ports import free_port
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")
 STEPS: dict[str, tuple[Any, str]] = {
-    "connect": (Rendezvous, "_wait_for_links"),
+    "connect": (WeightTransfer, "_wait_for_links"),
     "begin": (ServerSession, "begin"),
     "compare folders": (MergeLocation, "compare_folder"),
     "pack": (Packer, "pack"),
@@ -199,5 +199,4 @@ def ports_of(served: Served) -> tuple[int, int]:
 def version_of(served: Served, token: str) -> str:
     """Return the version of the weights that a server holds."""
     client = ServerClient(served.base_url, token, timeout_s=10)
-    with contextlib.closing(client):
-        return client.weight_version()
+    return client.weight_version()

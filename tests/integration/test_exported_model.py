@@ -14,7 +14,7 @@ from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.serve.server_command import environment
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Gap, learner_logprobs, server_logprobs, text_tokens
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import POLICY_MODEL
 from tests import forked
 from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
@@ -65,7 +65,7 @@ def _answers_as_the_learner(base, kind, tmp_path):
     text = text_tokens(asked.inputs["mm_token_type_ids"])
     with served_plainly(exported, tmp_path / "log") as served:
         assert "stage2" not in served.log.read_text(errors="replace").replace(str(tmp_path), "")
-        with contextlib.closing(ServerClient(served.base_url, "none", timeout_s=120)) as client:
-            said = server_logprobs(client, asked)[text]
+        client = ServerClient(served.base_url, "none", timeout_s=120)
+        said = server_logprobs(client, asked)[text]
     own = learner_logprobs(learner_model(opened), asked.inputs)[text]
     assert not Gap.between(said, own).exceeds(FLOAT32_TOLERANCE)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from stage2_trainer.sync.transports.protocol import new_group_name
-from stage2_trainer.sync.transports.rendezvous import LinkListener
+from stage2_trainer.sync.transports.transfer import LinkListener
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
 from tests.integration.conftest import patience
@@ -147,8 +147,8 @@ def staying(tmp_path, script, *arguments):
 
 
 def version_of(served, token):
-    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=30)) as client:
-        return client.weight_version()
+    client = ServerClient(served.base_url, token, timeout_s=30)
+    return client.weight_version()
 
 
 def test_there_is_no_store_whose_names_a_stranger_could_list(sync, base, port, served, token):

@@ -5,7 +5,6 @@ loader cuts what they are given. The rollout server of a GRPO run is what can ha
 tests/jobs/test_grpo_job.py has two copies of the model.
 """
 
-import contextlib
 import shutil
 
 import pytest
@@ -73,6 +72,5 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
         sent = WORKERS * report.bytes
         assert sent <= report.wire_bytes < sent + TOKEN_BYTES
     client = ServerClient(served.base_url, token, timeout_s=60)
-    with contextlib.closing(client):
-        assert client.world_size() == WORKERS
-        policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+    assert client.world_size() == WORKERS
+    policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])

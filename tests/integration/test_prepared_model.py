@@ -1,7 +1,5 @@
 """What `stage2 prepare` has saved is served by a real vLLM, whose answers keep the coordinate tokens as text."""
 
-import contextlib
-
 import pytest
 import torch
 from transformers import AutoProcessor
@@ -25,9 +23,9 @@ def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_se
     vocab = CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(tmp_path / "prepared").tokenizer)
     served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
     request = RolloutRequest(messages=[{"role": "user", "content": "Where is it?"}])
-    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
-        body = chat_body(request, Sampling(max_new_tokens=NEW_TOKENS, temperature=2.0), seed=1)
-        (choice,) = client.post(CHAT_ROUTE, "test", body=body)["choices"]
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    body = chat_body(request, Sampling(max_new_tokens=NEW_TOKENS, temperature=2.0), seed=1)
+    (choice,) = client.post(CHAT_ROUTE, "test", body=body)["choices"]
     answered = [vocab.bin_of(one) for one in choice["token_ids"] if vocab.bin_of(one) is not None]
     assert len(answered) > NEW_TOKENS // 4  # an untrained model answers with any token, and most of them are these
     assert [int(found) for found in COORD_TOKEN.findall(choice["message"]["content"])] == answered
@@ -39,6 +37,6 @@ def test_a_prepared_mixture_of_experts_answers_as_it_does_here(tmp_path, start_s
     prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")
     served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
     probe = policies.grey_probe(tmp_path / "prepared", tmp_path)
-    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
-        (proof,) = policies.verify(policies.load(tmp_path / "prepared"), probe, [client], tolerance=FLOAT32_TOLERANCE)
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    (proof,) = policies.verify(policies.load(tmp_path / "prepared"), probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert proof.gap.tokens > 0

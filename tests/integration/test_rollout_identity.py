@@ -32,8 +32,7 @@ def chat(tmp_path_factory):
 def client(request, servers, token):
     client = ServerClient(servers(request.param).base_url, token, timeout_s=60)
     client.post("/resume", "test")
-    yield client
-    client.close()
+    return client
 
 
 def check(client, model, chat, **limits):
@@ -116,7 +115,6 @@ def test_a_server_that_cannot_tell_is_refused_with_a_way_out(token, model_path, 
         client = ServerClient(f"http://127.0.0.1:{other.server_port}", token, timeout_s=10)
         with pytest.raises(ConfigError, match="stage2 serve"):
             check(client, model_path, chat)
-        client.close()
 
 
 def _not_found(handler):

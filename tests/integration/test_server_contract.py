@@ -434,4 +434,3 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     policies.verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
     with pytest.raises(ProofError, match="log-probabilities"):
         policies.verify(first, probe, [client], tolerance=BF16_TOLERANCE)
-    client.close()

@@ -53,10 +53,7 @@ def probe(model_path, chats):
 
 @pytest.fixture
 def clients(served, token):
-    made = [ServerClient(server.base_url, token, timeout_s=30) for server in served]
-    yield made
-    for client in made:
-        client.close()
+    return [ServerClient(server.base_url, token, timeout_s=30) for server in served]
 
 
 def make_sync(served, token, **options):

@@ -20,8 +20,7 @@ def full(servers, make_sync):
 @pytest.fixture
 def make_prover(servers, token, probe):
     client = ServerClient(servers("stub").base_url, token, timeout_s=30)
-    yield lambda **options: Prover(probe, [client], **options)
-    client.close()
+    return lambda **options: Prover(probe, [client], **options)
 
 
 class Counting(Prover):

@@ -65,8 +65,8 @@ def ask_everything(served, token, sync, policy, probe):
     """What a learner asks of a server in a step: its health, to take weights and to prove them, and an answer."""
     wait_until_healthy([served.base_url], token, timeout_s=patience(30))
     sync.sync(policy, version=1)
-    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=patience(60))) as client:
-        policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    client = ServerClient(served.base_url, token, timeout_s=patience(60))
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     sampling = Sampling(max_new_tokens=4)
     with ServerBackend([served.base_url], token=token, sampling=sampling, timeout_s=patience(60)) as backend:
         (answer,) = backend.generate([RolloutRequest(probe.messages)], seed_plan=SeedPlan(1, 0, 0), version=1)
@@ -110,21 +110,16 @@ def test_who_does_not_know_the_job_s_authority_believes_no_server(served, token,
     monkeypatch.delenv("STAGE2_TLS_CA_FILE", raising=False)
     if trusted == "another authority":
         monkeypatch.setenv("STAGE2_TLS_CA_FILE", str(others.authority))
-    with (
-        overheard(served) as (reached, heard),
-        contextlib.closing(ServerClient(reached.base_url, token, timeout_s=30)) as client,
-    ):
+    with overheard(served) as (reached, heard):
+        client = ServerClient(reached.base_url, token, timeout_s=30)
         with pytest.raises(ServerError, match="a stranger answers there, or set STAGE2_TLS_CA_FILE"):
             client.weight_version()
         assert words_in(heard, token) == []
 
 
 def test_plain_http_is_not_answered_and_the_way_out_is_named(served, token):
-    plain = served.base_url.replace("https://", "http://")
-    with (
-        contextlib.closing(ServerClient(plain, token, timeout_s=30)) as client,
-        pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"),
-    ):
+    client = ServerClient(served.base_url.replace("https://", "http://"), token, timeout_s=30)
+    with pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"):
         client.weight_version()
 
 

@@ -44,9 +44,8 @@ from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import STEP_LOG, logged_end, open_logs, remove_run
 from stage2_trainer.telemetry.timeline import TIMELINE, open_trace
 from stage2_trainer.wire import credentials
-from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.names import host_and_port, is_loopback
 
 if TYPE_CHECKING:
     from stage2_trainer.grpo.trainer import GrpoTrainer

@@ -23,7 +23,7 @@ from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
-from stage2_trainer.wire.names import host_and_port, is_loopback
+from stage2_trainer.wire.credentials import host_and_port, is_loopback
 
 NAMED = 3
 LARGE_PIXELS = 50_000_000

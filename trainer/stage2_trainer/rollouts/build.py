@@ -60,7 +60,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         ServerError: a server did not come.
     """
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
-    clients = _clients(config, token, stack)
+    clients = [ServerClient(one.base_url, token, timeout_s=server.timeout_s) for one in server.resolved_servers()]
     full = _full_sync(config, policy, token, stack)
     adapter = _adapter_sync(config, policy, full)
     backend = _backend(config, clients, token, stack)
@@ -77,16 +77,6 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         full.choose_location(policy.model)
     synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
     return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
-
-
-def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClient]:
-    server = config.rollout_matching.vllm.server
-    clients = [
-        ServerClient(address.base_url, token, timeout_s=server.timeout_s) for address in server.resolved_servers()
-    ]
-    for client in clients:
-        stack.callback(client.close)
-    return clients
 
 
 def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:

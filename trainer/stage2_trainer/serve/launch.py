@@ -26,8 +26,7 @@ from stage2_trainer.serve.server_command import (
 )
 from stage2_trainer.sync.vllm.adapter_store import FOLDER_VARIABLE, default_folder
 from stage2_trainer.wire import credentials
-from stage2_trainer.wire.credentials import read_token
-from stage2_trainer.wire.names import host_and_port, is_loopback
+from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
 from stage2_trainer.wire.credentials import Certificate
-from stage2_trainer.wire.names import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
+from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 
 Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
@@ -137,8 +137,8 @@ def _adapter_options(config: RunConfig) -> dict[str, Any]:
     """One adapter at a time, of the learner's rank: each slot and each rank more takes memory and time."""
     if not config.rollout_matching.vllm.enable_lora:
         return {"enable-lora": False}
-    fitting = [rank for rank in LORA_RANKS if rank >= config.tuner.lora_rank]
-    return {"enable-lora": True, "max-lora-rank": fitting[0] if fitting else MAX_LORA_RANK}
+    rank = next((rank for rank in LORA_RANKS if rank >= config.tuner.lora_rank), MAX_LORA_RANK)
+    return {"enable-lora": True, "max-lora-rank": rank}
 
 
 def _pixel_limits(config: RunConfig) -> dict[str, int]:

@@ -10,8 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.names import POLICY_MODEL
-from stage2_trainer.wire.requests import FinishReason, FurtherAnswers, RolloutRequest, Sampling, further_seed
+from stage2_trainer.wire.requests import (
+    POLICY_MODEL,
+    FinishReason,
+    FurtherAnswers,
+    RolloutRequest,
+    Sampling,
+    further_seed,
+)
 
 INFER_ROUTE = "/infer/"
 IMAGE_TAG = "<image>"

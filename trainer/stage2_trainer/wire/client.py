@@ -23,8 +23,9 @@ from stage2_api.errors import shortened
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.wire import calls, credentials
 from stage2_trainer.wire.background import all_at_once
+from stage2_trainer.wire.credentials import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.names import POLICY_MODEL, host_and_port, is_loopback
+from stage2_trainer.wire.requests import POLICY_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,6 @@ class ServerClient:
         self.timeout_s = timeout_s
         self._token = token
         self._tls = credentials.trust(base_url, os.environ) or True
-
-    def close(self) -> None:
-        """Do nothing: no connection outlives its call."""
 
     def get(self, path: str, phase: str) -> dict[str, Any]:
         """GET a JSON object ({} for an empty answer)."""

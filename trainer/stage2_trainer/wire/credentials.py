@@ -1,4 +1,4 @@
-"""How the members of a job prove who they are: the bearer token, and certificates for TLS.
+"""A server's address, and how the members of a job prove who they are: the bearer token, and certificates for TLS.
 
 The files are named by environment variables: a job's pods get them from the controller, `stage2 run` sets them for its
 processes, and a person names their own. A server's base_url decides whether it is reached over TLS.
@@ -7,12 +7,14 @@ processes, and a person names their own. A server's base_url decides whether it 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -24,9 +26,9 @@ from stage2_api.pod.layout import (
     TLS_KEY_FILE_VARIABLE,
     TOKEN_FILE_VARIABLE,
 )
-from stage2_trainer.wire.names import host_and_port
 
 SCHEME = "https://"
+DEFAULT_PORTS = {"http": 80, "https": 443}
 PROBE_S = 2.0
 # OpenSSL's codes of what X509_verify_cert found (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64
@@ -112,6 +114,22 @@ class Certificate:
 
     def _own(self) -> x509.Certificate:
         return x509.load_pem_x509_certificate(Path(self.chain).read_bytes())
+
+
+def host_and_port(base_url: str) -> tuple[str, int]:
+    """Return the host and the port of `http://host:port`."""
+    parts = urlsplit(base_url)
+    return parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_tls(base_url: str) -> bool:

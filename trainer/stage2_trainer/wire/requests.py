@@ -9,6 +9,10 @@ from typing import Any, Literal, Protocol
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 
+POLICY_MODEL = "policy"  # the name under which every server serves it
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
+MAX_LORA_RANK = LORA_RANKS[-1]
+
 
 @dataclass(frozen=True)
 class RepetitionDetection:

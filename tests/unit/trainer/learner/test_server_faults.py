@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,7 +13,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
@@ -109,8 +109,8 @@ def swift_outcomes(status, temperature):
         answer = {"object": "chat.completion", "prompt_token_ids": [7], "choices": [choice]}
         return 200, [{"response": answer} for _ in texts]
 
-    with served(say) as url, closing(ServerClient(url, "t", timeout_s=30)) as client:
-        backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
+    with served(say) as url:
+        backend = SwiftBackend([ServerClient(url, "t", timeout_s=30)], sampling=Sampling(8, temperature=temperature))
         asked = [RolloutRequest([{"role": "user", "content": text}]) for text in "abc"]
         return backend.generate(asked, seed_plan=SeedPlan(17, 0, 0), version=0), calls
 
@@ -233,6 +233,6 @@ def test_a_name_that_nobody_knows_when_a_group_is_formed_is_the_servers_fault():
         def world_size(self):
             return 1
 
-    rendezvous = Rendezvous(1, transport="tcp", token="t", bucket_bytes=1, timeout_s=1.0)
+    transfer = TcpTransfer(1, token="t", bucket_bytes=1, timeout_s=1.0)
     with pytest.raises(ServerError, match=rf"server {NOWHERE}, phase connect: no way to server-0"):
-        rendezvous.form(Client(), lambda links, info: None)
+        transfer.connect(Client())

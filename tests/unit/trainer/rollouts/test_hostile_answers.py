@@ -69,11 +69,7 @@ def ask_for_rollouts(url, timeout_s):
 
 
 def ask_for_the_version(url, timeout_s):
-    asking = ServerClient(url, "t", timeout_s=timeout_s)
-    try:
-        asking._request("GET", "/weight_info", "version", limit=LIMIT)
-    finally:
-        asking.close()
+    ServerClient(url, "t", timeout_s=timeout_s)._request("GET", "/weight_info", "version", limit=LIMIT)
 
 
 Ask = Callable[[str, float], None]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.wire.names import host_and_port, is_loopback
+from stage2_trainer.wire.credentials import host_and_port, is_loopback
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Calls made in order, as the learner asks for them: whatever a server answers is read, or an error of that server."""
 
+import contextlib
 import http.server
 import json
 import threading
@@ -30,14 +31,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(self.status)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        try:
+        with contextlib.suppress(ConnectionError):  # the learner has given up, as some tests want
             for part in (*self.parts, b""):
                 if isinstance(part, float):
                     time.sleep(part)
                 else:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-        except OSError:
-            pass  # the learner has no patience left
         self.close_connection = True
 
     def log_message(self, *_):
@@ -55,10 +54,7 @@ def ask():
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append(server)
         client = ServerClient(f"http://127.0.0.1:{server.server_port}", "token", timeout_s=PATIENCE_S)
-        try:
-            return client.in_order("finish", CALLS)
-        finally:
-            client.close()
+        return client.in_order("finish", CALLS)
 
     yield made
     for server in servers:

@@ -74,8 +74,8 @@ def trusting(monkeypatch):
 
 def ask(server, scheme="https", host="localhost"):
     url = f"{scheme}://{host}:{server.server_port}"
-    with contextlib.closing(ServerClient(url, "secret", timeout_s=10)) as client:
-        return client.weight_version()
+    client = ServerClient(url, "secret", timeout_s=10)
+    return client.weight_version()
 
 
 def ask_for_rollouts(server, scheme="https", host="localhost"):

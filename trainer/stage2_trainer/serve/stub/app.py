@@ -34,15 +34,13 @@ from stage2_trainer.serve.stub.chat import (
 from stage2_trainer.serve.stub.model import StubModel
 from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
 from stage2_trainer.serve.stub.updates import FinishRequest, InitRequest, UpdateRequest, WeightUpdates
-from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE as FOLDER_ROUTE
 from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
 from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch
 from stage2_trainer.wire.chat import CHAT_ROUTE
 from stage2_trainer.wire.credentials import read_token
-from stage2_trainer.wire.identity import IDENTITY_ROUTE as IDENTITY_ROUTE
-from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import POLICY_MODEL
 
 
 class UnloadRequest(BaseModel):

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from torch import Tensor
 
 from stage2_trainer.serve.stub.model import ChatRequest, Generated, StubModel
-from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import POLICY_MODEL
 
 
 class ChatServer:

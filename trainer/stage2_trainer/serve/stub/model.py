@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, StoppingCriteria, StoppingCriteriaList
 
 from stage2_trainer.data.images import load_image
-from stage2_trainer.wire.names import POLICY_MODEL
-from stage2_trainer.wire.requests import RepetitionDetection
+from stage2_trainer.wire.requests import POLICY_MODEL, RepetitionDetection
 
 
 class ChatRequest(BaseModel):

@@ -16,7 +16,7 @@ from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, send
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, base_weights
-from stage2_trainer.wire.names import MAX_LORA_RANK, POLICY_MODEL
+from stage2_trainer.wire.requests import MAX_LORA_RANK, POLICY_MODEL
 
 logger = logging.getLogger(__name__)
 

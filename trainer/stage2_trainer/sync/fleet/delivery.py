@@ -27,7 +27,7 @@ from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
 from stage2_trainer.sync.tensors.recipe import MadeTensor, Recipe, digest_request, digested, parts_of
 from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, pack, take, to_wire
-from stage2_trainer.sync.transports.protocol import Packed, WeightTransfer
+from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 

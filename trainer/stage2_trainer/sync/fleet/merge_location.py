@@ -15,8 +15,7 @@ from stage2_api.vllm import SyncMerge
 from stage2_trainer.sync.fleet.report import DigestError
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import Stamp, WeightEntry, WeightSource
-from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE
-from stage2_trainer.sync.tensors.recipe import DIFFERS, dtype_name
+from stage2_trainer.sync.tensors.recipe import DIFFERS, FOLDER_ROUTE, dtype_name
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 

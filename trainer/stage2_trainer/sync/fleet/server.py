@@ -10,17 +10,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from stage2_api.vllm import ServerAddress, SyncTransport
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import TRANSPORT_PATH, ServerAddress, SyncTransport, resolve_transport
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer
 from stage2_trainer.sync.fleet.merge_location import BaseWeights
 from stage2_trainer.sync.fleet.report import Phases
 from stage2_trainer.sync.tensors.merge import HeldVersions
-from stage2_trainer.sync.transports.choice import one_group_for, transfer_for
-from stage2_trainer.sync.transports.protocol import WeightTransfer
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
+from stage2_trainer.sync.transports.tcp import TcpTransfer
+from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
@@ -181,11 +185,6 @@ class ServerSession:
         self._version = None
         self._adapters = None
 
-    def close(self) -> None:
-        """Leave the group and close the connections."""
-        self.transfer.close()
-        self.client.close()
-
 
 def _resets(*, vision_moved: bool) -> list[Call]:
     """Return the calls that drop what was computed with older weights."""
@@ -223,6 +222,41 @@ class Update:
         """Raise all failures, as one error."""
         if self._failures:
             raise join_errors(self._failures)
+
+
+def transfer_for(
+    device: torch.device,
+    group_port: int,
+    *,
+    requested: SyncTransport,
+    token: str,
+    bucket_bytes: int,
+    timeout_s: float,
+    shared: tuple[OneGroup, int] | None = None,
+) -> WeightTransfer:
+    """Return the transfer to one server, whose workers dial `group_port` of the learner.
+
+    device: where the weights are. shared: the server's seat in a group of all servers, for NCCL.
+
+    Raises:
+        ConfigError: NCCL is configured, and the weights are not on a GPU.
+    """
+    on_cuda = device.type == "cuda"
+    transport = resolve_transport(requested, on_cuda=on_cuda)
+    if transport == "nccl" and not on_cuda:
+        rule, way_out = "NCCL needs a learner on a GPU", "set it to tcp, or leave it out"
+        raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
+    options: dict[str, Any] = {"token": token, "bucket_bytes": bucket_bytes, "timeout_s": timeout_s}
+    if transport == "tcp":
+        return TcpTransfer(group_port, **options)
+    return NcclTransfer(group_port, device, shared=shared, **options)
+
+
+def one_group_for(device: torch.device, servers: int, *, requested: SyncTransport, timeout_s: float) -> OneGroup | None:
+    """Return the group that so many servers share if weights travel over NCCL; None otherwise."""
+    if resolve_transport(requested, on_cuda=device.type == "cuda") == "tcp":
+        return None
+    return OneGroup(servers, communicator=partial(NcclCommunicator, device), timeout_s=timeout_s)
 
 
 class Fleet:
@@ -312,4 +346,4 @@ class Fleet:
     def close(self) -> None:
         """Leave all groups."""
         for session in self.sessions:
-            session.close()
+            session.transfer.close()

@@ -29,8 +29,8 @@ from stage2_trainer.sync.transports.buckets import (
 )
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.credentials import host_and_port
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.names import host_and_port
 
 ANY_ADDRESS = "0.0.0.0"
 TAKES_MERGED = "servers of `swift rollout` take merged weights alone (vllm.server.protocol)"
@@ -155,7 +155,6 @@ class _SwiftServer:
         if self._group is not None:
             self._group = None
             self.client.post("/close_communicator/", "close")
-        self.client.close()
 
 
 def _metadatas(bucket: Sequence[TensorMeta]) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from stage2_trainer.data.model_files import model_path, weight_files
 from stage2_trainer.sync.tensors.digest import Digests
 
-FOLDER_ROUTE = "/stage2/folder-digests"
 INDEX = "model.safetensors.index.json"
 
 

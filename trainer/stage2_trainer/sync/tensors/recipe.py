@@ -19,6 +19,7 @@ from stage2_trainer.sync.tensors.merge_math import Adapter, Change, TrainedRows
 from stage2_trainer.sync.transports.buckets import to_wire
 
 HEADER = "merge"
+FOLDER_ROUTE = "/stage2/folder-digests"
 MARK = "#"  # no name of a parameter has it
 DIFFERS = "weights that were loaded here differ from the learner's"
 """The answer of a server whose digests are not those that were expected."""

@@ -141,11 +141,6 @@ class Link:
         return hashlib.sha256(shown or b"").hexdigest()
 
 
-def sent_by(links: Iterable[Link]) -> int:
-    """Return the bytes that went out over links."""
-    return sum(link.sent for link in links)
-
-
 def abort_all(links: Iterable[Link]) -> None:
     """End links, for both sides."""
     for link in links:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import torch
 
-from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link, abort_all, sent_by
+from stage2_trainer.sync.transports.link import Link, abort_all
 from stage2_trainer.sync.transports.nccl_group import (
     UNIQUE_ID_BYTES,
     Communicator,
@@ -20,8 +20,8 @@ from stage2_trainer.sync.transports.nccl_group import (
     OneGroup,
 )
 from stage2_trainer.sync.transports.nccl_log import NcclLog
-from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, ServerError
@@ -31,47 +31,35 @@ logger = logging.getLogger(__name__)
 CreateCommunicator = Callable[[torch.device], Communicator]
 
 
-class NcclTransfer:
+class NcclTransfer(WeightTransfer):
     """A transfer from the learner's GPU.
 
     shared: the group that this server shares with others as long as it holds, and its seat there; None = its own group.
-    communicator: creates NCCL's side (None = NCCL itself). log: what NCCL writes of its choices.
+    communicator: creates NCCL's side (None = NCCL itself).
     """
 
-    transport: Transport = "nccl"
+    transport = "nccl"
 
     def __init__(
         self,
-        rendezvous: Rendezvous,
-        *,
+        port: int,
         device: torch.device,
-        timeout_s: float,
+        *,
         shared: tuple[OneGroup, int] | None = None,
         communicator: CreateCommunicator | None = None,
-        log: NcclLog | None = None,
+        **options: Any,
     ) -> None:
+        super().__init__(port, **options)
         self.staging = device
-        self._rendezvous = rendezvous
-        self._timeout_s = timeout_s
         self._shared = shared
         self._is_in_shared = False
         self._communicator = communicator or NcclCommunicator
-        self._log = log or NcclLog.from_environment(os.environ)
-        self._sent_before = 0  # over closed links, and to NCCL
-        self._links: list[Link] = []
+        self._log = NcclLog.from_environment(os.environ)
         self._group: NcclGroup | None = None
 
     def connect(self, client: ServerClient) -> None:
         if self._shared is None or not self._join_shared(client, *self._shared):
-            self._rendezvous.form(client, self._join)
-
-    @property
-    def group(self) -> str:
-        return self._rendezvous.group
-
-    @property
-    def sent(self) -> int:
-        return self._sent_before + sent_by(self._links)
+            self._form(client, self._enter)
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -88,9 +76,6 @@ class NcclTransfer:
             self._group.broadcast(part, packed.ready)
             self._sent_before += part.nbytes
 
-    def aborter(self) -> Callable[[], None]:
-        return partial(abort_all, tuple(self._links))
-
     def disconnect(self) -> None:
         abort_all(self._links)
         if self._shared is not None and self._is_in_shared:
@@ -99,37 +84,28 @@ class NcclTransfer:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-        for link in self._links:
-            link.close()
-        self._sent_before += sent_by(self._links)
-        self._links = []
-
-    def close(self) -> None:
-        self.disconnect()
-        self._rendezvous.close()
+        super().disconnect()
 
     def _join_shared(self, client: ServerClient, group: OneGroup, seat: int) -> bool:
         """Enter the group of all servers. Returns False if it has ended; a failure here ends it for all of them."""
 
-        def enter(links: list[Link], _info: GroupInfo) -> None:
-            self._links = links
+        def enter() -> None:
             self._log.begin()
-            group.enter(seat, links)
+            group.enter(seat, self._links)
 
         if group.ended:
             return False
         self._is_in_shared = True
         try:
-            self._rendezvous.form(client, enter, partial(group.ranks, seat))
+            self._form(client, enter, partial(group.ranks, seat))
         except ServerError as error:
             logger.warning("%s; each server has an NCCL group of its own from here on", error)
             self.disconnect()
         return self._is_in_shared
 
-    def _join(self, links: list[Link], _info: GroupInfo) -> None:
-        self._links = links
+    def _enter(self) -> None:
         self._log.begin()
-        self._group = NcclGroup.of_learner(self._communicator(self.staging), links, self._timeout_s)
+        self._group = NcclGroup.create(self._communicator(self.staging), self._links, self._timeout_s)
 
 
 def open_nccl(

@@ -19,7 +19,8 @@ from typing import Any, Protocol, Self
 import torch
 
 from stage2_trainer.sync.transports.link import Link, abort_all
-from stage2_trainer.sync.transports.protocol import LEARNER_RANK, Packed
+from stage2_trainer.sync.transports.protocol import LEARNER_RANK
+from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError
 
@@ -118,7 +119,7 @@ class NcclGroup:
         self._timeout_s = timeout_s
 
     @classmethod
-    def of_learner(cls, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> Self:
+    def create(cls, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> Self:
         """Return a new group of the learner and the workers at the other ends of `links`, once all have entered it.
 
         Raises:
@@ -273,7 +274,7 @@ class OneGroup:
     def _form(self) -> None:
         links = [link for _, of_server in sorted(self._links.items()) for link in of_server]
         try:
-            group = NcclGroup.of_learner(self._communicator(), links, self._timeout_s)
+            group = NcclGroup.create(self._communicator(), links, self._timeout_s)
         except BaseException:
             self.end()
             raise

@@ -1,52 +1,27 @@
-"""Both ends of a transfer over TCP: the learner's, and a worker's, at which buckets arrive in main memory.
-
-Each worker has a link of its own, so one that stands still keeps none of the others waiting.
-"""
+"""Both ends of a transfer over TCP: the learner's, and a worker's, at which buckets arrive in main memory."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 
 import numpy as np
 import torch
 
-from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link, abort_all, sent_by
-from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.link import Link
+from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.client import ServerClient
 
 
-class TcpTransfer:
-    """A transfer over TCP, from main memory."""
+class TcpTransfer(WeightTransfer):
+    """A transfer over TCP, from main memory.
 
-    transport: Transport = "tcp"
+    Each worker has a link of its own, so one that is slow does not delay the others.
+    """
+
+    transport = "tcp"
     staging = torch.device("cpu")
-
-    def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._links: list[Link] = []
-        self._sent_before = 0  # over links that are closed
-        self._rendezvous = rendezvous
-
-    def connect(self, client: ServerClient) -> None:
-        self._rendezvous.form(client, self._join)
-
-    @property
-    def group(self) -> str:
-        return self._rendezvous.group
-
-    @property
-    def sent(self) -> int:
-        return self._sent_before + sent_by(self._links)
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        return ()
 
     def send(self, packed: Packed) -> None:
         if packed.ready is not None:
@@ -56,22 +31,6 @@ class TcpTransfer:
         self._links[0].send(parts, self._timeout_s)
         for other in others:
             other.result()
-
-    def aborter(self) -> Callable[[], None]:
-        return partial(abort_all, tuple(self._links))
-
-    def disconnect(self) -> None:
-        for link in self._links:
-            link.close()
-        self._sent_before += sent_by(self._links)
-        self._links = []
-
-    def close(self) -> None:
-        self.disconnect()
-        self._rendezvous.close()
-
-    def _join(self, links: list[Link], info: GroupInfo) -> None:
-        self._links = links
 
 
 def open_tcp(link: Link, info: GroupInfo, _rank: int) -> TcpInlet:

@@ -9,10 +9,10 @@ import uuid
 
 import pytest
 
-from stage2_trainer.sync.transports import link, rendezvous
+from stage2_trainer.sync.transports import link, transfer
 from stage2_trainer.sync.transports.link import HELLO_BYTES, MAGIC, PROOF_BYTES, SLICE_BYTES, Link, dial
 from stage2_trainer.sync.transports.protocol import GroupInfo, Member, address_towards, new_group_name
-from stage2_trainer.sync.transports.rendezvous import LinkListener
+from stage2_trainer.sync.transports.transfer import LinkListener
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate
 from stage2_trainer.wire.errors import LinkError
@@ -390,7 +390,7 @@ def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, s
 
 
 def test_more_silent_strangers_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MAX_HALF_OPEN", 8)
+    monkeypatch.setattr(transfer, "MAX_HALF_OPEN", 8)
     expected = members(3)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
@@ -403,7 +403,7 @@ def test_more_silent_strangers_than_may_wait_keep_no_worker_out(listener, job, p
 
 
 def test_a_silent_stranger_is_turned_away_at_the_deadline(listener, port, monkeypatch):
-    monkeypatch.setattr(rendezvous, "ADMISSION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transfer, "ADMISSION_TIMEOUT_S", 0.2)
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as silent:
         while silent.recv(4096):
             pass

@@ -12,9 +12,9 @@ from stage2_trainer.sync.transports import nccl_group
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
-from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
+from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.socket_communicator import SocketCommunicator
 from tests.unit.trainer.sync.transports.test_transfer_group import Client, in_thread, metas_of
@@ -35,8 +35,8 @@ def receiver_over(communicator=SocketCommunicator):
 
 
 def nccl_transfer(port, token, communicator=SocketCommunicator, timeout_s=10.0, shared=None):
-    rendezvous = Rendezvous(port, transport="nccl", token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
-    return NcclTransfer(rendezvous, device=CPU, timeout_s=timeout_s, communicator=communicator, shared=shared)
+    options = {"token": token, "bucket_bytes": LIMIT, "timeout_s": timeout_s}
+    return NcclTransfer(port, CPU, communicator=communicator, shared=shared, **options)
 
 
 @pytest.fixture

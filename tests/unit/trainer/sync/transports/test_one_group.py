@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stage2_trainer.sync.transports.nccl_group import GROUP_ENDED, OneGroup
-from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.ports import free_port

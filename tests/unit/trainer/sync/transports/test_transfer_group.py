@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.sync.fleet.server import transfer_for
 from stage2_trainer.sync.transports import receiver
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
-from stage2_trainer.sync.transports.choice import transfer_for
 from stage2_trainer.sync.transports.link import PROOF_BYTES
-from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
+from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.sync.transports.tcp import Buffers, TcpTransfer, open_tcp
+from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
 
 LIMIT = 64
@@ -48,8 +48,7 @@ def transfer(port, token):
 
 
 def tcp_transfer(port, token, timeout_s=10.0):
-    rendezvous = Rendezvous(port, transport="tcp", token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
-    return TcpTransfer(rendezvous, timeout_s=timeout_s)
+    return TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
 
 
 def in_thread(step, *arguments):

@@ -1,4 +1,7 @@
-"""The learner's port for one server: the server's guarded route calls its workers there, and nobody else is let in."""
+"""The learner's end of a transfer to one server, over any transport: a port that only the server's workers may dial.
+
+The server's guarded route names the port to its workers; a worker must prove the job's token (`link`).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
+
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link
+from stage2_trainer.sync.transports.link import Link, abort_all
 from stage2_trainer.sync.transports.protocol import (
     INIT_PHASE,
     INIT_ROUTE,
@@ -26,9 +34,8 @@ from stage2_trainer.sync.transports.protocol import (
 )
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.credentials import required_certificate
+from stage2_trainer.wire.credentials import host_and_port, required_certificate
 from stage2_trainer.wire.errors import LinkError, ServerError
-from stage2_trainer.wire.names import host_and_port
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +47,19 @@ BACKLOG = 1024
 CHECK_INTERVAL_S = 0.05
 ACCEPT_PAUSE_S = 0.05  # after an error of accept(), such as too many open files
 
-Join = Callable[[list[Link], GroupInfo], None]
 Ranks = Callable[[int], tuple[int, int]]
 """For a number of workers: the rank of the first one, and the number of the group's members."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A bucket to send.
+
+    parts: its bytes, in order: uint8, flat. ready: the CUDA event after which they are complete; None = they are.
+    """
+
+    parts: Sequence[torch.Tensor]
+    ready: Any = None
 
 
 def ranks_alone(workers: int) -> tuple[int, int]:
@@ -50,28 +67,72 @@ def ranks_alone(workers: int) -> tuple[int, int]:
     return LEARNER_RANK + 1, workers + 1
 
 
-class Rendezvous:
-    """The learner's port for one server.
+class WeightTransfer(ABC):
+    """The transfer of weights to one server: the learner's port, and the links to the workers that dialled it.
 
-    timeout_s: seconds that forming a group may take. group: the name of the group that was formed last.
+    transport: what carries the weights. staging: the device that its buckets must be on. group: the name of the group
+    that was formed last; empty before. timeout_s: seconds that forming a group, or sending a bucket, may take.
     """
 
-    def __init__(self, port: int, *, transport: Transport, token: str, bucket_bytes: int, timeout_s: float) -> None:
+    transport: Transport
+    staging: torch.device
+
+    def __init__(self, port: int, *, token: str, bucket_bytes: int, timeout_s: float) -> None:
         self.group = ""
         self._port = port
-        self._transport = transport
         self._token = token
         self._bucket_bytes = bucket_bytes
         self._timeout_s = timeout_s
+        self._links: list[Link] = []
+        self._sent_before = 0  # over closed links, and to NCCL
         self._listener: LinkListener | None = None  # opened once: the port stays ours while a lost server is awaited
 
-    def form(self, client: ServerClient, join: Join, ranks: Ranks = ranks_alone) -> None:
-        """Call the server's workers, and let `join` form a group over their links, by rank, while the server waits.
+    def connect(self, client: ServerClient) -> None:
+        """Form the group with the server's workers.
 
         Raises:
             ConfigError: the server's base_url is https://, and this process has no certificate.
             ServerError: the server refuses, or its workers do not come.
         """
+        self._form(client)
+
+    @abstractmethod
+    def send(self, packed: Packed) -> None:
+        """Send a bucket to every worker; it must stay unchanged until this returns.
+
+        Raises:
+            LinkError: it was not received in time, or the group broke.
+        """
+
+    @property
+    def sent(self) -> int:
+        """Bytes that went to this server's workers so far, in all groups, as they were counted on their way out."""
+        return self._sent_before + sum(link.sent for link in self._links)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways between members that the transport chose by itself; empty where it chooses or reports none."""
+        return ()
+
+    def aborter(self) -> Callable[[], None]:
+        """Return a call that ends this group, here and on the server, and no later one; any thread may make it."""
+        return partial(abort_all, tuple(self._links))
+
+    def disconnect(self) -> None:
+        """Leave the group. What is under way in it fails, here and on the server."""
+        for link in self._links:
+            link.close()
+        self._sent_before, self._links = self.sent, []
+
+    def close(self) -> None:
+        """Leave the group and give the port back."""
+        self.disconnect()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _form(self, client: ServerClient, enter: Callable[[], None] | None = None, ranks: Ranks = ranks_alone) -> None:
+        """Call the server's workers and take their links, by rank. enter: forms the transport's own group over them."""
         workers = client.world_size()
         certificate = required_certificate(client.base_url, os.environ)
         info = self._group_info(client, workers, ranks, "" if certificate is None else certificate.fingerprint())
@@ -81,7 +142,9 @@ class Rendezvous:
                 self._listener = LinkListener(info.master_address, self._port, self._token, context)
             self._listener.expect(info.members(workers))
             init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
-            join(self._wait_for_links(self._listener, info, workers, init), info)
+            self._links = self._wait_for_links(self._listener, info, workers, init)
+            if enter is not None:
+                enter()
             init.result(timeout=self._timeout_s)
             self.group = info.name
         except (OSError, RuntimeError) as error:
@@ -92,12 +155,6 @@ class Rendezvous:
             detail = f"transfer group on {info.master_address}:{self._port}: {error}"
             raise ServerError(client.base_url, INIT_PHASE, detail) from error
         logger.info("server %s: transfer group with %d workers", client.base_url, workers)
-
-    def close(self) -> None:
-        """Give the port back."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
 
     def _wait_for_links(self, listener: LinkListener, info: GroupInfo, workers: int, init: Future[Any]) -> list[Link]:
         def check() -> None:
@@ -122,7 +179,7 @@ class Rendezvous:
         except LinkError as error:
             raise ServerError(client.base_url, INIT_PHASE, str(error)) from error
         return GroupInfo(
-            transport=self._transport,
+            transport=self.transport,
             master_address=address,
             master_port=self._port,
             rank_offset=rank_offset,
