@@ -12,8 +12,9 @@ from typing import Any
 
 import aiohttp
 
+from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome
-from stage2_controller.children.build import JobCache, ParsedJob, is_large, parse_or_error
+from stage2_controller.children.build import ParsedJob, is_large, parse_or_error
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.observe import Observer, child_name
@@ -62,7 +63,7 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._clock = clock
-        self._jobs = JobCache()
+        self._parsed: dict[Key, tuple[tuple[str, int], ParsedJob | ConfigError]] = {}  # with uid and generation
         self._parser = ThreadPoolExecutor(1, "parse-jobs")  # one: more would keep the event loop from its processor
         self._logged_bugs: dict[Key, tuple[str, int]] = {}  # the uid and generation that each was logged for
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
@@ -94,7 +95,7 @@ class Reconciler:
         if raw is None or terminating(raw):
             self.forget(key)
             return None
-        parsed = await self._parse(raw)
+        parsed = await self._parse(key, raw)
         seen = await self._observer.observe(key, raw)
         if not self._still_exists(key, raw):  # nobody would end a promise that is made from here on
             self.forget(key)
@@ -128,7 +129,7 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and the room that is kept for it."""
         self._observer.forget(key)
-        self._jobs.forget(key)
+        self._parsed.pop(key, None)
         self._logged_bugs.pop(key, None)
         self._progress.forget(key)
         if self._capacity:
@@ -139,11 +140,11 @@ class Reconciler:
         known = self._store.one(names.KIND, key, key.name)
         return known is not None and not terminating(known) and known["metadata"]["uid"] == raw["metadata"]["uid"]
 
-    async def _parse(self, raw: Object) -> ParsedJob | Exception:
-        """Return the parsed job, or why it cannot be parsed. A large one is parsed in a thread."""
-        known = self._jobs.get(raw)
-        if known is not None:
-            return known
+    async def _parse(self, key: Key, raw: Object) -> ParsedJob | Exception:
+        """Return the parsed job, or why it cannot be parsed; once for each spec, and a large one in a thread."""
+        spec, known = (raw["metadata"]["uid"], raw["metadata"]["generation"]), self._parsed.get(key)
+        if known is not None and known[0] == spec:
+            return known[1]
         try:
             if is_large(raw):
                 loop = asyncio.get_running_loop()
@@ -152,7 +153,8 @@ class Reconciler:
                 result = parse_or_error(raw, self._settings)
         except Exception as error:  # noqa: BLE001  # a bug, which the job's status reports
             return error
-        return self._jobs.put(raw, result)
+        self._parsed[key] = spec, result
+        return result
 
     def _plan(
         self, key: Key, raw: Object, parsed: ParsedJob | Exception, seen: Observed, now: datetime

@@ -5,7 +5,6 @@ pass, such as the chosen node, and returns finished manifests. The controller, s
 processes (`spec.containers`) use the same builders. Pure, but for the fresh credentials of static YAML.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,11 +24,10 @@ from stage2_controller.children import manifest, network, pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
-from stage2_controller.place import node_fit, pod_requests
+from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Avoided, Need
-from stage2_controller.spec import credentials, names, template_rules
+from stage2_controller.spec import credentials, names, objects, template_rules
 from stage2_controller.spec.containers import Processes, containers
-from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 
 Additions = Mapping[str, Mapping[str, Any]]
@@ -39,7 +37,6 @@ _NO_ADDITIONS: Additions = {}
 # The keys of a spec that its hash covers. Defaults are left out, so that a newer version with a new default changes no
 # hash.
 _HASHED_KEYS = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
-_CACHED_JOBS = 1024
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
 _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
 
@@ -81,8 +78,8 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
     processes = _processes(accepted, owner)
     settings.policy.check(accepted, is_new=is_new)
     parsed = _parsed(accepted, owner, processes, settings)
-    asked = pod_requests.added((parsed.need.total, _claimed(accepted, processes)))
-    settings.policy.check_size(owner.namespace, asked)
+    requested = objects.add_amounts((parsed.need.total, _claimed(accepted, processes)))
+    settings.policy.check_size(owner.namespace, requested)
     return replace(parsed, job=settings.policy.shortened(accepted))
 
 
@@ -133,35 +130,6 @@ def static_children(
     hosts = names.certificate_hosts(owner.name, owner.namespace) if job.spec.tls.enabled else {}
     secret = manifest.secret(owner, content or credentials.new(hosts, datetime.now(UTC)))
     return [secret, *build(_parsed(job, owner, _processes(job, owner), settings), settings)]
-
-
-class JobCache:
-    """The parsed jobs that were used last, each while its uid and generation stay the same.
-
-    It keeps the error of an invalid spec too, so that every pass over one does not parse it again.
-    """
-
-    def __init__(self) -> None:
-        self._results: OrderedDict[Key, tuple[tuple[str, int], ParsedJob | ConfigError]] = OrderedDict()
-
-    def get(self, raw: Mapping[str, Any]) -> ParsedJob | ConfigError | None:
-        """Return what the cache holds for the present spec of a job."""
-        key, spec = _identity(raw)
-        known = self._results.get(key)
-        return known[1] if known and known[0] == spec else None
-
-    def put(self, raw: Mapping[str, Any], result: ParsedJob | ConfigError) -> ParsedJob | ConfigError:
-        """Keep the result of parsing a job, and return it."""
-        key, spec = _identity(raw)
-        self._results[key] = spec, result
-        self._results.move_to_end(key)
-        if len(self._results) > _CACHED_JOBS:
-            self._results.popitem(last=False)
-        return result
-
-    def forget(self, key: Key) -> None:
-        """Drop a job that is gone."""
-        self._results.pop(key, None)
 
 
 def parse_or_error(raw: Mapping[str, Any], settings: Settings) -> ParsedJob | ConfigError:
@@ -250,8 +218,3 @@ def _claimed(job: RolloutMatchingJob, processes: Processes) -> dict[str, float]:
     if job.spec.learner.resource_claim_template is None:
         return {}
     return {job.spec.gpu_resource: sum(one.gpus for one in (*processes.servers, processes.learner))}
-
-
-def _identity(raw: Mapping[str, Any]) -> tuple[Key, tuple[str, int]]:
-    metadata = raw["metadata"]
-    return Key(metadata["namespace"], metadata["name"]), (metadata["uid"], metadata["generation"])

@@ -25,6 +25,7 @@ Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 _MERGE = "application/merge-patch+json"
+_METHODS = {"list": "get", "create": "post", "update": "put"}  # of HTTP, where the verb has another name
 _HOLD_ATTEMPTS = 5
 _EVENTS = 100  # of one object and reason; clients count alike events up in one
 _PAGE = 500  # objects
@@ -97,7 +98,7 @@ class Api:
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None if there is none."""
-        return (await _accepting(self._request("get", path(kind, namespace, name)), 404))[0]
+        return (await _accepting(self._request("get", kind, namespace, name), 404))[0]
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
@@ -113,7 +114,7 @@ class Api:
 
     async def try_list(self, kind: str, namespace: str | None) -> None:
         """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
-        await self._request("get", path(kind, namespace), limit=1)
+        await self._request("list", kind, namespace, limit=1)
 
     async def pages(
         self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
@@ -122,8 +123,9 @@ class Api:
         more = None
         while True:
             page = await self._request(
-                "get",
-                path(kind, namespace),
+                "list",
+                kind,
+                namespace,
                 label_selector=labels,
                 field_selector=fields,
                 limit=_PAGES.get(kind, _PAGE),
@@ -137,7 +139,7 @@ class Api:
     async def events_of(self, namespace: str, uid: str, reason: str) -> Sequence[Object]:
         """Return events of this reason about the object with this uid; of very many only the first."""
         fields = f"involvedObject.uid={uid},reason={reason}"
-        page = await self._request("get", path("Event", namespace), field_selector=fields, limit=_EVENTS)
+        page = await self._request("list", "Event", namespace, field_selector=fields, limit=_EVENTS)
         found: Sequence[Object] = page["items"]
         return found
 
@@ -170,8 +172,7 @@ class Api:
 
     async def apply(self, manifest: Object) -> Object:
         """Apply the object server-side, and take over fields that others hold."""
-        metadata = manifest["metadata"]
-        return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
+        return await self._apply(manifest)
 
     async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
         """Let applies own the fields that the controller created, so that an apply without a field removes it.
@@ -185,7 +186,7 @@ class Api:
             if there is None or entries is None:
                 return
             held = {"metadata": {"resourceVersion": there["metadata"]["resourceVersion"], "managedFields": entries}}
-            request = self._request("patch", path(kind, namespace, name), body=held, content_type=_MERGE)
+            request = self._request("patch", kind, namespace, name, body=held, content_type=_MERGE)
             last = attempt == _HOLD_ATTEMPTS - 1
             _, status = await _accepting(request, *(() if last else (409,)))
             if status != 409:  # else somebody has written it since
@@ -195,8 +196,7 @@ class Api:
         """Replace the job's status; return None if the job is gone, or another one has its name."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
-        where = f"{path(names.KIND, metadata['namespace'], metadata['name'])}/status"
-        return (await _accepting(self._apply(where, body), 404, 409))[0]
+        return (await _accepting(self._apply(body, "status"), 404, 409))[0]
 
     async def apply_condition(self, namespace: str, gate: GateCondition, *, at: str) -> None:
         """Write the condition of a pod's readiness gate, unless the pod is gone."""
@@ -207,21 +207,21 @@ class Api:
             "metadata": {"name": gate.pod, "namespace": namespace},
             "status": {"conditions": [condition]},
         }
-        await _accepting(self._apply(f"{path('Pod', namespace, gate.pod)}/status", body), 404)
+        await _accepting(self._apply(body, "status"), 404)
 
     async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
         """Merge into the status of an object that another controller owns too, unless the object is gone.
 
         Return False if its version is not the metadata.resourceVersion of the patch.
         """
-        request = self._request("patch", f"{path(kind, namespace, name)}/status", body=patch, content_type=_MERGE)
+        request = self._request("patch", kind, namespace, name, "status", body=patch, content_type=_MERGE)
         return (await _accepting(request, 404, 409))[1] != 409
 
     async def create(self, manifest: Object) -> Object | None:
         """Create the object; return None if it exists already, which is left as it is."""
-        where = path(manifest["kind"], manifest["metadata"]["namespace"])
+        kind, namespace = manifest["kind"], manifest["metadata"]["namespace"]
         try:
-            return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
+            return await self._request("create", kind, namespace, body=manifest, field_manager=names.FIELD_MANAGER)
         except ApiRefused as error:
             if error.reason == "AlreadyExists":  # a quota that was written meanwhile is a conflict too
                 return None
@@ -229,22 +229,24 @@ class Api:
 
     async def replace(self, manifest: Object) -> Object | None:
         """Replace the object as it was read; return None if it has changed since then, or is gone."""
-        metadata = manifest["metadata"]
-        where = path(manifest["kind"], metadata["namespace"], metadata["name"])
-        request = self._request("put", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        manager = names.FIELD_MANAGER
+        request = self._request(
+            "update", kind, metadata["namespace"], metadata["name"], body=manifest, field_manager=manager
+        )
         return (await _accepting(request, 404, 409))[0]
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
         """Delete the object with this uid and, in the background, what it owns; return what remains of it."""
-        answer, _ = await _accepting(self._delete(path(kind, namespace, name), {"uid": uid}), 404, 409)
+        answer, _ = await _accepting(self._delete(kind, namespace, name, {"uid": uid}), 404, 409)
         return None if answer is None or answer.get("kind") == "Status" else answer
 
     async def delete_as_read(self, kind: str, body: Object) -> bool:
         """Delete the object and, in the background, what it owns. Return False if it has changed since it was read."""
         metadata = body["metadata"]
         same = {key: metadata[key] for key in ("uid", "resourceVersion")}
-        where = path(kind, metadata["namespace"], metadata["name"])
-        return (await _accepting(self._delete(where, same), 404, 409))[1] != 409
+        request = self._delete(kind, metadata["namespace"], metadata["name"], same)
+        return (await _accepting(request, 404, 409))[1] != 409
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
         """Post an event about the job; `at` is an RFC 3339 time."""
@@ -266,24 +268,39 @@ class Api:
             "lastTimestamp": at,
             "count": 1,
         }
-        await self._request("post", path("Event", metadata["namespace"]), body=body)
+        await self._request("create", "Event", metadata["namespace"], body=body)
 
-    async def _delete(self, where: str, preconditions: Object) -> Object:
+    async def _delete(self, kind: str, namespace: str, name: str, preconditions: Object) -> Object:
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
-        return await self._request("delete", where, body={"kind": "DeleteOptions", "apiVersion": "v1", **options})
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
+        return await self._request("delete", kind, namespace, name, body=body)
 
-    async def _apply(self, where: str, body: Object) -> Object:
+    async def _apply(self, body: Object, subresource: str = "") -> Object:
+        metadata = body["metadata"]
         return await self._request(
             "patch",
-            where,
+            body["kind"],
+            metadata["namespace"],
+            metadata["name"],
+            subresource,
             body=body,
             content_type="application/apply-patch+yaml",
             field_manager=names.FIELD_MANAGER,
             force_conflicts="true",
         )
 
-    async def _request(self, method: str, where: str, **parameters: Any) -> dict[str, Any]:
-        code = 0
+    async def _request(
+        self,
+        verb: str,
+        kind: str,
+        namespace: str | None,
+        name: str | None = None,
+        subresource: str = "",
+        **parameters: Any,
+    ) -> dict[str, Any]:
+        """Return the answer to a request. verb: as RBAC names it."""
+        method, where = _METHODS.get(verb, verb), path(kind, namespace, name, subresource)
+        resource, code = "/".join(filter(None, (kinds.RESOURCES[kind].plural, subresource))), 0
         try:
             response = await self._dynamic.request(
                 method,
@@ -300,7 +317,7 @@ class Api:
             code = error.status
             raise ApiRefused(f"{method.upper()} {where}", error) from error
         finally:
-            self._requested(verb_of(method, where), resource_of(where), code)
+            self._requested(verb, resource, code)
         return answer
 
 
@@ -314,32 +331,14 @@ async def _accepting(request: Awaitable[Object], *accepted: int) -> tuple[Object
         return None, error.status
 
 
-def resource_of(where: str) -> str:
-    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
-    parts = where.strip("/").split("/")
-    rest = parts[2:] if parts[0] == "api" else parts[3:]
-    if rest[0] == "namespaces" and len(rest) > 2:
-        rest = rest[2:]
-    return "/".join([rest[0], *rest[2:]])
-
-
-def verb_of(method: str, where: str) -> str:
-    """Return the verb that RBAC knows for a request."""
-    if method == "get":
-        parts = where.strip("/").split("/")
-        rest = parts[2:] if parts[0] == "api" else parts[3:]
-        return "list" if len(rest) == (3 if rest[0] == "namespaces" else 1) else "get"
-    return {"post": "create", "put": "update"}.get(method, method)
-
-
-def path(kind: str, namespace: str | None, name: str | None = None) -> str:
+def path(kind: str, namespace: str | None, name: str | None = None, subresource: str = "") -> str:
     """Return the API path of an object, or of all objects of its kind. No name leads out of it."""
     resource = kinds.RESOURCES[kind]  # known here: no discovery requests, and no permission for them
     group = "apis" if "/" in resource.api_version else "api"
     if name in (".", ".."):
         raise ValueError(f"{name} is no name of a {kind}")
     space = f"namespaces/{quote(namespace, safe='')}" if namespace else ""
-    parts = [group, resource.api_version, space, resource.plural, quote(name or "", safe="")]
+    parts = [group, resource.api_version, space, resource.plural, quote(name or "", safe=""), subresource]
     return "/" + "/".join(filter(None, parts))
 
 

@@ -7,12 +7,9 @@ queue does.
 import asyncio
 import json
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import kopf
 from kopf._cogs.clients import api as kopf_api
 
@@ -22,8 +19,6 @@ from stage2_controller.loop.controller import Controller, Options, connect
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import Resource
 from stage2_controller.spec.settings import Settings
-
-_RELIST_PAUSE_S = 1.0  # a list that always expires must not become a storm
 
 
 def run(settings: Settings, options: Options) -> str | None:
@@ -75,9 +70,8 @@ def registry(controller: Controller, *, kueue: bool) -> kopf.OperatorRegistry:
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
-    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-        return create_session(info) if info else None
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=handlers)
     async def start(**_: Any) -> None:
@@ -125,48 +119,6 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
     def store(self, **_: Any) -> None:
         """Store nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Session(kopf.AiohttpSession):
-    """A session that equals others with the same credentials: kopf ends if a login returns refused ones again."""
-
-    aiohttp_session: aiohttp.ClientSession = field(compare=False)
-    credentials: kopf.ConnectionInfo
-
-
-def create_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """Return a session as kopf creates its own, but one that restarts expired lists."""
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        headers=info.as_http_headers(),
-        proxy=info.proxy_url,
-        trust_env=info.trust_env,
-        middlewares=(_restart_expired_lists,),
-    )
-    return _Session(
-        credentials=info,
-        server=info.server,
-        aiohttp_session=session,
-        priority=info.priority,
-        default_namespace=info.default_namespace,
-        expiration=info.expiration,
-    )
-
-
-async def _restart_expired_lists(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Report a list that expires between two pages as a broken connection.
-
-    kopf takes the API server's 410 for a bug and ends the operator. After a broken connection it lists again.
-    """
-    answer = await handler(request)
-    if answer.status == HTTPStatus.GONE and "continue" in request.url.query:
-        answer.release()
-        await asyncio.sleep(_RELIST_PAUSE_S)
-        raise aiohttp.ClientPayloadError(f"{request.url.path}: the list expired before its last page: it starts again")
-    return answer
 
 
 def decode_events_quickly() -> None:

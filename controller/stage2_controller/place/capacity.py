@@ -5,22 +5,20 @@ that, and what it decides is recorded before anything else runs, so no two jobs 
 """
 
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from stage2_controller.observed import Object, ended, role_of
-from stage2_controller.place import node_fit, pod_requests
+from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need, NodeInfo
 from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import Amounts
+from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts
 from stage2_controller.store import key_of
 
 PROMISE_S = 300.0
 """How long room is kept for pods that are not bound: a busy cluster makes and binds pods one after the other."""
-NODES_A_CALL = 20_000
-"""Nodes that one call of `serve` looks at for all jobs that wait: some 100 ms."""
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 960.0
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # owners of pods that a new node would have too; Node: of static pods
@@ -143,8 +141,6 @@ class Capacity:
         self._retries: dict[Key, Retries] = {}
         self._waiting: dict[Key, tuple[Need, str]] = {}  # with the start of the job, by which jobs have their turn
         self._freed_nodes: set[str] = set()  # since waiting jobs were last looked at
-        self._queue: deque[Key] = deque()  # waiting jobs that are still to be looked at
-        self._queue_nodes: set[str] = set()  # the nodes that were freed before
 
     def put(self, kind: str, body: Object) -> None:
         """Take in the state of a Node or Pod."""
@@ -247,30 +243,21 @@ class Capacity:
     def serve(self) -> list[Key]:
         """Promise freed room to waiting jobs, and return which got some: the highest priority, then the oldest, first.
 
-        Only nodes where something was freed are looked at: the others were when the job began to wait. Where very many
-        jobs wait for very many nodes, the call requests another one by `freed` for the rest of them.
+        Only nodes where something was freed are looked at: the others were when the job began to wait.
         """
         self._expire_promises()
-        if not self._queue:
-            self._queue.extend(sorted(self._waiting, key=self._turn))
-            self._queue_nodes, self._freed_nodes = self._freed_nodes, set()
-        freed = self._queue_nodes & self._nodes.keys()
+        freed, self._freed_nodes = self._freed_nodes, set()
         served: list[Key] = []
         too_large: list[Need] = []  # jobs are often alike: what does not fit for one does not fit for the next
-        looks = max(1, NODES_A_CALL // max(1, len(freed)))
-        while self._queue and looks:
-            key = self._queue.popleft()
-            need, _ = self._waiting.get(key, (None, ""))
-            if need is None or need in too_large:
+        for key in sorted(self._waiting, key=self._turn):
+            need, _ = self._waiting[key]
+            if need in too_large:
                 continue
-            looks -= 1
             if node := node_fit.choose_node(need, [self._state(name).seen_by(key, need) for name in freed]):
                 self.promise(key, need, node)
                 served.append(key)
             else:
                 too_large.append(need)
-        if self._queue or (self._waiting and self._freed_nodes):
-            self._freed()
         return served
 
     def _turn(self, key: Key) -> tuple[int, str]:
@@ -329,7 +316,7 @@ class Capacity:
             return
         self._pods[node][uid] = _Pod(
             held=Held(
-                pod_requests.requests(spec, body.get("status") or {}),
+                node_fit.requests(spec),
                 spec.get("priority") or 0,
                 any(owner["kind"] in _OF_EVERY_NODE for owner in metadata.get("ownerReferences") or ()),
             ),
@@ -350,14 +337,14 @@ class Capacity:
 
 
 def _minus(amounts: Amounts, used: Iterable[Amounts]) -> dict[str, float]:
-    total = pod_requests.added(used)
+    total = add_amounts(used)
     return {key: amount - total.get(key, 0) for key, amount in amounts.items()}
 
 
 def _plus(amounts: Amounts, returned: Sequence[Amounts]) -> Amounts:
     if not returned:
         return amounts
-    back = pod_requests.added(returned)
+    back = add_amounts(returned)
     return {key: amount + back.get(key, 0) for key, amount in amounts.items()}
 
 
@@ -370,6 +357,6 @@ def _slim(body: Object) -> dict[str, Any]:
         "spec": {"unschedulable": bool(spec.get("unschedulable")), "taints": spec.get("taints") or ()},
         "status": {
             "ready": states.get("Ready") == "True",
-            "allocatable": pod_requests.amounts(status.get("allocatable", {})),
+            "allocatable": parse_amounts(status.get("allocatable", {})),
         },
     }

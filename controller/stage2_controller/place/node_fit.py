@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_controller.observed import Object
-from stage2_controller.place import pod_requests
 from stage2_controller.spec import objects
-from stage2_controller.spec.objects import Amounts
+from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -52,7 +51,7 @@ class Need:
     @property
     def total(self) -> Amounts:
         """The sum over all pods."""
-        return pod_requests.added(pod.requests for pod in self.pods)
+        return add_amounts(pod.requests for pod in self.pods)
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,41 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
     spec = template["spec"]
     return PodNeed(
         role=role,
-        requests=pod_requests.requests(spec),
+        requests=requests(spec),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
         affinity=node_affinity(spec),
     )
+
+
+def requests(spec: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the scheduler reserves for a pod: the most that it needs at one time, and one pod.
+
+    That is its containers beside its sidecars, or one init container beside the sidecars before it. Requests of the pod
+    as a whole replace that sum (`PodRequests` of k8s.io/component-helpers/resource). A resize in place is not counted.
+    """
+    together = add_amounts(_container_requests(one) for one in spec.get("containers") or ())
+    sidecars: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for init in spec.get("initContainers") or ():
+        running = add_amounts((sidecars, _container_requests(init)))
+        most = _larger(most, running)
+        if init.get("restartPolicy") == "Always":
+            sidecars = running
+    most = _larger(most, add_amounts((together, sidecars)))
+    of_pod = spec.get("resources") or {}
+    limits = {key: amount for key, amount in parse_amounts(of_pod.get("limits") or {}).items() if key not in most}
+    overhead = parse_amounts(spec.get("overhead") or {})
+    return {**add_amounts(({**most, **limits, **parse_amounts(of_pod.get("requests") or {})}, overhead)), "pods": 1}
+
+
+def _container_requests(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _larger(left: Amounts, right: Amounts) -> dict[str, float]:
+    return {key: max(left.get(key, 0), right.get(key, 0)) for key in {**left, **right}}
 
 
 def with_priority(need: Need, priority_class: Object | None) -> Need:

@@ -1,8 +1,8 @@
-"""Kubernetes objects as plain JSON: look up a key, parse a quantity, merge one pod template over another."""
+"""Kubernetes objects as plain JSON: look up a key, count resources, merge one pod template over another."""
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -42,6 +42,21 @@ def show_quantity(resource: str, amount: float) -> str:
     if resource in ("memory", "ephemeral-storage"):
         return f"{amount / 2**30:.4g}Gi"
     return f"{amount:.6g}"
+
+
+def parse_amounts(written: Mapping[str, Any]) -> dict[str, float]:
+    """Return a resource list as numbers, without negative ones, which would make room of what others hold."""
+    found = {key: parse_quantity(value) for key, value in written.items()}
+    return {key: amount for key, amount in found.items() if amount is not None and amount >= 0}
+
+
+def add_amounts(parts: Iterable[Amounts]) -> dict[str, float]:
+    """Return the sum of amounts by resource."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, amount in part.items():
+            total[key] = total.get(key, 0) + amount
+    return total
 
 
 # Kubernetes' own merge keys (`patchMergeKey` of core/v1). Every other list is replaced as a whole.

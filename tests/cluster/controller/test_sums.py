@@ -1,11 +1,10 @@
 """What pods hold of a node, by the account and by the real scheduler: what the one leaves, the other gives away."""
 
-import json
 from typing import Any
 
 import pytest
 
-from stage2_controller.place.pod_requests import requests
+from stage2_controller.place.node_fit import requests
 from tests.cluster.controller.conftest import Kubectl, Object, eventually
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_refusals import SECURE
@@ -27,11 +26,6 @@ HELD: list[tuple[str, float, Object]] = [
     ("a greedy init container before a sidecar", 8, {"initContainers": [GREEDY, SIDE]}),
     ("a limit of the whole pod", 1, {"resources": {"limits": {"cpu": "40"}}}),
     ("a request of the whole pod", 9, {"resources": {"requests": {"cpu": "9"}}}),
-]
-RESIZED: list[tuple[str, float, str, str, str]] = [
-    ("not smaller yet", 10, "10", "2", ""),
-    ("not larger yet", 12, "1", "12", "Deferred"),
-    ("never larger", 1, "1", "100", "Infeasible"),
 ]
 
 
@@ -56,7 +50,7 @@ def bound(kubectl: Kubectl, name: str) -> bool:
 def leaves_what_is_counted(kubectl: Kubectl, node: str, cpus: float) -> None:
     """The account counts so much, and the scheduler gives away the rest, and no more."""
     there = kubectl.get("pod", "there") or {}
-    assert requests(there["spec"], there["status"])["cpu"] == cpus
+    assert requests(there["spec"])["cpu"] == cpus
     create(kubectl, node, "more", containers=[container("x", str(CPUS - cpus + 0.5))])
     assert not bound(kubectl, "more")
     create(kubectl, node, "rest", containers=[container("x", str(CPUS - cpus))])
@@ -68,26 +62,4 @@ def test_a_pod_holds_what_the_account_counts(kubectl: Kubectl, nodes: FakeNodes,
     node = nodes.add(f"{kubectl.namespace}-a")
     create(kubectl, node, "there", containers=[container("x", "1")], **spec)
     assert bound(kubectl, "there")
-    leaves_what_is_counted(kubectl, node, cpus)
-
-
-@pytest.mark.parametrize(
-    ("cpus", "before", "after", "pending"), [row[1:] for row in RESIZED], ids=[row[0] for row in RESIZED]
-)
-def test_so_does_one_that_is_resized_in_place(
-    kubectl: Kubectl, nodes: FakeNodes, cpus: float, before: str, after: str, pending: str
-) -> None:
-    node = nodes.add(f"{kubectl.namespace}-a")
-    create(kubectl, node, "there", containers=[container("x", before)])
-    assert bound(kubectl, "there")
-    held = {"cpu": before}
-    told = {"name": "x", "image": "x", "imageID": "x", "ready": True, "restartCount": 0}
-    running = {**told, "resources": {"requests": held}, "allocatedResources": held, "state": {"running": {}}}
-    kubectl.set_status("pod", "there", {"phase": "Running", "containerStatuses": [running]})
-    wanted = {"spec": {"containers": [{"name": "x", "resources": {"requests": {"cpu": after}}}]}}
-    kubectl("patch", "pod", "there", "--subresource=resize", "--type=strategic", "-p", json.dumps(wanted))
-    if pending:
-        scheduled = (kubectl.get("pod", "there") or {})["status"]["conditions"]
-        why = {"type": "PodResizePending", "status": "True", "reason": pending}
-        kubectl.set_status("pod", "there", {"conditions": [*scheduled, why]})
     leaves_what_is_counted(kubectl, node, cpus)

@@ -1,7 +1,8 @@
 """What the client makes of the API server's answers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,29 @@ from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
 from stage2_controller.spec import names
 
 
+@asynccontextmanager
+async def connected(*routes: web.RouteDef) -> AsyncIterator[Api]:
+    """A client of an API server with these routes."""
+    application = web.Application()
+    application.add_routes(routes)
+    async with TestServer(application) as server:
+        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
 async def _patched(status: int) -> bool:
     """What is told of a patch that the API server answers with this code."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({"message": "told"}, status=status)
 
-    application = web.Application()
-    application.router.add_patch("/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads/one/status", answer)
-    async with TestServer(application) as server:
-        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
-        try:
-            patch = {"metadata": {"resourceVersion": "7"}, "status": {"conditions": []}}
-            return await api.patch_status("Workload", "team-a", "one", patch)
-        finally:
-            await api.close()
+    where = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads/one/status"
+    async with connected(web.patch(where, answer)) as api:
+        patch = {"metadata": {"resourceVersion": "7"}, "status": {"conditions": []}}
+        return await api.patch_status("Workload", "team-a", "one", patch)
 
 
 @pytest.mark.parametrize(("status", "told"), [(200, True), (404, True), (409, False)])
@@ -50,15 +59,10 @@ async def _deleted(status: int) -> tuple[bool, Any]:
         asked.append(await request.json())
         return web.json_response({"kind": "Status", "message": "told"}, status=status)
 
-    application = web.Application()
-    application.router.add_delete("/apis/stage2.dev/v1alpha1/namespaces/team-a/rolloutmatchingjobs/one", answer)
-    async with TestServer(application) as server:
-        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
-        try:
-            metadata = {"namespace": "team-a", "name": "one", "uid": "u", "resourceVersion": "7", "generation": 1}
-            return await api.delete_as_read(names.KIND, {"metadata": metadata}), asked[0]
-        finally:
-            await api.close()
+    where = "/apis/stage2.dev/v1alpha1/namespaces/team-a/rolloutmatchingjobs/one"
+    async with connected(web.delete(where, answer)) as api:
+        metadata = {"namespace": "team-a", "name": "one", "uid": "u", "resourceVersion": "7", "generation": 1}
+        return await api.delete_as_read(names.KIND, {"metadata": metadata}), asked[0]
 
 
 @pytest.mark.parametrize(("status", "told"), [(200, True), (404, True), (409, False)])
@@ -120,17 +124,8 @@ async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict
         page = PODS[first : first + limit]
         return web.json_response({"items": page, "metadata": {"resourceVersion": "7", **more}})
 
-    application = web.Application()
-    application.router.add_get("/api/v1/pods", answer)
-    application.router.add_get("/api/v1/nodes", answer)
-    application.router.add_get("/api/v1/namespaces/team-a/events", answer)
-    application.router.add_get("/apis/stage2.dev/v1alpha1/rolloutmatchingjobs", answer)
-    async with TestServer(application) as server:
-        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
-        try:
-            return await use(api), queries
-        finally:
-            await api.close()
+    async with connected(web.get("/{path:.*}", answer)) as api:
+        return await use(api), queries
 
 
 def test_a_list_comes_in_pages_and_without_the_bookkeeping_of_field_managers() -> None:
@@ -181,15 +176,9 @@ async def _held(entries: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
         written.append(await request.json())
         return web.json_response({} if len(written) > 1 else {"reason": "Conflict"}, status=200 if written[1:] else 409)
 
-    application = web.Application()
     where = "/api/v1/namespaces/team-a/configmaps/x"
-    application.add_routes([web.get(where, read), web.patch(where, take)])
-    async with TestServer(application) as server:
-        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
-        try:
-            await api.hold_by_apply("ConfigMap", "team-a", "x")
-        finally:
-            await api.close()
+    async with connected(web.get(where, read), web.patch(where, take)) as api:
+        await api.hold_by_apply("ConfigMap", "team-a", "x")
     assert all(one["metadata"]["resourceVersion"] == "7" for one in written)
     assert len(written) in (0, 2), "a conflict is tried again"
     return written[-1]["metadata"]["managedFields"] if written else None
@@ -219,16 +208,11 @@ def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answ
         return web.json_response({"reason": reason, "message": "quota was written meanwhile"}, status=409)
 
     async def create() -> str | None:
-        application = web.Application()
-        application.router.add_post("/api/v1/namespaces/team-a/configmaps", refuse)
-        async with TestServer(application) as server:
-            api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
+        async with connected(web.post("/api/v1/namespaces/team-a/configmaps", refuse)) as api:
             try:
                 assert await api.create({"kind": "ConfigMap", "metadata": {"name": "x", "namespace": "team-a"}}) is None
             except ApiRefused as error:
                 return error.message
-            finally:
-                await api.close()
         return None
 
     assert asyncio.run(create()) == answer

@@ -1,4 +1,4 @@
-"""Parsed jobs: cached for each spec, forgotten with the job, and held to bounds only where they are new."""
+"""Parsed jobs are held to bounds only where they are new."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,9 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_api.validation.size import LARGEST
 from stage2_controller import reasons
-from stage2_controller.children.build import JobCache, is_large, parse
+from stage2_controller.children.build import is_large, parse
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
-from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
 NARROW = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=86_400))
@@ -38,15 +37,6 @@ def hash_before(raw: b.Object) -> str:
 def planned(raw: b.Object, observed: Observed = b.NOTHING) -> Plan:
     """The plan of a pass under the narrow policy."""
     return b.plan(raw, observed, settings=NARROW, now=b.NOW)
-
-
-def test_a_job_is_parsed_once_until_its_spec_changes_or_it_is_forgotten() -> None:
-    cache, raw = JobCache(), b.job()
-    first = cache.put(raw, parse(raw, b.SETTINGS))
-    assert cache.get(b.job()) is first
-    assert cache.get(b.edited(raw)) is None
-    cache.forget(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
-    assert cache.get(raw) is None
 
 
 def test_a_bound_that_is_younger_than_a_job_leaves_it_what_it_was_accepted_with() -> None:

@@ -3,7 +3,6 @@
 import aiohttp
 
 from stage2_controller import metrics
-from stage2_controller.cluster import api_server
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 
 JOB = {
@@ -44,12 +43,3 @@ async def test_the_figures_tell_requests_and_jobs() -> None:
     assert 'stage2_jobs{phase="Running"} 1.0' in lines
     assert 'stage2_job_step{name="job-3v1",namespace="team-a"} 3.0' in lines
     assert 'stage2_job_sync_seconds{name="job-3v1",namespace="team-a"} 0.2' in lines
-
-
-def test_requests_are_counted_by_what_they_are_about() -> None:
-    assert api_server.resource_of(api_server.path("Deployment", "n", "x")) == "deployments"
-    assert api_server.resource_of(api_server.path("Node", None)) == "nodes"
-    assert (
-        api_server.resource_of(api_server.path("RolloutMatchingJob", "n", "x") + "/status")
-        == "rolloutmatchingjobs/status"
-    )

@@ -153,17 +153,6 @@ async def test_a_large_spec_that_meets_a_bug_is_read_beside_the_loop_alone(
     assert len(readers) == 1
 
 
-async def test_nor_does_the_loop_read_one_that_others_have_displaced_meanwhile(
-    life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of more jobs than are remembered, passes of the others push it out between its reading and its plan."""
-    monkeypatch.setattr(build, "_CACHED_JOBS", 0)
-    life.server.add(listed(12_000))
-    await life.one_pass()
-    assert accepted(life)["reason"] == reasons.VALID
-    assert LOOP not in readers
-
-
 async def test_of_very_many_mistakes_a_hundred_are_described_and_the_rest_counted(life: Life) -> None:
     life.server.add(keys(5_000))
     await life.one_pass()

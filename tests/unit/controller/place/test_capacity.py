@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stage2_controller.place import capacity, node_fit
+from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import PROMISE_S, Capacity
 from stage2_controller.place.node_fit import Need, PodNeed
 from stage2_controller.spec.names import Key
@@ -198,20 +198,3 @@ def test_a_pod_that_is_relabelled_counts_as_what_it_is_now(before: str) -> None:
     assert free(made) == 0
     made.promise(n.OTHER, FOUR, "node-a")
     assert free(made, Key("team-a", "third")) == -4
-
-
-def test_very_many_that_wait_are_looked_at_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "NODES_A_CALL", 2)
-    calls: list[int] = []
-    made = Capacity(lambda: calls.append(1))
-    filler = n.foreign(gpus=8)
-    for body in (n.node(gpus=8), filler):
-        made.put("Node" if body is not filler else "Pod", body)
-    keys = [Key("team-a", f"job-{index}") for index in range(4)]
-    for index, key in enumerate(keys):
-        made.wait(key, Need((PodNeed("learner", {GPU: 2 + index / 10, "pods": 1}),), gpu_resource=GPU), came=str(index))
-    made.remove("Pod", filler)
-    calls.clear()
-    assert (made.serve(), calls) == (keys[:2], [1])
-    assert made.serve() == keys[2:3]
-    assert made.waiting() == 1

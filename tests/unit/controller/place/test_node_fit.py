@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from stage2_controller.place import node_fit
-from stage2_controller.place.node_fit import Need, PodNeed
-from stage2_controller.place.pod_requests import requests
+from stage2_controller.place.node_fit import Need, PodNeed, requests
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"
@@ -57,41 +56,10 @@ def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> N
     assert requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, GPU: 1, "pods": 1}
 
 
-def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_for_and_of_huge_pages() -> None:
-    limits = {"cpu": "40", "memory": "1Gi", "hugepages-2Mi": "8Mi", GPU: "9"}
-    containers = [container(cpu="4", **{"hugepages-2Mi": "4Mi"}), {"name": "bare"}]
-    found = requests({"containers": containers, "resources": {"limits": limits}})
-    assert found == {"cpu": 4, "memory": 2**30, "hugepages-2Mi": 8 * 2**20, "pods": 1}
-
-
-def status(*, pending: str = "", of: str = "containerStatuses", **held: str) -> dict[str, Any]:
-    told = [{"type": "PodResizePending", "status": "True", "reason": pending}] if pending else []
-    return {"conditions": told, of: [{"name": "x", "resources": {"requests": held}, "allocatedResources": held}]}
-
-
-RESIZED: list[tuple[str, float, str, dict[str, Any]]] = [
-    ("as it was", 2, "2", status(cpu="2")),
-    ("not smaller yet", 10, "2", status(cpu="10")),
-    ("not larger yet", 12, "12", status(cpu="1", pending="Deferred")),
-    ("never larger", 1, "100", status(cpu="1", pending="Infeasible")),
-    ("of another name", 2, "2", {"containerStatuses": [{"name": "z", "resources": {"requests": {"cpu": "9"}}}]}),
-    ("without a word on it", 2, "2", {"containerStatuses": [{"name": "x"}]}),
-]
-
-
-@pytest.mark.parametrize(("cpu", "written", "told"), [row[1:] for row in RESIZED], ids=[row[0] for row in RESIZED])
-def test_a_container_that_is_resized_counts_for_what_it_is_to_have_and_for_what_it_still_holds(
-    cpu: float, written: str, told: dict[str, Any]
-) -> None:
-    assert requests({"containers": [container(cpu=written)]}, told) == {"cpu": cpu, "pods": 1}
-
-
-def test_so_does_a_sidecar_and_no_init_container() -> None:
-    told = status(of="initContainerStatuses", cpu="10")
-    spec = {"containers": [container("y", cpu="1")], "initContainers": [container(cpu="2")]}
-    assert requests(spec, told) == {"cpu": 2, "pods": 1}
-    beside = {**spec, "initContainers": [{**container(cpu="2"), **SIDECAR}]}
-    assert requests(beside, told) == {"cpu": 11, "pods": 1}
+def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_for() -> None:
+    limits = {"cpu": "40", "memory": "1Gi"}
+    found = requests({"containers": [container(cpu="4"), {"name": "bare"}], "resources": {"limits": limits}})
+    assert found == {"cpu": 4, "memory": 2**30, "pods": 1}
 
 
 FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
