@@ -2,7 +2,6 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -11,7 +10,6 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from stage2_controller.observed import Object
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RESULTS = ("done", "retry", "error")
@@ -103,27 +101,24 @@ class _Jobs:
         yield from (by_phase, phase_of, seconds, *families.values())
 
 
-@dataclass(frozen=True)
-class Endpoints:
-    """The answers of the endpoints: a problem in a sentence, or None."""
-
-    problem: Callable[[], str | None]
-    not_ready: Callable[[], str | None]
-    metrics: Callable[[], tuple[bytes, str]]  # body and content type
-
-
-async def serve(endpoints: Endpoints, *, host: str, port: int) -> web.AppRunner:
-    """Listen until the runner is cleaned up."""
+async def serve(
+    *,
+    problem: Callable[[], str | None],
+    not_ready: Callable[[], str | None],
+    figures: Callable[[], bytes],
+    host: str,
+    port: int,
+) -> web.AppRunner:
+    """Listen until the runner is cleaned up. problem, not_ready: return a sentence, or None. figures: the metrics."""
 
     async def healthz(_: web.Request) -> web.Response:
-        return _response(endpoints.problem())
+        return _response(problem())
 
     async def readyz(_: web.Request) -> web.Response:
-        return _response(endpoints.not_ready())
+        return _response(not_ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        body, content_type = endpoints.metrics()
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        return web.Response(body=figures(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()
     application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

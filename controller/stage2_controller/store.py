@@ -70,7 +70,6 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
-        self._of_label: dict[tuple[str, str], set[Key]] = defaultdict(set)  # the jobs of a namespace and short name
 
     def put(self, kind: str, body: Object) -> None:
         """Keep the object unless a newer state of it is known."""
@@ -81,8 +80,6 @@ class Store:
         known = siblings.get(name)
         if known is None or known.version <= version_of(body):
             siblings[name] = _Entry.from_body(kind, body)
-            if kind == names.KIND:
-                self._of_label[_label_of(key)].add(key)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget the object, unless another one has taken its name."""
@@ -95,20 +92,15 @@ class Store:
             del siblings[known.name]
             if not siblings:
                 del self._objects[kind][key]
-                self._forget_label(kind, key)
 
     def namesakes(self, key: Key) -> list[Object]:
         """Return the other jobs of the namespace whose pods have the same label, which policies select."""
-        others = self._of_label.get(_label_of(key), set()) - {key}
-        found = (self.one(names.KIND, other, other.name) for other in sorted(others, key=lambda other: other.name))
-        return [job for job in found if job is not None]
-
-    def _forget_label(self, kind: str, key: Key) -> None:
-        if kind == names.KIND:
-            label = _label_of(key)
-            self._of_label[label].discard(key)
-            if not self._of_label[label]:
-                del self._of_label[label]
+        label = names.short_name(key.name)
+        if label == key.name and not names.may_be_shortened(label):
+            return []
+        others = (other for other in self._objects[names.KIND] if other.namespace == key.namespace and other != key)
+        same = sorted(other for other in others if names.short_name(other.name) == label)
+        return [job for other in same if (job := self.one(names.KIND, other, other.name))]
 
     def all(self, kind: str, key: Key) -> tuple[Object, ...]:
         """Return the objects of a kind that belong to a job."""
@@ -141,10 +133,6 @@ class Store:
     def _older(self, kind: str, key: Key, body: Object) -> bool:
         known = self._objects[kind].get(key, {}).get(body["metadata"]["name"])
         return known is None or known.version < version_of(body)
-
-
-def _label_of(key: Key) -> tuple[str, str]:
-    return key.namespace, names.short_name(key.name)
 
 
 def slim(kind: str, body: Object) -> Object:

@@ -8,10 +8,8 @@ placement needs.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import aiohttp
 
@@ -28,6 +26,7 @@ FAILURES = (ApiRefused, aiohttp.ClientError, TimeoutError)
 """What a request raises that the API server does not answer, or refuses."""
 SELECTORS = {"Node": None, "Pod": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 """The field selectors of nodes, and of pods that take room on one."""
+_INTERVAL_S = 120.0
 _FIRST_COMPARISON_S = 5.0
 _BEHIND_LIMIT = 3  # comparisons in a row that found something undelivered
 _RELIST_S = 240
@@ -35,16 +34,11 @@ _RETRY_S = 2.0
 _UNLISTED_LIMIT_S = 600.0  # nodes and pods are listed at least every _RELIST_S
 
 
-@dataclass(frozen=True)
-class Scope:
-    """The scope of the watches: the namespaces (empty: all), and whether Kueue's Workloads are watched."""
-
-    namespaces: Sequence[str] = ()
-    kueue: bool = False
-
-
 class Freshness:
-    """Lists every kind each `interval_s`, corrects the store, and queues the jobs whose changes the watches missed."""
+    """Lists every kind every two minutes, corrects the store, and queues the jobs whose changes the watches missed.
+
+    namespaces: those that are served; empty: all. kueue: whether Kueue's Workloads are watched.
+    """
 
     def __init__(
         self,
@@ -52,19 +46,18 @@ class Freshness:
         store: Store,
         enqueue: Callable[[Key], None],
         *,
-        scope: Scope,
-        interval_s: float = 120.0,
+        namespaces: Sequence[str] = (),
+        kueue: bool = False,
         grace_s: float = 15.0,
         capacity: Capacity | None = None,
     ) -> None:
         self._api = api
         self._store = store
         self._enqueue = enqueue
-        self._namespaces: Sequence[str | None] = scope.namespaces or (None,)
-        self._interval_s = interval_s
+        self._namespaces: Sequence[str | None] = namespaces or (None,)
         self._grace_s = grace_s
         self._capacity = capacity
-        self._kinds = [resource.kind for resource in kinds.watched(kueue=scope.kueue)]
+        self._kinds = [resource.kind for resource in kinds.watched(kueue=kueue)]
         self._rounds_behind = 0
         self._last_round = time.monotonic()
 
@@ -85,10 +78,10 @@ class Freshness:
 
     async def run(self) -> None:
         """Compare until cancelled; soon at first, for what vanished between `fill` and the watches' own lists."""
-        wait_s = min(_FIRST_COMPARISON_S, self._interval_s)
+        wait_s = _FIRST_COMPARISON_S
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = self._interval_s
+            wait_s = _INTERVAL_S
             try:
                 await self.round()
             except FAILURES as error:  # the probe fails if this lasts
@@ -108,7 +101,7 @@ class Freshness:
     def problem(self) -> str | None:
         """Return why the controller should be restarted; None while its watches deliver."""
         silent_s = self.age_s()
-        if silent_s > 5 * self._interval_s:
+        if silent_s > 5 * _INTERVAL_S:
             return f"no successful list for {silent_s:.0f} s"
         if self._rounds_behind >= _BEHIND_LIMIT:
             return f"the watches missed changes in {self._rounds_behind} rounds in a row"
@@ -138,7 +131,7 @@ class Freshness:
 
     async def _list(self, kind: str) -> tuple[list[Object], int]:
         """Return the objects of a kind in all namespaces, and the oldest resource version of the lists."""
-        answers = [await self._api.list(kind, scope, labelled=kind != names.KIND) for scope in self._namespaces]
+        answers = [await self._api.list(kind, space, labelled=kind != names.KIND) for space in self._namespaces]
         items: list[Object] = [item for answer in answers for item in answer["items"]]
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)
 
@@ -152,10 +145,11 @@ class ClusterWatch:
         self._versions: dict[str, str] = {}  # by kind, the resource version of the last list
         self._listed_at: dict[str, float] = {}
 
-    async def fill(self, give_up_after_s: float = math.inf) -> None:
-        """List all nodes and bound pods, however often that takes. Raise the last failure after `give_up_after_s`."""
+    async def fill(self) -> None:
+        """List all nodes and bound pods, however often that takes."""
+        self._listed_at = dict.fromkeys(SELECTORS, time.monotonic())
         for kind in SELECTORS:
-            await self._fill(kind, give_up_after_s)
+            await self._fill(kind)
 
     async def run(self) -> None:
         """Follow changes until cancelled."""
@@ -164,7 +158,7 @@ class ClusterWatch:
                 watches.create_task(self._follow(kind))
 
     def problem(self) -> str | None:
-        """Return why the account may be wrong; None while it is right, or before the first lists."""
+        """Return why the account may be wrong; None while it is right."""
         for kind, listed_at in self._listed_at.items():
             silent_s = time.monotonic() - listed_at
             if silent_s > _UNLISTED_LIMIT_S:
@@ -182,16 +176,13 @@ class ClusterWatch:
             except FAILURES as error:
                 logger.warning("the watch on all %s starts again: %s", kinds.RESOURCES[kind].plural, error)
             await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
-            await self._fill(kind, math.inf)
+            await self._fill(kind)
 
-    async def _fill(self, kind: str, give_up_after_s: float) -> None:
-        started = time.monotonic()
+    async def _fill(self, kind: str) -> None:
         while True:
             try:
                 return await self._list(kind)
             except FAILURES as error:
-                if time.monotonic() - started >= give_up_after_s:
-                    raise
                 logger.warning("cannot list all %s: %s", kinds.RESOURCES[kind].plural, error)
                 await asyncio.sleep(_RETRY_S)
 

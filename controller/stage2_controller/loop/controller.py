@@ -16,8 +16,8 @@ from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
-from stage2_controller.cluster.watches import FAILURES, ClusterWatch, Freshness, Scope
-from stage2_controller.metrics import CONTENT_TYPE, Endpoints, Metrics
+from stage2_controller.cluster.watches import FAILURES, ClusterWatch, Freshness
+from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import kinds, names
@@ -37,7 +37,7 @@ REST_S = 1.0
 """How long after a pass changes of its job are collected. On a quick cluster new children get pods and nodes in that
 time, which is then one status instead of three. Kubernetes' Job controller waits as long (syncJobBatchPeriod)."""
 _UNJUDGED_S = 5.0  # a new pod causes no pass while the scheduler may still bind or refuse it
-_BLIND_S = 60.0  # after which a leader that cannot list what exists gives the Lease to another
+_BLIND_S = 60.0  # after which a leader that cannot list what exists is restarted
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class Controller:
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another controller leads now
     broken: bool = False  # a bug ended a task that all jobs need
-    blind: str = ""  # why it gave up the Lease: it could not list what exists
     ready: bool = False  # everything was listed
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _leading: asyncio.Task[None] | None = None
@@ -80,7 +79,6 @@ class Controller:
         """Wait for the Lease, where there is one; list what exists, and start to work.
 
         A replica asks for the Lease only if it may list what exists, and makes no other request while it stands by.
-        A leader that cannot list for long ends.
 
         Raises:
             kopf.TemporaryError: what exists cannot be listed now.
@@ -112,15 +110,8 @@ class Controller:
         except FAILURES as error:
             # Such as a definition that helm installed a moment ago, which the API server does not serve yet.
             self._unlisted = f"cannot list what exists: {str(error) or type(error).__name__}"
-            if self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
-                self._end_blind(self._unlisted)
             raise kopf.TemporaryError(self._unlisted, delay=2) from error
         self._unlisted = None
-
-    def _end_blind(self, why: str) -> None:
-        """End the process, so that another replica may lead."""
-        self.blind = why
-        self.stop_flag.set()
 
     async def stop(self) -> None:
         """End in mid-pass without harm: the next start plans again from what it finds. Later calls do nothing."""
@@ -162,10 +153,6 @@ class Controller:
         known = self.store.one(kind, key, body["metadata"]["name"]) if key else None
         return known is not None and known["metadata"].get("ownerReferences") == body["metadata"].get("ownerReferences")
 
-    def endpoints(self) -> Endpoints:
-        """Return what the HTTP endpoints answer."""
-        return Endpoints(self._problem, self._not_ready, self._measured)
-
     async def _hold(self, election: Election) -> None:
         """Keep the Lease. A leader that lost it ends the process."""
         try:
@@ -179,11 +166,7 @@ class Controller:
 
     async def _lead(self) -> None:
         if self.cluster_watch:  # only a leader that chooses nodes needs them
-            try:
-                await self.cluster_watch.fill(_BLIND_S)
-            except FAILURES as error:
-                self._end_blind(f"cannot list nodes and pods: {str(error) or type(error).__name__}")
-                return
+            await self.cluster_watch.fill()
             self._tasks.append(self._task(self.cluster_watch.run()))
         self.reconciler.restore()
         for job in self.store.known(names.KIND):
@@ -209,26 +192,31 @@ class Controller:
     def _stands_by(self) -> Election | None:
         return self.election if not self._tasks else None
 
-    def _problem(self) -> str | None:
+    def problem(self) -> str | None:
+        """Return why the process should be restarted; None while it works."""
         if standing_by := self._stands_by():
             return standing_by.problem(_NO_LEASE_ANSWER_S)
+        if self._unlisted and self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
+            return self._unlisted  # so that another replica may lead
         return self._deaf() if self.ready else None
 
     def _deaf(self) -> str | None:
         return self.freshness.problem() or (self.cluster_watch.problem() if self.cluster_watch else None)
 
-    def _not_ready(self) -> str | None:
+    def not_ready(self) -> str | None:
+        """Return why the process is not ready; None once it is."""
         if self._unlisted:
             return self._unlisted
         if standing_by := self._stands_by():
             return standing_by.problem(DURATION_S) if standing_by.heard else "has had no answer about the Lease yet"
         return self._deaf() if self.ready else "does not know yet what exists"
 
-    def _measured(self) -> tuple[bytes, str]:
+    def figures(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         self.metrics.queue_depth.set(self.queue.depth())
         self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
         self.metrics.compared.set(0 if self._stands_by() else self.freshness.age_s())
-        return self.metrics.text(), CONTENT_TYPE
+        return self.metrics.text()
 
 
 def _is_unjudged(pod: Any) -> bool:
@@ -283,13 +271,14 @@ async def connect(settings: Settings, options: Options) -> Controller:
     queue: WorkQueue[Key] = WorkQueue(
         reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency, rest_s=REST_S
     )
-    scope = Scope(options.namespaces, kueue=settings.kueue)
     return Controller(
         api=api,
         store=store,
         queue=queue,
         reconciler=reconciler,
-        freshness=Freshness(api, store, queue.add, scope=scope, capacity=capacity),
+        freshness=Freshness(
+            api, store, queue.add, namespaces=options.namespaces, kueue=settings.kueue, capacity=capacity
+        ),
         metrics=metrics,
         progress=progress,
         capacity=capacity,

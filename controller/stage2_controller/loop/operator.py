@@ -37,7 +37,13 @@ async def serve(settings: Settings, options: Options) -> str | None:
         if options.listen:
             host, port = options.listen
             try:
-                served = await metrics.serve(controller.endpoints(), host=host, port=port)
+                served = await metrics.serve(
+                    problem=controller.problem,
+                    not_ready=controller.not_ready,
+                    figures=controller.figures,
+                    host=host,
+                    port=port,
+                )
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
@@ -58,8 +64,6 @@ def why_ended(controller: Controller) -> str | None:
     """Return what ended a controller that nobody asked to end."""
     if controller.lost:
         return "another controller leads now"
-    if controller.blind:
-        return controller.blind
     if controller.broken:
         return "a bug ended the controller; the log has its traceback"
     return None

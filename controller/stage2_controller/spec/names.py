@@ -73,6 +73,11 @@ def short_name(name: str, suffix: str = "") -> str:
     return f"{stem[: MAX_NAME - len(suffix) - 9].rstrip('-')}-{digest}{suffix}"
 
 
+def may_be_shortened(label: str) -> bool:
+    """Return whether another job's name may have become this label."""
+    return re.search(r"-[0-9a-f]{8}$", label) is not None
+
+
 def child_name(job: str, role: str) -> str:
     """Return the name of the child of `job` that plays `role`: `job-3v1-rollout`."""
     return short_name(job, f"-{role}")

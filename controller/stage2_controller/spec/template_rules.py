@@ -47,14 +47,23 @@ OF_CONTAINER_SECURITY = _SECURITY | {
 }
 _UNSAFE_ANNOTATIONS = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
 
-# Where mappings and lists must stand, because they are merged over stage2's own or read for placement.
-_MAPPINGS_OF_POD = ("nodeSelector", "overhead", "securityContext")
-_LISTS_OF_POD = (
-    *("containers", "initContainers", "volumes", "imagePullSecrets", "hostAliases"),
-    *("topologySpreadConstraints", "tolerations"),
-)
-_MAPPINGS_OF_CONTAINER = ("resources", "securityContext")
-_LISTS_OF_CONTAINER = ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")
+# The mappings and lists that are merged over stage2's own or read by the rules and by placement. A list has mappings.
+_ANY: Mapping[str, Any] = {}
+_CONTAINER_SHAPE: Mapping[str, Any] = {
+    "resources": {"limits": {}, "requests": {}},
+    "securityContext": {},
+    **{key: [_ANY] for key in ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")},
+}
+_VOLUME_SHAPE: Mapping[str, Any] = {"projected": {"sources": [{"serviceAccountToken": {}}]}}
+_SHAPE: Mapping[str, Any] = {
+    "metadata": {"labels": {}, "annotations": {}},
+    "spec": {
+        **dict.fromkeys(("nodeSelector", "overhead", "securityContext"), _ANY),
+        **{key: [_CONTAINER_SHAPE] for key in ("containers", "initContainers")},
+        "volumes": [_VOLUME_SHAPE],
+        **{key: [_ANY] for key in ("imagePullSecrets", "hostAliases", "topologySpreadConstraints", "tolerations")},
+    },
+}
 
 # Why a field is refused, by its name, and what to do instead.
 _OF_OUR_CONTAINERS = {
@@ -128,7 +137,7 @@ def _problems(path: str, template: Mapping[str, Any], own: set[str], gpu: str) -
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
     yield from _removals(path, template)
-    misshapen = list(_misshapen(path, template))
+    misshapen = list(_misshapen(path, template, _SHAPE))
     yield from misshapen
     if misshapen:
         return
@@ -163,55 +172,35 @@ def _removals(path: str, written: Any) -> Iterator[Problem]:
             yield from _removals(f"{path}[{index}]", item)
 
 
-def _misshapen(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+def _misshapen(path: str, written: Mapping[str, Any], shape: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
-    spec = template.get("spec")
-    yield from _mappings(path, template, ("metadata", "spec"))
-    yield from _mappings(f"{path}.metadata", template.get("metadata"), ("labels", "annotations"))
-    yield from _mappings(f"{path}.spec", spec, _MAPPINGS_OF_POD)
-    yield from _lists(f"{path}.spec", spec, _LISTS_OF_POD)
-    for index, volume in enumerate(_list_at(spec, "volumes")):
-        where = f"{path}.spec.volumes[{index}]"
-        yield from _mappings(where, volume, ("projected",))
-        projected = volume.get("projected") if isinstance(volume, Mapping) else None
-        yield from _lists(f"{where}.projected", projected, ("sources",))
-        for number, source in enumerate(_list_at(projected, "sources")):
-            yield from _mappings(f"{where}.projected.sources[{number}]", source, ("serviceAccountToken",))
-    for key in ("containers", "initContainers"):
-        for index, container in enumerate(_list_at(spec, key)):
-            where = f"{path}.spec.{key}[{index}]"
-            yield from _mappings(where, container, _MAPPINGS_OF_CONTAINER)
-            yield from _lists(where, container, _LISTS_OF_CONTAINER)
-            resources = container.get("resources") if isinstance(container, Mapping) else None
-            yield from _mappings(f"{where}.resources", resources, ("limits", "requests"))
+    for key, inner in shape.items():
+        value, where = written.get(key), f"{path}.{key}"
+        if value is None:
+            continue
+        if isinstance(inner, list):
+            yield from _misshapen_list(where, key, value, inner[0])
+        elif isinstance(value, Mapping):
+            yield from _misshapen(where, value, inner)
+        else:
+            yield Problem(where, value, "must be a mapping", "write its fields as `key: value` under it")
 
 
-def _list_at(parent: Any, key: str) -> list[Any]:
-    written = parent.get(key) if isinstance(parent, Mapping) else None
-    return written if isinstance(written, list) else []
-
-
-def _mappings(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
-    for key in keys if isinstance(parent, Mapping) else ():
-        value = parent.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            yield Problem(f"{path}.{key}", value, "must be a mapping", "write its fields as `key: value` under it")
-
-
-def _lists(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
-    for key in keys if isinstance(parent, Mapping) else ():
-        value = parent.get(key)
-        merge_key = None if key == "containers" else MERGE_KEYS.get(key)  # `_problems` checks names of containers
-        way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
-        if value is not None and not isinstance(value, list):
-            yield Problem(f"{path}.{key}", value, "must be a list", way_out)
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            where = f"{path}.{key}[{index}]"
-            if not isinstance(item, Mapping):
-                yield Problem(where, item, "must be a mapping", way_out)
-            elif merge_key and not _is_merge_key(item.get(merge_key), number=key == "ports"):
-                rule = f"must be {'a number' if key == 'ports' else 'text'}"
-                yield Problem(f"{where}.{merge_key}", item.get(merge_key), rule, way_out)
+def _misshapen_list(path: str, key: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
+    merge_key = None if key == "containers" else MERGE_KEYS.get(key)  # `_problems` checks names of containers
+    way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
+    if not isinstance(value, list):
+        yield Problem(path, value, "must be a list", way_out)
+        return
+    for index, item in enumerate(value):
+        where = f"{path}[{index}]"
+        if not isinstance(item, Mapping):
+            yield Problem(where, item, "must be a mapping", way_out)
+            continue
+        if merge_key and not _is_merge_key(item.get(merge_key), number=key == "ports"):
+            rule = f"must be {'a number' if key == 'ports' else 'text'}"
+            yield Problem(f"{where}.{merge_key}", item.get(merge_key), rule, way_out)
+        yield from _misshapen(where, item, shape)
 
 
 def _is_merge_key(value: Any, *, number: bool) -> bool:

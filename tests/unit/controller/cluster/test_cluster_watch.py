@@ -86,13 +86,14 @@ class Away(Server):
         yield  # makes it a generator
 
 
-async def test_a_first_list_that_is_refused_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "_RETRY_S", 0.01)
-    server = Away(watches=[])
-    watcher = ClusterWatch(cast("Any", server), n.capacity())
-    with pytest.raises(aiohttp.ClientError, match="away"):
-        await asyncio.wait_for(watcher.fill(0.05), 5)
-    assert watcher.problem() is None, "it has not begun"
+async def test_first_lists_that_are_refused_for_ten_minutes_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = ClusterWatch(cast("Any", Away(watches=[])), n.capacity())
+    filling = asyncio.create_task(watcher.fill())
+    await asyncio.sleep(0)
+    assert watcher.problem() is None
+    monkeypatch.setattr(watches, "_UNLISTED_LIMIT_S", 0.0)
+    assert "no whole list of all nodes" in str(watcher.problem())
+    filling.cancel()
 
 
 async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_problem(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.watches import Freshness, Scope
+from stage2_controller.cluster.watches import Freshness
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
@@ -37,9 +37,7 @@ class Stage:
         self.store = Store()
         self.asked: list[Key] = []
         self.account = n.capacity()
-        self.freshness = Freshness(
-            self.lists, self.store, self.asked.append, scope=Scope(()), grace_s=0, capacity=self.account
-        )
+        self.freshness = Freshness(self.lists, self.store, self.asked.append, grace_s=0, capacity=self.account)
 
 
 @pytest.fixture
@@ -51,8 +49,7 @@ def stage() -> Stage:
 async def test_whoever_asks_for_the_lease_has_tried_each_list_that_a_leader_makes(namespaces: tuple[str, ...]) -> None:
     """The pods of all namespaces too, which take room on nodes, whatever namespaces are served."""
     lists = Lists()
-    scope, account = Scope(namespaces), n.capacity()
-    await Freshness(lists, Store(), lambda _: None, scope=scope, capacity=account).try_lists()
+    await Freshness(lists, Store(), lambda _: None, namespaces=namespaces, capacity=n.capacity()).try_lists()
     served = {(kind, namespace) for kind in KINDS for namespace in namespaces or (None,)}
     assert lists.tried == served | {("Node", None), ("Pod", None)}
 

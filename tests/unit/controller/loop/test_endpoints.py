@@ -3,7 +3,7 @@
 import aiohttp
 
 from stage2_controller import metrics
-from stage2_controller.metrics import CONTENT_TYPE, Metrics
+from stage2_controller.metrics import Metrics
 
 JOB = {
     "metadata": {"namespace": "team-a", "name": "job-3v1"},
@@ -14,8 +14,9 @@ JOB = {
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
     figures = Metrics(lambda: [JOB])
     figures.requested("get", "secrets", 200)
-    served = metrics.Endpoints(lambda: problem, lambda: not_ready, lambda: (figures.text(), CONTENT_TYPE))
-    runner = await metrics.serve(served, host="127.0.0.1", port=0)
+    runner = await metrics.serve(
+        problem=lambda: problem, not_ready=lambda: not_ready, figures=figures.text, host="127.0.0.1", port=0
+    )
     host, port = runner.addresses[0][:2]
     found = {}
     async with aiohttp.ClientSession(f"http://{host}:{port}") as session:

@@ -1,4 +1,4 @@
-"""The work queue: coalescing, one call at a time for a key, bounded concurrency, backoff."""
+"""The work queue: coalescing, one call at a time for a key, bounded concurrency, backoff, turns for owners."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stage2_controller.work_queue import RetryLater, WorkQueue
+from stage2_controller.spec.names import Key
+from stage2_controller.work_queue import FairTurns, RetryLater, WorkQueue
 
 
 @asynccontextmanager
@@ -294,7 +295,7 @@ async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothi
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: bool) -> None:
+async def test_a_key_that_was_forgotten_and_comes_again_is_called_once(waits: bool) -> None:
     work = Work()
     queue = WorkQueue(work, concurrency=1)
     async with running(queue):
@@ -312,7 +313,7 @@ async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: boo
         work.gate.set()
         await until(lambda: len(work.calls) == 5)
         await settled()
-    assert work.calls == ["a", "b", "c", "a", "b"], "before what was worked on, and once"
+    assert work.calls == ["a", "b", "c", "b", "a"]
 
 
 async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_anew() -> None:
@@ -340,3 +341,48 @@ async def test_the_sooner_of_two_delays_wins() -> None:
         queue.add_after("a", 3600)
         await until(lambda: bool(work.calls))
     assert work.calls == ["a"]
+
+
+Named = tuple[str, str]
+
+
+def served(turns: FairTurns[Named], count: int) -> list[Named]:
+    return [turns.pop() for _ in range(count)]
+
+
+def test_owners_take_turns_in_the_order_in_which_they_came() -> None:
+    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
+    for item in [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1"), ("c", "2")]:
+        turns.put(item)
+    assert served(turns, 6) == [("a", "1"), ("b", "1"), ("c", "1"), ("a", "2"), ("c", "2"), ("a", "3")]
+
+
+def test_an_owner_who_has_waited_for_nothing_is_not_served_twice_in_a_row() -> None:
+    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
+    turns.put(("a", "1"))
+    assert served(turns, 1) == [("a", "1")]
+    for item in [("b", "1"), ("b", "2"), ("a", "2")]:
+        turns.put(item)
+    assert served(turns, 3) == [("b", "1"), ("a", "2"), ("b", "2")]
+
+
+async def test_a_repair_is_the_next_pass_but_one_while_another_namespace_makes_a_thousand_jobs() -> None:
+    calls: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        calls.append(key)
+        if len(calls) == 1:
+            for number in range(1000):
+                queue.add(Key("storm", str(number)))
+            queue.add(Key("quiet", "repair"))
+        if calls.count(Key("quiet", "repair")) == 2:
+            done.set()
+
+    queue = WorkQueue(work, owner_of=lambda key: key.namespace, concurrency=1)
+    queue.add(Key("quiet", "repair"))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(queue.run())
+        await asyncio.wait_for(done.wait(), timeout=10)
+        running.cancel()
+    assert calls[:3] == [Key("quiet", "repair"), Key("storm", "0"), Key("quiet", "repair")]
