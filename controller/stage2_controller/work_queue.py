@@ -9,26 +9,47 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+NEW_FOR_A_KNOWN = 4
+"""New keys of an owner that are called between two known ones, while both wait."""
+
 Item = TypeVar("Item")
 
 
+class _Lanes(Generic[Item]):
+    def __init__(self) -> None:
+        self.new: deque[Item] = deque()
+        self.known: deque[Item] = deque()
+        self._new_in_a_row = 0
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.known)
+
+    def pop(self) -> Item:
+        if self.new and (not self.known or self._new_in_a_row < NEW_FOR_A_KNOWN):
+            self._new_in_a_row += 1
+            return self.new.popleft()
+        self._new_in_a_row = 0
+        return self.known.popleft()
+
+
 class FairTurns(Generic[Item]):
-    """Waiting keys, in a row for each owner. Owners take turns in the order in which they began to wait."""
+    """Waiting keys, each in the lanes of its owner. Owners take turns in the order in which they began to wait."""
 
     def __init__(self, owner_of: Callable[[Item], Hashable]) -> None:
         self._owner_of = owner_of
-        self._owners: OrderedDict[Hashable, deque[Item]] = OrderedDict()
+        self._owners: OrderedDict[Hashable, _Lanes[Item]] = OrderedDict()
 
-    def put(self, item: Item) -> None:
-        """Let an item wait behind the others of its owner."""
-        self._owners.setdefault(self._owner_of(item), deque()).append(item)
+    def put(self, item: Item, *, new: bool) -> None:
+        """Let an item wait behind the others of its owner. new: no call was made for it yet."""
+        lanes = self._owners.setdefault(self._owner_of(item), _Lanes())
+        (lanes.new if new else lanes.known).append(item)
 
     def pop(self) -> Item:
         """Return the next item. Raise StopIteration if none waits."""
         owner = next(iter(self._owners))
-        waiting = self._owners[owner]
-        item = waiting.popleft()
-        if waiting:
+        lanes = self._owners[owner]
+        item = lanes.pop()
+        if lanes:
             self._owners.move_to_end(owner)
         else:
             del self._owners[owner]
@@ -102,7 +123,7 @@ class WorkQueue(Generic[Item]):
             self._again[key] = at_once or self._again.get(key, False)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._turns.put(key)
+            self._turns.put(key, new=key not in self._worked_on)
             self._ready.release()
 
     def add_after(self, key: Item, delay_s: float) -> None:
@@ -116,7 +137,7 @@ class WorkQueue(Generic[Item]):
     def forget(self, key: Item) -> None:
         """Drop the requests of a key whose object is gone. A call that has begun ends, and requests nothing."""
         self._cancel_timer(key)
-        self._waiting.discard(key)  # its turn is skipped
+        self._waiting.discard(key)  # its turn is skipped: a new object of its name waits where new ones do
         self._again.pop(key, None)
         self._failures.pop(key, None)
         self._worked_on.pop(key, None)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from stage2_controller.spec.names import Key
-from stage2_controller.work_queue import FairTurns, RetryLater, WorkQueue
+from stage2_controller.work_queue import NEW_FOR_A_KNOWN, FairTurns, RetryLater, WorkQueue
 
 
 @asynccontextmanager
@@ -295,7 +295,7 @@ async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothi
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_key_that_was_forgotten_and_comes_again_is_called_once(waits: bool) -> None:
+async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: bool) -> None:
     work = Work()
     queue = WorkQueue(work, concurrency=1)
     async with running(queue):
@@ -313,7 +313,7 @@ async def test_a_key_that_was_forgotten_and_comes_again_is_called_once(waits: bo
         work.gate.set()
         await until(lambda: len(work.calls) == 5)
         await settled()
-    assert work.calls == ["a", "b", "c", "b", "a"]
+    assert work.calls == ["a", "b", "c", "a", "b"], "before what was worked on, and once"
 
 
 async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_anew() -> None:
@@ -353,16 +353,24 @@ def served(turns: FairTurns[Named], count: int) -> list[Named]:
 def test_owners_take_turns_in_the_order_in_which_they_came() -> None:
     turns: FairTurns[Named] = FairTurns(lambda item: item[0])
     for item in [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1"), ("c", "2")]:
-        turns.put(item)
+        turns.put(item, new=True)
     assert served(turns, 6) == [("a", "1"), ("b", "1"), ("c", "1"), ("a", "2"), ("c", "2"), ("a", "3")]
+
+
+def test_what_is_new_comes_first_and_what_is_known_has_its_turn() -> None:
+    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
+    turns.put(("a", "known"), new=False)
+    for number in range(9):
+        turns.put(("a", str(number)), new=True)
+    assert served(turns, 10).index(("a", "known")) == NEW_FOR_A_KNOWN
 
 
 def test_an_owner_who_has_waited_for_nothing_is_not_served_twice_in_a_row() -> None:
     turns: FairTurns[Named] = FairTurns(lambda item: item[0])
-    turns.put(("a", "1"))
+    turns.put(("a", "1"), new=True)
     assert served(turns, 1) == [("a", "1")]
     for item in [("b", "1"), ("b", "2"), ("a", "2")]:
-        turns.put(item)
+        turns.put(item, new=True)
     assert served(turns, 3) == [("b", "1"), ("a", "2"), ("b", "2")]
 
 
