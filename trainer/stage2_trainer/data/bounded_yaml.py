@@ -6,7 +6,7 @@ stream of events is counted before anything is built from it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ MOST_VALUES = 200_000
 TOO_DEEP = f"must not be nested deeper than {DEEPEST} levels"
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
+_Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 class UnreadableYaml(ValueError):
@@ -35,23 +36,10 @@ class UnreadableYaml(ValueError):
         self.found, self.rule, self.way_out = found, rule, way_out
 
 
-class _StrictLoader(_Safe):  # type: ignore[misc]
-    """A safe loader that refuses duplicate keys, of which plain YAML silently keeps the last.
+class _UniqueKeys:
+    """A loader that refuses duplicate keys, of which plain YAML silently keeps the last."""
 
-    texts: keys of a document below which every scalar stays text.
-    """
-
-    texts: Collection[str] = ()
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            node.value = [(key, _texts(value) if self._is_text(key) else value) for key, value in node.value]
-        return super().construct_document(node)
-
-    def _is_text(self, key: yaml.Node) -> bool:
-        return isinstance(key, yaml.ScalarNode) and key.value in self.texts
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self: Any, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             if key_node.tag == MERGE:
@@ -62,28 +50,26 @@ class _StrictLoader(_Safe):  # type: ignore[misc]
             if key in seen:
                 raise _at(f"the key {key!r} is given twice; keep one of the two", key_node)
             seen.add(key)
-        built: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        built: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
         return built
+
+
+class _ValueLoader(_UniqueKeys, _Safe):  # type: ignore[misc]
+    """Reads numbers, dates and truth values as such."""
+
+
+class _TextLoader(_UniqueKeys, _Base):  # type: ignore[misc]
+    """Leaves every scalar text: `010`, not 8."""
 
 
 def _at(what: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
-def _texts(node: yaml.Node) -> yaml.Node:
-    """Return a copy of a node whose scalars are text, whatever YAML or a tag would make them."""
-    kind, value = "str", node.value
-    if isinstance(node, yaml.SequenceNode):
-        kind, value = "seq", [_texts(one) for one in value]
-    elif isinstance(node, yaml.MappingNode):
-        kind, value = "map", [(key if key.tag == MERGE else _texts(key), _texts(one)) for key, one in value]
-    return type(node)(f"tag:yaml.org,2002:{kind}", value, node.start_mark, node.end_mark)
-
-
-def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
+def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
     """Return the documents of a YAML file that a person names, in order, without empty ones.
 
-    texts: keys of a document below which every scalar, including keys, stays text: `010`, not 8.
+    as_text: every scalar, keys included, stays text: `010`, not 8. There is no merging by `<<` then.
 
     Raises:
         OSError: the file cannot be read, or is a device or a FIFO.
@@ -92,7 +78,8 @@ def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
     text = _text(path)
     try:
         _count(text)
-        return [document for document in _documents(text, texts) if document is not None]
+        loader = _TextLoader if as_text else _ValueLoader
+        return [document for document in yaml.load_all(text, loader) if document not in (None, "")]
     except UnreadableYaml:
         raise
     except (
@@ -115,16 +102,6 @@ def _found(error: Exception) -> str:
     since, before = error.context_mark, f" {error.context}" if error.context else ""
     begun = f" that began at line {since.line + 1}" if before and since and mark and since.line != mark.line else ""
     return f"{error.problem}{where}{before}{begun}"
-
-
-def _documents(text: str, texts: Collection[str]) -> Iterator[Any]:
-    loader = _StrictLoader(text)
-    loader.texts = texts
-    try:
-        while loader.check_data():
-            yield loader.get_data()
-    finally:
-        loader.dispose()
 
 
 def _text(path: Path) -> str:

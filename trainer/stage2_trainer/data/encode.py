@@ -43,17 +43,12 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """A teacher-forced sequence: prompt, answer, end of turn.
+class Encoding(Prompt):
+    """A teacher-forced sequence of L tokens: prompt, answer, end of turn.
 
-    input_ids, mm_token_type_ids: int64 (L,). The answer is at `prompt_len .. prompt_len + answer_len`, and the
-    end-of-turn token follows it.
+    The answer is at `prompt_len .. prompt_len + answer_len`, and the end-of-turn token follows it.
     """
 
-    input_ids: torch.Tensor
-    mm_token_type_ids: torch.Tensor
-    pixel_values: torch.Tensor | None
-    image_grid_thw: torch.Tensor | None
     prompt_len: int
     answer_len: int
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -160,6 +161,45 @@ def _is_empty(path: Path) -> bool:
         return False
 
 
+@contextmanager
+def new_file(option: str, path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a new file, which is renamed at the end, and removed after an error.
+
+    Raises ConfigError that names the option if something is at the path already, or a file cannot be created there.
+    """
+    check_new_file(option, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = aside_of(path)
+    try:
+        yield aside
+        check_new_file(option, path)  # somebody may have created it meanwhile
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(option: str, path: Path) -> Iterator[Path]:
+    """Yield a temporary folder, which is renamed at the end, and removed after an error.
+
+    Raises ConfigError that names the option if a folder cannot be created at the path, or it holds something.
+    """
+    check_folder(option, path)
+    aside = aside_of(path)
+    shutil.rmtree(aside, ignore_errors=True)  # left by a command that was killed
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for file in filter(Path.is_file, aside.iterdir()):
+            file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
+        check_folder(option, path)  # somebody may have filled it meanwhile
+        if path.exists():
+            path.rmdir()
+        aside.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def relative_path(file: Path, folder: Path) -> str:
     """Return a relative path that leads from a folder to a file.
 
@@ -167,7 +207,6 @@ def relative_path(file: Path, folder: Path) -> str:
     the path by names is used where it is correct, and else the path between both resolved places.
     """
     named = os.path.relpath(file.absolute(), folder.absolute())
-    real = os.path.realpath(file)
-    if os.path.realpath(folder / named) == real:
+    if os.path.realpath(folder / named) == os.path.realpath(file):
         return named
     return os.path.relpath(Path(os.path.realpath(file.parent), file.name), os.path.realpath(folder))

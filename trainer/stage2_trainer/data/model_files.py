@@ -183,10 +183,9 @@ def require_plain(folder: Path, *, path: str, value: str) -> None:
 
     path, value: the argument that names the folder.
     """
-    problems = [Problem(path, value, rule, IN_SAFETENSORS) for rule in _pickled(folder)]
-    problems += [Problem(path, value, rule, WITHOUT_CODE) for rule in _code(folder)]
-    if problems:
-        raise ConfigError(problems)
+    rules = [(rule, IN_SAFETENSORS) for rule in _pickled(folder)] + [(rule, WITHOUT_CODE) for rule in _code(folder)]
+    if rules:
+        raise ConfigError([Problem(path, value, rule, way_out) for rule, way_out in rules])
 
 
 def _pickled(folder: Path) -> list[str]:

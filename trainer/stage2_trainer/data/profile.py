@@ -1,7 +1,7 @@
 """Inspection of a data file: a survey of its mistakes, and a profile of what it holds and what looks wrong.
 
 Each is one pass over the lines and the headers of the images. Memory grows with the number of descriptions and images
-(a few dozen bytes each), not with the objects.
+(their paths), not with the objects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -200,7 +200,7 @@ class _ProfileBuilder:
         self._rules = rules
         self._lengths_of = lengths_of
         self._waiting: list[tuple[str, str]] = []
-        self._same = SameImages(profile.path)
+        self._same = SameImages()
         self._random = random.Random(SEED)
         self._candidates = 0
 
@@ -218,7 +218,7 @@ class _ProfileBuilder:
         self._profile.objects.add(len(record.objects), place)
         self._add_objects(record, place)
         self._add_answer(record, place)
-        if self._add_images(record, line, place):
+        if self._add_images(record, place):
             self._sample(record)
 
     def finish(self) -> Profile:
@@ -255,14 +255,14 @@ class _ProfileBuilder:
             self._profile.answers.add(length, place)
         self._waiting = []
 
-    def _add_images(self, record: Record, line: Line, place: str) -> bool:
+    def _add_images(self, record: Record, place: str) -> bool:
         """Check the headers of a record's images; return whether the record can be shown."""
         suspicions, sizes = self._profile.suspicions, []
         for source in record.images:
             if is_missing(source):
                 suspicions.add(MISSING_IMAGE, f"{place}: {source}")
                 continue
-            if self._same.seen(source, line):
+            if self._same.seen(source, record.index):
                 suspicions.add(SAME_IMAGE, place)
             try:
                 sizes.append(read_header(source).size)
@@ -309,12 +309,8 @@ def _area(one: GTObject) -> float:
     xs, ys = one.bins[::2], one.bins[1::2]
     if one.kind == "bbox":
         return float((xs[1] - xs[0]) * (ys[1] - ys[0]))
-    return abs(_twice_signed(xs, ys)) / 2
-
-
-def _twice_signed(xs: Sequence[int], ys: Sequence[int]) -> int:
-    following: Iterable[tuple[int, int]] = zip((*xs[1:], xs[0]), (*ys[1:], ys[0]), strict=True)
-    return sum(x * next_y - next_x * y for x, y, (next_x, next_y) in zip(xs, ys, following, strict=True))
+    following = zip((*xs[1:], xs[0]), (*ys[1:], ys[0]), strict=True)
+    return abs(sum(x * next_y - next_x * y for x, y, (next_x, next_y) in zip(xs, ys, following, strict=True))) / 2
 
 
 def _flat(one: GTObject) -> str | None:
@@ -325,41 +321,29 @@ def _flat(one: GTObject) -> str | None:
 
 
 class SameImages:
-    """Finds repeated images. It keeps two numbers of each, and compares whole files if these agree."""
+    """Finds repeated images. Of each it keeps a number, and compares whole files if these agree."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._first: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, str]] = {}
 
-    def seen(self, source: str, line: Line) -> bool:
-        """Whether an earlier line of the file has this image too."""
+    def seen(self, source: str, position: int) -> bool:
+        """Whether a record before this position has this image too."""
         try:
-            offset = self._first.setdefault(_key(source), line.offset)
-            return offset != line.offset and any(_same(source, other) for other in self._images(offset))
+            first, other = self._first.setdefault(_key(source), (position, "" if _is_url(source) else source))
+            if first == position:
+                return False
+            return _is_url(source) or source == other or filecmp.cmp(file_path(source), file_path(other), shallow=False)
         except OSError:
             return False  # gone or unreadable: the check of headers reports it
 
-    def _images(self, offset: int) -> list[str]:
-        """Return the images of the line at this offset, which was read before."""
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            images = json.loads(file.readline())["images"]
-        folder = self._path.parent
-        return [one if one.startswith("data:") else str((folder / one).resolve()) for one in images]
+
+def _is_url(source: str) -> bool:
+    return source.startswith("data:")
 
 
 def _key(source: str) -> int:
     """Return a number that images of equal bytes share, and few others."""
-    if source.startswith("data:"):
+    if _is_url(source):
         return hash(source)
-    path = file_path(source)
-    with open_regular(path) as file:
+    with open_regular(file_path(source)) as file:
         return hash((os.fstat(file.fileno()).st_size, zlib.crc32(file.read(HEAD_BYTES))))
-
-
-def _same(source: str, other: str) -> bool:
-    if source == other:
-        return True
-    if source.startswith("data:") or other.startswith("data:"):
-        return False
-    return filecmp.cmp(file_path(source), file_path(other), shallow=False)

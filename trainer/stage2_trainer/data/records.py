@@ -91,15 +91,13 @@ class Fingerprint:
 class Line:
     """A line of a data file that is not blank.
 
-    path: of the file. position: among such lines, from 0. number: line number in the file, from 1. offset: of its first
-    byte in the file.
+    path: of the file. position: among such lines, from 0. number: line number in the file, from 1.
     """
 
     path: Path
     position: int
     number: int
     text: bytes
-    offset: int = 0
 
     def record(self, rules: RecordRules) -> Record:
         """Read the line. Raises ConfigError with every problem at `file:line field`."""
@@ -159,12 +157,11 @@ def lines(path: Path | str) -> Iterator[Line]:
         raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
     try:
         with path.open("rb") as file:
-            position = offset = 0
+            position = 0
             for number, text in enumerate(file, start=1):
                 if text.strip():
-                    yield Line(path, position, number, text, offset)
+                    yield Line(path, position, number, text)
                     position += 1
-                offset += len(text)
     except OSError as error:
         raise _invalid(str(path), None, f"must be readable ({error.strerror})", "correct the file's rights") from error
 

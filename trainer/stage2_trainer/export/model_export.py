@@ -10,8 +10,7 @@ import filecmp
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata as distribution
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.files import aside_of, check_folder
+from stage2_trainer.data.files import new_folder
 from stage2_trainer.export.comparison import Comparison
 from stage2_trainer.export.trained_checkpoint import (
     ADAPTER_CONFIG,
@@ -101,7 +100,8 @@ def export_model(
     stream = MergedStream(checkpoint, dtype=dtype)
     metadata = stream.metadata()
     size = sum(one.nbytes for one in metadata)
-    with _written_aside(output, size) as aside:
+    with new_folder("--output", output) as aside:
+        _require_room(aside.parent, size)
         expected = write_shards(stream, metadata, aside, shard_bytes=shard_bytes)
         _write_config(checkpoint, aside, dtype=dtype, untied=stream.untied)
         _write_beside(checkpoint, aside)
@@ -124,7 +124,8 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
     trained = skeleton(checkpoint)
     tensors = {name for name, parameter in trained.named_parameters() if not is_empty(parameter)}
     size = (checkpoint.folder / ADAPTER_WEIGHTS).stat().st_size
-    with _written_aside(output, size) as aside:
+    with new_folder("--output", output) as aside:
+        _require_room(aside.parent, size)
         copied = shutil.copyfile(checkpoint.folder / ADAPTER_WEIGHTS, aside / ADAPTER_WEIGHTS)
         if not filecmp.cmp(checkpoint.folder / ADAPTER_WEIGHTS, copied, shallow=False):
             raise ExportError(f"what was written differs from {checkpoint.folder / ADAPTER_WEIGHTS}")
@@ -133,29 +134,12 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
     return Exported(output, len(tensors), size, obstacle=adapter_obstacle(trained))
 
 
-@contextmanager
-def _written_aside(output: Path, size: int) -> Iterator[Path]:
-    """Yield an empty folder, which gets its name when the block ends; where it fails, nothing is left.
-
-    Raises:
-        ConfigError: something is there already, or the disk is too small.
-    """
-    check_folder("--output", output)
-    output.absolute().parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(output.absolute().parent).free
+def _require_room(folder: Path, size: int) -> None:
+    """Raise ConfigError where the disk of a folder is too small."""
+    free = shutil.disk_usage(folder).free
     if free < size * ROOM_TO_SPARE:
         rule = f"must have {size * ROOM_TO_SPARE / 1e9:.2f} GB of free space, and there are {free / 1e9:.2f} GB"
-        raise ConfigError([Problem("--output", str(output), rule, "free some space, or name a folder on another disk")])
-    aside = aside_of(output)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    try:
-        yield aside
-        for file in aside.iterdir():
-            file.chmod(0o644)  # safetensors makes files that only their owner can read; servers run as someone else
-        aside.rename(output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        raise ConfigError([Problem("--output", str(folder), rule, "free some space, or name a folder on another disk")])
 
 
 def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.dtype | None, untied: bool) -> None:

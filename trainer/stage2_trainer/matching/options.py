@@ -14,17 +14,6 @@ from stage2_api.rollout_matching import (
     UnmatchedObjects,
 )
 
-__all__ = [
-    "DEFAULTS",
-    "MaskIouMode",
-    "MatchOptions",
-    "MissedPlace",
-    "OtBboxTarget",
-    "OtCost",
-    "OtEpsilonMode",
-    "UnmatchedObjects",
-]
-
 _CONFIG = RolloutMatching()
 
 

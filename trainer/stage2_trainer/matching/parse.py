@@ -16,13 +16,12 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from stage2_api.coordinates import BINS, coord_bin, coord_token
+from stage2_api.coordinates import coord_bin
 from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
-from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids
+from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
-_QUOTED = [f'"{coord_token(k)}"' for k in range(BINS)]
 
 # Why an object was dropped.
 CUT_OFF = "cut_off"
@@ -104,7 +103,7 @@ class ParsedRollout:
 
 def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollout:
     """Parse the ids that a server returned, with or without stop tokens. Linear in time; never raises."""
-    ids, unknown = _known_ids(as_ids(response_ids), vocab)
+    ids, unknown = _known_ids(list(map(int, response_ids)), vocab)
     aligned = vocab.align(ids)
     end = aligned.text.find(END_OF_TURN)
     text = aligned.text if end < 0 else aligned.text[:end]
@@ -114,7 +113,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
     prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
     if cut < max(_cuts(found), default=0) and not before:
         notes = (*notes, CUT_MOVED)
-    objects = read_objects(ids, aligned, found, text, cut, vocab)
+    objects = _ObjectReader(ids, aligned, text, cut, vocab).read(found)
     kept = [entry.index for entry in found.entries if entry.key_start < cut]
     prefix_text = text[:cut] if cut else "{"
     return ParsedRollout(
@@ -132,7 +131,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
 
 def object_ends(response_ids: Sequence[int], vocab: CoordVocab) -> tuple[int, ...]:
     """Return the number of tokens after which each object of an answer is closed, in order."""
-    ids, _ = _known_ids(as_ids(response_ids), vocab)
+    ids, _ = _known_ids(list(map(int, response_ids)), vocab)
     aligned = vocab.align(ids)
     end = aligned.text.find(END_OF_TURN)
     found = scan(aligned.text if end < 0 else aligned.text[:end])
@@ -193,13 +192,6 @@ def _is_json(text: str) -> bool:
     return isinstance(loads(text), dict)
 
 
-def read_objects(
-    ids: list[int], aligned: Alignment, found: Scan, text: str, cut: int, vocab: CoordVocab
-) -> tuple[ParsedObject, ...]:
-    """Return an object for each entry of the scan, in order; those beyond `cut` are not in the prefix."""
-    return _ObjectReader(ids, aligned, text, cut, vocab).read(found)
-
-
 class _ObjectReader:
     """Reads and validates the entries of one answer's scan."""
 
@@ -215,28 +207,15 @@ class _ObjectReader:
     def read(self, found: Scan) -> tuple[ParsedObject, ...]:
         """Return an object for each entry, in order."""
         last = len(found.entries) - 1
-        return tuple(self._judge(entry, cut_off=found.truncated and i == last) for i, entry in enumerate(found.entries))
+        return tuple(
+            self._read_entry(entry, cut_off=found.truncated and i == last) for i, entry in enumerate(found.entries)
+        )
 
-    def _judge(self, entry: Entry, *, cut_off: bool) -> ParsedObject:
+    def _read_entry(self, entry: Entry, *, cut_off: bool) -> ParsedObject:
         if entry.value_end < 0:
             return self._object(entry, CUT_OFF if cut_off else NO_OBJECT_VALUE)
         if entry.value_end > self._cut:
             return self._object(entry, OUTSIDE_PREFIX)
-        return self._judge_plain(entry) or self._judge_json(entry)
-
-    def _judge_plain(self, entry: Entry) -> ParsedObject | None:
-        """Return the object if it is valid and in the usual form, whose text need not be parsed as JSON."""
-        if not entry.plain:
-            return None
-        desc, key = entry.plain
-        positions, captured = self._captured(entry)
-        start, end = entry.captures[0]
-        exact = desc.isprintable() and desc.strip() and _right_count(len(captured), key)
-        if exact and self._text[start:end] == _spelled(captured, key):
-            return self._object(entry, None, desc, KIND_OF_KEY[key], captured, positions)
-        return None
-
-    def _judge_json(self, entry: Entry) -> ParsedObject:
         value = loads(self._text[entry.value_start : entry.value_end])
         reason, key = _check_shape(value)
         if reason:
@@ -245,7 +224,7 @@ class _ObjectReader:
         positions, captured = self._captured(entry)
         if spelled is None:
             reason = NOT_COORD_TOKENS
-        elif not _right_count(len(spelled), key):
+        elif not (len(spelled) == 4 if key == "bbox_2d" else len(spelled) >= 6 and len(spelled) % 2 == 0):
             reason = WRONG_COUNT
         elif spelled != captured:
             reason = TOKENS_DIFFER
@@ -307,18 +286,6 @@ def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
         value = list(chain.from_iterable(value))
     bins = [coord_bin(one) if isinstance(one, str) else None for one in value]
     return None if None in bins else tuple(cast("list[int]", bins))
-
-
-def _spelled(bins: tuple[int, ...], key: str) -> str:
-    """Return a geometry value as the serialised text spells it."""
-    texts = [_QUOTED[k] for k in bins]
-    if key == "bbox_2d":
-        return "[" + ", ".join(texts) + "]"
-    return "[[" + "], [".join(f"{x}, {y}" for x, y in zip(texts[::2], texts[1::2], strict=True)) + "]]"
-
-
-def _right_count(count: int, key: str) -> bool:
-    return count == 4 if key == "bbox_2d" else count >= 6 and count % 2 == 0
 
 
 def loads(text: str) -> Any:

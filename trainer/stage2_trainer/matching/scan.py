@@ -19,22 +19,13 @@ _EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
 # Python converts at most some 4000 digits to a number; a key with more names no object.
 _INDEX = "[0-9]{1,4000}"
 OBJECT_KEY = re.compile(rf"object_({_INDEX})")
-# An entry in the usual form, as nearly all are, is a single event too; anything else is taken apart.
-_ENTRY = re.compile(
-    rf'"(?P<key>object_(?P<index>{_INDEX}))": '
-    r'(?P<value>\{"desc": "(?P<desc>[^"\\]*+)", "(?P<geometry>bbox_2d|poly)": '
-    rf"(?P<array>{_FLAT_ARRAY}|\[(?:{_FLAT_ARRAY}|, )++\])\}})"
-    rf"|{_EVENT.pattern}",
-    re.DOTALL,
-)
 
 
 @dataclass(slots=True)
 class Entry:
     """One `"object_n": ...` at the top level of the answer; offsets in characters, ends exclusive, -1 for none.
 
-    captures: the spans of its geometry arrays, brackets included. plain: (desc, geometry key) of a value in the usual
-    form, `{"desc": "...", "bbox_2d" or "poly": [...]}` without escapes.
+    captures: the spans of its geometry arrays, brackets included.
     """
 
     key: str
@@ -43,7 +34,6 @@ class Entry:
     value_start: int = -1
     value_end: int = -1
     captures: list[tuple[int, int]] = field(default_factory=list)
-    plain: tuple[str, str] | None = None
 
 
 @dataclass
@@ -63,14 +53,8 @@ class Scan:
 def scan(text: str) -> Scan:
     """Scan up to the end of the first top-level object; what follows is not part of the answer."""
     scanner = _Scanner()
-    for event in _ENTRY.finditer(text):
-        if event["key"] is None:
-            scanner.handle(text[event.start()], event)
-        elif scanner.at_key:
-            scanner.entry(event)
-        else:
-            for inner in _EVENT.finditer(text, event.start(), event.end()):
-                scanner.handle(text[inner.start()], inner)
+    for event in _EVENT.finditer(text):
+        scanner.handle(text[event.start()], event)
         if scanner.closed_at >= 0:
             break
     open_ended = scanner.in_string or bool(scanner.expecting) or scanner.brackets != 0
@@ -79,7 +63,7 @@ def scan(text: str) -> Scan:
 
 
 class _Scanner:
-    """The state between two events. `expecting` tells for each open brace whether the next string is a key."""
+    """The state between two events. `expecting`: for each open brace whether the next string is a key."""
 
     def __init__(self) -> None:
         self.expecting: list[bool] = []
@@ -103,24 +87,9 @@ class _Scanner:
             ",": self.comma,
         }
 
-    @property
-    def at_key(self) -> bool:
-        """Whether the next string is a key of the top-level object."""
-        return self.expecting == [True] and not self.brackets
-
-    def entry(self, event: re.Match[str]) -> None:
-        """Handle a whole entry at once, with the same result as its single events."""
-        start, end = event.span("value")
-        found = Entry(event["key"], int(event["index"]), event.start(), start, end, [event.span("array")])
-        found.plain = (event["desc"], event["geometry"])
-        self.entries.append(found)
-        self.pending = None
-        self.expecting[-1] = False
-
     def handle(self, first: str, event: re.Match[str]) -> None:
         """Handle one string, flat array or structural character."""
-        if self.closed_at < 0:
-            self._handlers[first](event.start(), event)
+        self._handlers[first](event.start(), event)
 
     def string(self, start: int, event: re.Match[str]) -> None:
         if not event["close"]:

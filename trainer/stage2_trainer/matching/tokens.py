@@ -6,6 +6,7 @@ Source: semantics, sections 1 and 4.2.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -45,18 +46,6 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
 
-class _Pieces(dict[int, str]):
-    """Text of each id decoded alone, filled on first use."""
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        super().__init__()
-        self._decode = decode
-
-    def __missing__(self, token_id: int) -> str:
-        piece = self[token_id] = self._decode([token_id])
-        return piece
-
-
 @dataclass(frozen=True)
 class Alignment:
     """Token ids aligned with their text.
@@ -87,7 +76,7 @@ class CoordVocab:
     decode: Callable[[list[int]], str]
     encode: Callable[[str], list[int]]
     size: int
-    _pieces: _Pieces = field(init=False, repr=False)
+    _piece: Callable[[int], str] = field(init=False, repr=False)
     _table: IntArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +85,7 @@ class CoordVocab:
         table = np.full(int(self.ids.max()) + 1, -1, dtype=np.int64)
         table[self.ids] = np.arange(BINS)
         object.__setattr__(self, "_table", table)
-        object.__setattr__(self, "_pieces", _Pieces(self.decode))
+        object.__setattr__(self, "_piece", cache(lambda token_id: self.decode([token_id])))
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "CoordVocab":
@@ -118,7 +107,7 @@ class CoordVocab:
 
     def decode_piece(self, token_id: int) -> str:
         """Return the text of one id decoded alone (cached); part of a character decodes to U+FFFD."""
-        return self._pieces[token_id]
+        return self._piece(token_id)
 
     def bin_of(self, token_id: int) -> int | None:
         """Return the bin of a coordinate token, None for any other id."""
@@ -132,7 +121,7 @@ class CoordVocab:
 
     def align(self, token_ids: list[int]) -> Alignment:
         """Align ids (all within the vocabulary) with their text; characters split over tokens come out whole."""
-        pieces = list(map(self._pieces.__getitem__, token_ids))
+        pieces = list(map(self._piece, token_ids))
         text = "".join(pieces)
         split: set[int] = set()
         if REPLACEMENT in text:
@@ -174,11 +163,6 @@ def _decode_with(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
         return tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     return decode
-
-
-def as_ids(token_ids: Sequence[int]) -> list[int]:
-    """Return plain Python ints of any sequence of ids (list, numpy array, tensor)."""
-    return list(map(int, token_ids))
 
 
 def vision_ids(tokenizer: Tokenizer) -> frozenset[int]:

@@ -6,16 +6,13 @@ Format: https://cocodataset.org/#format-data
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from stage2_api.coordinates import BINS
-from stage2_trainer.data.files import aside_of, check_new_file, read_named, relative_path
+from stage2_trainer.data.files import new_file, read_named, relative_path
 from stage2_trainer.data.records import Line, Record, RecordRules, lines
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.prepare.annotations import (
@@ -45,55 +42,44 @@ NO_FILE = "its image is in the record itself (data: URL), and an entry of COCO n
 NO_PLACE = "a summary, or a key of metadata, which COCO cannot hold"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What must be known of all records before writing: numbers of categories; whether sample ids serve as ids."""
-
-    categories: dict[str, int]
-    numbered: bool
-
-
 def write_coco(
     path: Path, output: Path, rules: RecordRules, tally: Tally, on_line: Callable[[Line], None] | None = None
 ) -> None:
-    """Write a COCO file of a data file's records under a temporary name, then rename it; it replaces no file.
+    """Write a COCO file of a data file's records; it replaces no file.
 
     Categories are numbered by name. Images keep their sample ids if all of these are different whole numbers, as
     after an import of COCO; otherwise their lines number them, from 1. Coordinates are pixels again.
 
     Raises ConfigError where a record is broken, or the output exists already.
     """
-    check_new_file("--coco", output)
-    plan = _plan(_records(path, rules, None))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = aside_of(output)
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            _write_document(_records(path, rules, on_line), plan, output.parent, file, tally)
-        check_new_file("--coco", output)  # somebody may have created it meanwhile
-        aside.rename(output)
-    finally:
-        aside.unlink(missing_ok=True)
+    with new_file("--coco", output) as aside:
+        records = []
+        for line in lines(path):
+            if on_line is not None:
+                on_line(line)
+            records.append(line.record(rules.without_images()))
+        aside.write_text(json.dumps(_document_of(records, output.parent, tally), ensure_ascii=False), encoding="utf-8")
 
 
-def _records(path: Path, rules: RecordRules, on_line: Callable[[Line], None] | None) -> Iterator[Record]:
-    for line in lines(path):
-        if on_line is not None:
-            on_line(line)
-        yield line.record(rules.without_images())
-
-
-def _plan(records: Iterable[Record]) -> _Plan:
-    names: set[str] = set()
-    numbers: set[int] = set()
-    numbered = True
+def _document_of(records: Sequence[Record], folder: Path, tally: Tally) -> dict[str, Any]:
+    names = {one.desc for record in records for one in record.objects}
+    names |= {name for record in records for listed in _federated_lists(record).values() for name in listed}
+    numbers = {name: number for number, name in enumerate(sorted(names), start=1)}
+    ids = [record.sample_id for record in records]
+    numbered = len(set(ids)) == len(ids) and all(map(_is_number, ids))
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for record in records:
-        names.update(one.desc for one in record.objects)
-        names.update(name for listed in _federated_lists(record).values() for name in listed)
-        number = int(record.sample_id) if _is_number(record.sample_id) else None
-        numbered = numbered and number is not None and number not in numbers
-        numbers |= {number} if numbered and number is not None else set()
-    return _Plan({name: number for number, name in enumerate(sorted(names), start=1)}, numbered)
+        if len(record.images) > 1 or record.images[0].startswith("data:"):
+            tally.leave_out_image(SEVERAL_IMAGES if len(record.images) > 1 else NO_FILE, record.sample_id)
+            continue
+        images.append(_image_entry(record, numbers, folder, tally, numbered=numbered))
+        for one in record.objects:
+            identity = {"id": len(annotations) + 1, "image_id": images[-1]["id"], "category_id": numbers[one.desc]}
+            annotations.append(identity | _geometry(one, record))
+    tally.records, tally.objects = len(images), len(annotations)
+    categories = [{"id": number, "name": name} for name, number in numbers.items()]
+    return {"info": {}, "licenses": [], "categories": categories, "images": images, "annotations": annotations}
 
 
 def _federated_lists(record: Record) -> dict[str, list[str]]:
@@ -106,61 +92,34 @@ def _is_number(name: str) -> bool:
     return name.isdecimal() and name.isascii() and len(name) <= MOST_DIGITS and str(int(name)) == name
 
 
-def _write_document(records: Iterable[Record], plan: _Plan, folder: Path, file: TextIO, tally: Tally) -> None:
-    """Write images one by one; annotations go to a temporary file, which is appended at the end."""
-    categories = [{"id": number, "name": name} for name, number in plan.categories.items()]
-    file.write(f'{{"info": {{}}, "licenses": [], "categories": {_to_json(categories)},\n"images": [')
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as annotations:
-        for record in records:
-            if len(record.images) > 1 or record.images[0].startswith("data:"):
-                tally.leave_out_image(SEVERAL_IMAGES if len(record.images) > 1 else NO_FILE, record.sample_id)
-                continue
-            entry = _image_entry(record, plan, folder, tally)
-            file.write((",\n" if tally.records else "\n") + _to_json(entry))
-            tally.records += 1
-            for one in record.objects:
-                tally.objects += 1
-                annotation = _annotation(one, record, entry["id"], tally.objects, plan)
-                annotations.write((",\n" if tally.objects > 1 else "\n") + _to_json(annotation))
-        file.write('],\n"annotations": [')
-        annotations.seek(0)
-        shutil.copyfileobj(annotations, file)
-    file.write("]}\n")
-
-
-def _image_entry(record: Record, plan: _Plan, folder: Path, tally: Tally) -> dict[str, Any]:
+def _image_entry(
+    record: Record, numbers: Mapping[str, int], folder: Path, tally: Tally, *, numbered: bool
+) -> dict[str, Any]:
     federated = _federated_lists(record)
     if record.summary is not None or set(record.metadata) - set(federated):
         tally.change(NO_PLACE, record.sample_id)
     return {
-        "id": int(record.sample_id) if plan.numbered else record.index + 1,
-        **({} if plan.numbered else {"sample_id": record.sample_id}),
+        "id": int(record.sample_id) if numbered else record.index + 1,
+        **({} if numbered else {"sample_id": record.sample_id}),
         "file_name": relative_path(Path(record.images[0]), folder),
         "width": record.width,
         "height": record.height,
-        **{key: [plan.categories[name] for name in names] for key, names in federated.items()},
+        **{key: [numbers[name] for name in names] for key, names in federated.items()},
     }
 
 
-def _annotation(one: GTObject, record: Record, image: int, number: int, plan: _Plan) -> dict[str, Any]:
+def _geometry(one: GTObject, record: Record) -> dict[str, Any]:
     sides = record.width, record.height
     pixels = [k * sides[i % 2] / BINS for i, k in enumerate(one.bins)]
     xs, ys = pixels[::2], pixels[1::2]
     left, top, width, height = min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
     covered = width * height if one.kind == "bbox" else area(list(zip(xs, ys, strict=True)))
     return {
-        "id": number,
-        "image_id": image,
-        "category_id": plan.categories[one.desc],
         "bbox": [round(value, DIGITS) for value in (left, top, width, height)],
         "area": round(covered, DIGITS),
         "segmentation": [] if one.kind == "bbox" else [[round(value, DIGITS) for value in pixels]],
         "iscrowd": 0,
     }
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 NO_IMAGE = "its image is not in the file"

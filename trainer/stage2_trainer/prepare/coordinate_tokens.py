@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.files import aside_of, check_folder
+from stage2_trainer.data.files import check_folder, new_folder
 from stage2_trainer.data.model_files import fetched_model, flaw_of_model, require_plain
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.policy import part_of
@@ -68,7 +67,9 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
         raise _refused("MODEL", model, rule, "give a Qwen3-VL")
     ids = _add(processor.tokenizer, policy, start)
-    _save(policy, processor, output)
+    with new_folder("--output", output) as folder:
+        save_as_stock(policy, folder)
+        processor.save_pretrained(folder)
     CoordVocab.from_tokenizer(
         AutoProcessor.from_pretrained(output, local_files_only=True, trust_remote_code=False).tokenizer
     )
@@ -183,24 +184,6 @@ def _add(tokenizer: Any, policy: Any, start: Start) -> list[int]:
 def _tables(policy: Any) -> list[nn.Parameter]:
     """Return the embedding table and the output head, which may be the same."""
     return [policy.get_input_embeddings().weight, policy.get_output_embeddings().weight]
-
-
-def _save(policy: Any, processor: Any, output: Path) -> None:
-    """Write the folder under a temporary name, then rename it."""
-    aside = aside_of(output)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        save_as_stock(policy, aside)
-        processor.save_pretrained(aside)
-        for file in filter(Path.is_file, aside.iterdir()):
-            file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
-        check_folder("--output", output)  # somebody may have filled it meanwhile
-        if output.exists():
-            output.rmdir()
-        aside.rename(output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.kubernetes_types import MountPath
 from stage2_api.parsing import parse_job
-from stage2_trainer.data.files import aside_of, check_folder
+from stage2_trainer.data.files import check_folder, new_folder
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
@@ -103,7 +102,7 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
     parts = _parts(request)
     source, stock = _model(request)
     output = request.output.absolute()
-    with _written_aside(output) as aside:
+    with new_folder("--output", output) as aside:
         _write_data(aside, parts, request, shown)
         if stock:
             with _as_option():
@@ -259,19 +258,3 @@ def _write_jobs(aside: Path, jobs: Mapping[str, Tree], name: str) -> None:
         text = HEAD.format(stage=stage, what=STAGES[stage], name=name) + to_yaml(tree)
         parse_job(yaml.safe_load(text))
         (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _written_aside(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to the output at the end, and removed after an error."""
-    aside = aside_of(output)
-    shutil.rmtree(aside, ignore_errors=True)
-    (aside / "data").mkdir(parents=True)
-    try:
-        yield aside
-        check_folder("--output", output)  # somebody may have filled it meanwhile
-        if output.exists():
-            output.rmdir()
-        aside.rename(output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.files import aside_of, check_new_file, relative_path
+from stage2_trainer.data.files import check_new_file, new_file, new_folder, relative_path
 from stage2_trainer.data.images import ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
@@ -58,16 +58,17 @@ class RecordChoice:
 
 
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
-    """Write a data file under a temporary name, then rename it. Paths of images are relative to its folder.
+    """Write a data file, whose paths of images are relative to its folder, and none of it after an error.
 
     Images without files are written into a folder beside it.
     """
-    writer = _Writer(output, choice, tally)
-    with new_files(output) as files, files.lines.open("w", encoding="utf-8") as file:
+    check_new(output)
+    with new_file("--output", output) as aside, ExitStack() as stack, aside.open("w", encoding="utf-8") as file:
+        writer = _Writer(output, choice, tally, stack)
         for image in images:
             if choice.limit is not None and tally.records >= choice.limit:
                 break
-            record = writer.record(image, files)
+            record = writer.record(image)
             if record is not None:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 tally.records += 1
@@ -79,18 +80,19 @@ def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Record
 class _Writer:
     """Creates records for one data file. unseen: the names of --classes that no object has had so far."""
 
-    def __init__(self, output: Path, choice: RecordChoice, tally: Tally) -> None:
-        self._folder = output.parent
+    def __init__(self, output: Path, choice: RecordChoice, tally: Tally, stack: ExitStack) -> None:
+        self._output = output
+        self._stack = stack
         self._choice = choice
         self._tally = tally
         self.unseen = set(choice.classes or ())
         self._ids: set[str] = set()
 
-    def record(self, image: AnnotatedImage, files: NewFiles) -> dict[str, Any] | None:
+    def record(self, image: AnnotatedImage) -> dict[str, Any] | None:
         """Return the record of an image; None where it is left out."""
         try:
             width, height = _size(image)
-            place = relative_path(image.path, self._folder) if image.content is None else ""
+            place = relative_path(image.path, self._output.parent) if image.content is None else ""
             if not is_text(place) or not is_text(image.sample_id):
                 raise LeftOut(NO_TEXT)
             objects = self._objects(image, width, height)
@@ -101,7 +103,8 @@ class _Writer:
             self._tally.change(SAME_ID, image.sample_id)
         self._ids.add(image.sample_id)
         if image.content is not None:
-            place = relative_path(files.image(image.path.name, image.content), self._folder)
+            (self._new_images / image.path.name).write_bytes(image.content)
+            place = f"{images_folder(self._output).name}/{image.path.name}"
         key = "bbox_2d" if self._choice.geometry == "bbox" else "poly"
         return {
             "sample_id": image.sample_id,
@@ -111,6 +114,11 @@ class _Writer:
             "objects": [{"desc": desc, key: [coord_token(number) for number in bins]} for bins, desc in objects],
             **({"metadata": dict(image.metadata)} if image.metadata else {}),
         }
+
+    @cached_property
+    def _new_images(self) -> Path:
+        """The temporary folder for images without files."""
+        return self._stack.enter_context(new_folder("--output", images_folder(self._output)))
 
     def _objects(self, image: AnnotatedImage, width: int, height: int) -> list[tuple[tuple[int, ...], str]]:
         """Return bins and description of the kept objects, in order. Raises LeftOut for the whole image."""
@@ -191,48 +199,6 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
     if image.size not in (None, header.size):
         raise LeftOut(OTHER_SIZE)
     return header.size
-
-
-class NewFiles:
-    """A data file that is being written, and the folder beside it for images without files."""
-
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._folder = images_folder(output)
-        self._aside = aside_of(self._folder)
-        self.lines = aside_of(output)
-
-    def image(self, name: str, content: bytes) -> Path:
-        """Write an image, and return its final path."""
-        self._aside.mkdir(exist_ok=True)
-        (self._aside / name).write_bytes(content)
-        return self._folder / name
-
-    def finish(self) -> None:
-        """Rename all of them, the data file last. Raises ConfigError where somebody has created one meanwhile."""
-        check_new(self._output)
-        if self._aside.exists():
-            self._aside.rename(self._folder)
-        self.lines.rename(self._output)
-
-    def discard(self) -> None:
-        """Remove what has not been renamed."""
-        self.lines.unlink(missing_ok=True)
-        shutil.rmtree(self._aside, ignore_errors=True)
-
-
-@contextmanager
-def new_files(output: Path) -> Iterator[NewFiles]:
-    """Yield the files of an import; after the block either all of them exist, or none."""
-    check_new(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    files = NewFiles(output)
-    files.discard()  # leftovers of an import that was killed
-    try:
-        yield files
-        files.finish()
-    finally:
-        files.discard()
 
 
 def images_folder(output: Path) -> Path:

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -67,48 +66,29 @@ class VocChoice:
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
     """Return the images of a folder, by name. Raises ConfigError where it has no annotations, or lacks the split."""
     annotations = folder / ANNOTATIONS if os.path.isdir(folder / ANNOTATIONS) else folder
-    images = _Images(folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations)
+    images = folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations
     files = _split_files(folder, annotations, choice.split) if choice.split else _files(annotations, ".xml")
     if not files:
         raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
 
     def read() -> Iterator[AnnotatedImage]:
+        pictures = _files(images, *IMAGE_ENDINGS)
+        by_stem = {path.stem: path for path in reversed(pictures)}
+        used = set()
         for file in files:
             try:
-                yield _image(file, images, choice, tally)
+                image = _image(file, images, by_stem, choice, tally)
             except LeftOut as left_out:
                 tally.leave_out_image(str(left_out), file.stem)
-        if not choice.split:
-            stems = {file.stem for file in files}
-            for path in images.unused():
-                if path.stem not in stems:
-                    tally.leave_out_image(NO_ANNOTATION, path.name)
+                continue
+            used.add(image.path)
+            yield image
+        stems = {file.stem for file in files}
+        for path in pictures if not choice.split else ():
+            if path not in used and path.stem not in stems:
+                tally.leave_out_image(NO_ANNOTATION, path.name)
 
     return AnnotatedSet(len(files), read())
-
-
-class _Images:
-    """The images of a folder, which is listed once, and only if annotations name files that it lacks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._used: set[Path] = set()
-
-    def find(self, file_name: str, stem: str) -> Path:
-        """Return the file that an annotation names, or the first file with the annotation's own name."""
-        path = self.folder / (file_name or f"{stem}.jpg")
-        if not os.path.isfile(path):  # false for a name that is too long, too
-            path = self._by_stem.get(stem, self.folder / f"{stem}.jpg")
-        self._used.add(path)
-        return path
-
-    def unused(self) -> Iterator[Path]:
-        """Yield the images that no annotation has used."""
-        return (path for path in _files(self.folder, *IMAGE_ENDINGS) if path not in self._used)
-
-    @cached_property
-    def _by_stem(self) -> Mapping[str, Path]:
-        return {path.stem: path for path in reversed(_files(self.folder, *IMAGE_ENDINGS))}
 
 
 def _files(folder: Path, *endings: str) -> list[Path]:
@@ -130,8 +110,11 @@ def _split_files(folder: Path, annotations: Path, split: str) -> list[Path]:
     return list(dict.fromkeys(file if os.path.exists(file) else unmarked for file, unmarked in pairs))
 
 
-def _image(file: Path, images: _Images, choice: VocChoice, tally: Tally) -> AnnotatedImage:
-    """Return the image of an annotation file. Raises LeftOut."""
+def _image(file: Path, images: Path, by_stem: Mapping[str, Path], choice: VocChoice, tally: Tally) -> AnnotatedImage:
+    """Return the image of an annotation file: the one that it names, or else the first with its own name.
+
+    Raises LeftOut.
+    """
     try:
         root = ElementTree.fromstring(read_regular(file))
     except FileNotFoundError as error:
@@ -143,10 +126,12 @@ def _image(file: Path, images: _Images, choice: VocChoice, tally: Tally) -> Anno
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
     if size is not None and not all(size):
         size = None  # some tools write zeros where they do not know it
-    image = images.find(root.findtext("filename", "").strip(), file.stem)
+    image = images / (root.findtext("filename", "").strip() or f"{file.stem}.jpg")
+    if not os.path.isfile(image):  # false for a name that is too long, too
+        image = by_stem.get(file.stem, images / f"{file.stem}.jpg")
     elements = root.findall("object")
     outlines: Mapping[int, Outlines] = {}
-    mask = (images.folder.parent if images.folder.name == IMAGES else images.folder) / MASKS / f"{file.stem}.png"
+    mask = (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
     if choice.masks and os.path.exists(mask):
         outlines = _outlines(mask, size or _header_size(image), len(elements), tally)
     objects = []

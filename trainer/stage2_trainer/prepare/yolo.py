@@ -33,7 +33,7 @@ from stage2_trainer.prepare.annotations import (
 from stage2_trainer.prepare.record_writer import MISSING
 
 SPLITS = ("train", "val", "test")
-NOTHING: tuple[object, ...] = (None, "", [])
+NOTHING: tuple[object, ...] = (None, "", "~", "null", [])
 CLASS_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 ROUNDED = 1e-3  # rounding moves shares this far outside 0..1
 
@@ -83,7 +83,7 @@ def _layout(file: Path, *, found: bool = False) -> _Layout:
     try:
         if found:
             require_regular(file)
-        documents = read_documents(file, texts={"names"})
+        documents = read_documents(file, as_text=True)
     except OSError as error:
         raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
     except UnreadableYaml as error:
@@ -91,10 +91,10 @@ def _layout(file: Path, *, found: bool = False) -> _Layout:
     document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, dict):
         raise refused("DATA", str(file), "must be a mapping", "give the data.yaml")
-    path = document.get("path") or "."
-    if not isinstance(path, str):
-        raise refused(f"{file} path", path, "must be text", "write it in quotes")
-    named = file.parent / path
+    path = document.get("path")
+    if not isinstance(path, str | None):
+        raise refused(f"{file} path", path, "must be the path of a folder", "correct it")
+    named = file.parent / ("." if path is None or path in NOTHING else path)
     return _Layout(file, named if os.path.isdir(named) else file.parent, document, _names(document, file))
 
 
@@ -108,10 +108,9 @@ def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
         if not CLASS_NUMBER.fullmatch(number) or not isinstance(name, str) or not name.strip():
             rule = "must be a number in decimal digits, with a name"
             raise refused(f"{file} names.{number}", name, rule, "write 0: cat")
-    if document.get("nc") not in (None, len(listed)):
-        raise refused(
-            f"{file} nc", document["nc"], f"must be the number of names, {len(listed)}", "correct one of them"
-        )
+    if document.get("nc") not in (None, str(len(listed))):
+        rule = f"must be the number of names, {len(listed)}"
+        raise refused(f"{file} nc", document["nc"], rule, "correct one of them")
     return {int(number): name.strip() for number, name in listed.items()}
 
 
@@ -125,7 +124,7 @@ def _places(layout: _Layout, split: str) -> list[Path]:
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, str) or not one:
             rule = "must be the path of a folder or a list, or a list of such paths"
-            raise refused(f"{layout.file} {split}", one, rule, "write a path; in quotes where it looks like a number")
+            raise refused(f"{layout.file} {split}", one, rule, "write a path")
         # Roboflow exports ../train/images beside the folder train; Ultralytics reads it as train/images.
         beside = [layout.root / one, layout.root / one.removeprefix("../")]
         place = next((path for path in beside if os.path.exists(path)), None)
@@ -185,7 +184,7 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
         number, *shares = [float(word) for word in line.replace("_", " _").split()]  # Python reads 0_1 as 1
     except ValueError as error:
         raise LeftOut(BROKEN_LINE) from error
-    if layout.document.get("kpt_shape") is not None and len(shares) > 4:
+    if layout.document.get("kpt_shape") not in NOTHING and len(shares) > 4:
         tally.change(KEYPOINTS, name)
         shares = shares[:4]
     if not is_number(number) or int(number) != number or len(shares) < 4 or len(shares) % 2:
