@@ -9,8 +9,12 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
+TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
+# Two processes, by file: the servers of a file start once.
+BY_FILE := -n 2 --dist loadfile
+NEEDS := python -m tests.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -27,19 +31,30 @@ demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a clu
 	hack/demo-cluster
 
 test: setup ## All tests but those of test-jobs
-	python -m tests.tiers unit,alone integration,cluster
+	$(NEEDS)
+	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-unit test-alone
+	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-integration test-shared
 
 test-unit: setup ## Hermetic tests
-	python -m tests.tiers unit
+	$(TESTS) $(BY_FILE) tests/unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP
-	python -m tests.tiers integration
+	$(TESTS) $(BY_FILE) tests/integration
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
-	python -m tests.tiers alone cluster
+	$(NEEDS)
+	$(MAKE) --no-print-directory test-alone
+	$(MAKE) --no-print-directory test-shared
+
+test-alone: setup
+	$(TESTS) -m alone tests/cluster
+
+test-shared: setup
+	$(TESTS) -n 3 --dist loadfile -m "not alone" tests/cluster
 
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
-	python -m tests.tiers jobs
+	$(NEEDS)
+	$(TESTS) $(BY_FILE) tests/jobs
 
 check-report: setup ## The pages of stage2 report, opened and used in a real Chromium
 	PYTHONPATH=. python hack/check_report.py

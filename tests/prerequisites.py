@@ -1,4 +1,4 @@
-"""Prerequisites of the tiers of tests, each with a sentence on how to get it."""
+"""What the tests on a cluster need: `python -m tests.prerequisites` says what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Collection
+import sys
 
-EXIT_MISSING = 2
-CLUSTER_TIERS = frozenset({"cluster", "alone", "jobs"})
 GO_VERSION = (1, 24)
 MACHINE = "x86_64"
 
 
-def missing(tiers: Collection[str]) -> list[str]:
-    """Return a sentence for each prerequisite of these tiers that this machine lacks."""
-    if CLUSTER_TIERS.intersection(tiers) and not os.environ.get("KUBECONFIG"):
-        return _for_local_cluster()
-    return []
-
-
-def _for_local_cluster() -> list[str]:
-    """Check all but kubectl and helm, which a pinned package brings."""
+def missing() -> list[str]:
+    """Return a sentence for each prerequisite that this machine lacks, but for kubectl and helm, which are fetched."""
+    if os.environ.get("KUBECONFIG"):
+        return []
     instead = "or name a cluster with KUBECONFIG"
     sentences = []
     if os.geteuid() != 0:
@@ -45,3 +38,7 @@ def _go() -> tuple[int, ...] | None:
         return None
     printed = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
     return tuple(map(int, re.findall(r"\d+", printed)[:2]))
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(missing()) or os.EX_OK)
