@@ -9,8 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stage2_trainer.telemetry.run_log import STEP_LOG
-from tests.cut_off_saves import TinyRun
-from tests.shapes import make_shapes
+from tests.shapes import make_shapes, supervised_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +21,7 @@ def shapes(tmp_path_factory):
 
 def learn(shapes, folder, steps):
     """Train to a step in a process of its own; return what it said."""
-    config = TinyRun(shapes, steps).configuration(folder)
+    config = supervised_config(shapes, folder, steps=steps)
     config["model"] |= {"torch_dtype": "bfloat16", "attn_impl": "auto"}
     config["training"] |= {"bf16": True, "gradient_checkpointing": True, "lr_scheduler_type": "constant"}
     written = folder.with_suffix(".yaml")

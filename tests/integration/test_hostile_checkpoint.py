@@ -9,9 +9,8 @@ import yaml
 
 from stage2_api.errors import EXIT_CONFIG
 from tests import forked
-from tests.cut_off_saves import TinyRun
 from tests.hostile_checkpoints import plant
-from tests.shapes import make_shapes
+from tests.shapes import make_shapes, supervised_config
 
 pytest.importorskip("deepspeed")
 STEPS = 2
@@ -35,8 +34,8 @@ def start(config, path):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_refused(tmp_path, stage):
     shapes = make_shapes(tmp_path / "shapes", train=4, held_out=1)
-    run, path = TinyRun(shapes, STEPS, zero=stage), tmp_path / "config.yaml"
-    config = run.configuration(tmp_path / "run")
+    path = tmp_path / "config.yaml"
+    config = supervised_config(shapes, tmp_path / "run", steps=STEPS, zero=stage)
     config["training"] |= {"save_total_limit": STEPS, "resume": "allow-changes"}
     assert start(config, path).returncode == 0
     config["training"]["max_steps"] = STEPS + 1
