@@ -76,7 +76,7 @@ def inspect_sample(request: Request) -> int:
         check_images(record)
         write_picture(record, target, request.picture)
     if request.as_json:
-        print(json.dumps(document(target, spelling.vocab)))
+        print(json.dumps(document(target)))
     else:
         show(Inspection(f"{record.index} ({record.sample_id})", origin, target, spelling.vocab, request.picture))
     return os.EX_OK

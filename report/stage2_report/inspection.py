@@ -5,59 +5,30 @@ The keys of the JSON are a promise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stage2_trainer.matching import CoordVocab, MatchedTarget, segment_meta, supervision
-from stage2_trainer.matching.masks import IGNORED
+from stage2_trainer.matching import CoordVocab, MatchedTarget
 from stage2_trainer.matching.parse import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
-from stage2_trainer.matching.targets import TokenLabel
 
 KEY_OF_KIND: dict[Kind, str] = {kind: key for key, kind in KIND_OF_KEY.items()}
-_PROMPT = (0,)
-"""A stand-in for the prompt: positions count tokens of `y_train`, whatever the prompt is."""
 
 
-@dataclass(frozen=True)
-class TokenSupervision:
-    """The supervision of each token of `y_train_ids`: its label, and the bin where the label is `coord`."""
-
-    labels: tuple[TokenLabel, ...]
-    coord_targets: dict[int, int]
-
-
-def token_supervision(target: MatchedTarget, vocab: CoordVocab) -> TokenSupervision:
-    """Return what each token is trained on, by the masks of training; without the end of turn."""
-    ids = (*_PROMPT, *target.y_train_ids)
-    meta = segment_meta(target, _PROMPT, encoded_len=len(ids), end_of_turn_len=0)
-    masks = supervision(meta, ids, vocab)
-    positions = masks.coord_positions - len(_PROMPT)
-    order = np.argsort(positions)
-    targets = dict(zip(positions[order].tolist(), masks.coord_targets[order].tolist(), strict=True))
-    learnt = masks.labels[len(_PROMPT) :] != IGNORED
-    penalised = set(target.penalised_pos)
-    labels: list[TokenLabel] = [
-        "coord" if i in targets else "penalised" if i in penalised else "ce" if ce else "none"
-        for i, ce in enumerate(learnt.tolist())
-    ]
-    return TokenSupervision(tuple(labels), targets)
-
-
-def document(target: MatchedTarget, vocab: CoordVocab) -> dict[str, Any]:
+def document(target: MatchedTarget) -> dict[str, Any]:
     """Return the whole E-step of one answer, ready for `json.dumps`.
 
     `type` is the key of the geometry in a record, `bbox_2d` or `poly` (null where an object has none); coordinates are
     bins 0..999, x and y in turn; positions count tokens of the prefix, which are those of `y_train`.
     """
-    parsed, supervised = target.parsed, token_supervision(target, vocab)
+    parsed = target.parsed
     return {
         "prefix_ids": list(target.y_train_ids[: target.prefix_len]),
         "prefix_text": target.prefix_text,
@@ -76,8 +47,8 @@ def document(target: MatchedTarget, vocab: CoordVocab) -> dict[str, Any]:
         "append_text": target.append_text,
         "y_train_ids": list(target.y_train_ids),
         "y_train_text": target.y_train_text,
-        "labels": list(supervised.labels),
-        "coord_targets": {str(position): target_bin for position, target_bin in supervised.coord_targets.items()},
+        "labels": list(target.labels),
+        "coord_targets": {str(position): target_bin for position, target_bin in sorted(target.coord_targets.items())},
     }
 
 
@@ -94,6 +65,13 @@ def _object(one: ParsedObject) -> dict[str, Any]:
 
 
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
+_ANSWER_LEGEND = {"matched": _MATCHED, "unmatched": _UNMATCHED, "dropped": _DROPPED, "cut off": _CUT, "missed": _TAIL}
+_LABEL_MEANINGS = {
+    "none": "none",
+    "ce": "own id (ce)",
+    "coord": "bin (coord), →n: another than its own",
+    "penalised": "against its own id (penalised)",
+}
 _LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
 # Control characters become visible symbols, so that an answer cannot control the terminal; newlines stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
@@ -117,16 +95,15 @@ def show(inspection: Inspection) -> None:
     """Print everything about a sample to standard output."""
     console = Console(highlight=False)
     target = inspection.target
-    supervised = token_supervision(target, inspection.vocab)
     colored = console.color_system is not None
     console.print(summary(inspection), soft_wrap=True)
-    legend = _answer_legend() if colored else None
+    legend = _legend(_ANSWER_LEGEND) if colored else None
     console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=legend))
     if colored:
-        trained = supervision_text(inspection, supervised)
-        console.print(Panel(trained, title="Supervision of each token", subtitle=_supervision_legend()))
+        legend = _legend({_LABEL_MEANINGS[label]: style for label, style in _LABEL_STYLES.items()})
+        console.print(Panel(supervision_text(inspection), title="Supervision of each token", subtitle=legend))
     else:
-        console.print(supervision_table(inspection, supervised))
+        console.print(supervision_table(inspection))
     for table in (matches_table(target), unmatched_table(target), dropped_table(target), missed_table(target)):
         if table.row_count:
             console.print(table)
@@ -165,24 +142,25 @@ def answer_text(target: MatchedTarget) -> Text:
     return Text.assemble(text, "\n", opening, (target.append_text.translate(_VISIBLE), _TAIL))
 
 
-def supervision_text(inspection: Inspection, supervised: TokenSupervision) -> Text:
+def supervision_text(inspection: Inspection) -> Text:
     """Return `y_train`, each token in the colour of its label; `→n` after a coordinate: its target is bin n."""
     text = Text()
-    for i, (piece, label) in enumerate(zip(_pieces(inspection), supervised.labels, strict=True)):
+    for (piece, mark), label in zip(_marked_pieces(inspection), inspection.target.labels, strict=True):
         text.append(piece, _LABEL_STYLES[label])
-        text.append(_other_bin(inspection, supervised, i), "magenta")
+        text.append(mark, "magenta")
     return text
 
 
-def supervision_table(inspection: Inspection, supervised: TokenSupervision) -> Table:
+def supervision_table(inspection: Inspection) -> Table:
     """Return the same without colours: one row for each run of tokens with the same label."""
     table = _table("Supervision of each token", "positions", "label", "tokens of y_train (→n: target bin n instead)")
-    pieces = _pieces(inspection)
-    for label, run in groupby(range(len(pieces)), key=lambda i: supervised.labels[i]):
-        positions = list(run)
-        spelled = "".join(pieces[i] + _other_bin(inspection, supervised, i) for i in positions)
-        first, last = positions[0], positions[-1]
-        table.add_row(str(first) if first == last else f"{first}–{last}", label, Text(spelled))
+    labelled = list(zip(inspection.target.labels, _marked_pieces(inspection), strict=True))
+    first = 0
+    for label, run in groupby(labelled, key=lambda pair: pair[0]):
+        tokens = [piece + mark for _, (piece, mark) in run]
+        last = first + len(tokens) - 1
+        table.add_row(str(first) if first == last else f"{first}–{last}", label, Text("".join(tokens)))
+        first = last + 1
     return table
 
 
@@ -243,35 +221,16 @@ def _extent(one: ParsedObject, text: str, cursor: int) -> tuple[int, int]:
     return start, max(one.span[1], start + len(key))
 
 
-def _pieces(inspection: Inspection) -> list[str]:
-    pieces = inspection.vocab.align(list(inspection.target.y_train_ids)).pieces
-    return [piece.translate(_VISIBLE) for piece in pieces]
+def _marked_pieces(inspection: Inspection) -> list[tuple[str, str]]:
+    """Return each token of `y_train` as text, and `→n` for a coordinate whose target, bin n, is not its own."""
+    ids, vocab, targets = inspection.target.y_train_ids, inspection.vocab, inspection.target.coord_targets
+    marks = ["" if targets.get(i) in (None, vocab.bin_of(one)) else f"→{targets[i]}" for i, one in enumerate(ids)]
+    pieces = (piece.translate(_VISIBLE) for piece in vocab.align(list(ids)).pieces)
+    return list(zip(pieces, marks, strict=True))
 
 
-def _other_bin(inspection: Inspection, supervised: TokenSupervision, position: int) -> str:
-    """Return the mark of a coordinate whose target is another bin than its own."""
-    target_bin = supervised.coord_targets.get(position)
-    own = inspection.vocab.bin_of(inspection.target.y_train_ids[position])
-    return "" if target_bin is None or target_bin == own else f"→{target_bin}"
-
-
-def _answer_legend() -> Text:
-    styles = {"matched": _MATCHED, "unmatched": _UNMATCHED, "dropped": _DROPPED, "cut off": _CUT, "missed": _TAIL}
-    return _legend(styles)
-
-
-def _supervision_legend() -> Text:
-    meanings = {
-        "none": "none",
-        "ce": "own id (ce)",
-        "coord": "bin (coord), →n: another than its own",
-        "penalised": "against its own id (penalised)",
-    }
-    return _legend({meanings[label]: style for label, style in _LABEL_STYLES.items()})
-
-
-def _legend(styles: dict[str, str]) -> Text:
-    return Text("  ").join(Text(name, style) for name, style in styles.items())
+def _legend(styles: Mapping[str, str]) -> Text:
+    return Text("  ").join(Text(meaning, style) for meaning, style in styles.items())
 
 
 def _table(title: str, *columns: str) -> Table:

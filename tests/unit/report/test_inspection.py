@@ -1,6 +1,7 @@
 """An inspected sample: frozen keys, the labels of training, and answers that cannot control the terminal."""
 
 import io
+import itertools
 import json
 
 import pytest
@@ -12,8 +13,9 @@ from stage2_report.inspection import (
     document,
     supervision_table,
     supervision_text,
-    token_supervision,
 )
+from stage2_trainer.matching import segment_meta, supervision
+from stage2_trainer.matching.masks import IGNORED
 from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
@@ -23,7 +25,7 @@ KEYS = [
 
 
 def inspected(answer):
-    return document(target_of(answer), tiny_spelling().vocab)
+    return document(target_of(answer))
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
@@ -52,16 +54,23 @@ def test_y_train_is_prefix_and_tail_and_loads(answer):
     ids=["defaults", "penalised", "sorted"],
 )
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_labels_are_those_that_the_target_tells_of_itself(answer, options):
+def test_the_labels_shown_are_the_masks_of_training(answer, options):
     target = target_of(answer, **options)
-    supervised = token_supervision(target, tiny_spelling().vocab)
-    assert supervised.labels == target.labels
-    assert supervised.coord_targets == target.coord_targets
+    ids = (0, *target.y_train_ids)  # a prompt of one token
+    meta = segment_meta(target, ids[:1], encoded_len=len(ids), end_of_turn_len=0)
+    masks = supervision(meta, ids, tiny_spelling().vocab)
+    assert dict(zip((masks.coord_positions - 1).tolist(), masks.coord_targets.tolist(), strict=True)) == (
+        target.coord_targets
+    )
+    learnt = masks.labels[1:] != IGNORED
+    for i, label in enumerate(target.labels):
+        assert label == ("coord" if i in target.coord_targets else "penalised" if i in target.penalised_pos else
+                         "ce" if learnt[i] else "none")  # fmt: skip
 
 
 def test_an_answer_of_which_something_is_taken_out_is_shown_as_it_is_trained():
     target = target_of(TRUNCATED, unmatched_objects="dropped")
-    found = document(target, tiny_spelling().vocab)
+    found = document(target)
     assert found["prefix_text"] + found["append_text"] == found["y_train_text"]
     assert [one["desc"] for one in json.loads(found["y_train_text"]).values()] == [one.desc for one in SCENE]
     assert found["prefix_text"] in answer_text(target).plain
@@ -135,29 +144,27 @@ def test_an_answer_without_json_is_struck_out_before_the_tail():
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_every_token_is_shown_with_its_label(answer):
     one = inspection(answer)
-    supervised = token_supervision(one.target, one.vocab)
-    text = supervision_text(one, supervised)
-    assert len(styled(text, "bold magenta")) == supervised.labels.count("coord")
+    labels = one.target.labels
+    text = supervision_text(one)
+    assert len(styled(text, "bold magenta")) == labels.count("coord")
     assert "".join(styled(text, "green")) == "".join(
-        one.vocab.decode([token])
-        for token, label in zip(one.target.y_train_ids, supervised.labels, strict=True)
-        if label == "ce"
+        one.vocab.decode([token]) for token, label in zip(one.target.y_train_ids, labels, strict=True) if label == "ce"
     )
 
 
 def test_without_colours_each_run_of_tokens_is_a_row():
     one = inspection(TRUNCATED)
-    supervised = token_supervision(one.target, one.vocab)
-    table = supervision_table(one, supervised)
+    labels = one.target.labels
+    table = supervision_table(one)
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
     assert "<|coord_110|>→100" in console.file.getvalue()
-    changes = sum(a != b for a, b in zip(supervised.labels, supervised.labels[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(labels))
     assert table.row_count == changes + 1
 
 
 def test_control_characters_are_shown_and_not_obeyed():
     answer = '{"object_1": {"desc": "\x1b[2J\x07", "bbox_2d": []}'
     one = inspection(answer)
-    shown = [answer_text(one.target), supervision_text(one, token_supervision(one.target, one.vocab))]
+    shown = [answer_text(one.target), supervision_text(one)]
     assert all("␛[2J␇" in text.plain and "\x1b" not in text.plain for text in shown)

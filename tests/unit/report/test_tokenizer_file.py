@@ -1,4 +1,4 @@
-"""A tokenizer read from its file alone spells and tokenises as the learner's does."""
+"""A tokenizer that was read from its file alone encodes and decodes as the learner's does."""
 
 import json
 import shutil
@@ -34,18 +34,14 @@ def test_ids_have_the_same_text(ids):
     assert OURS.decode(ids, **kept) == THEIRS.decode(ids, **kept)
 
 
-CHANGES = {
-    "another class, which may change the file": {"tokenizer_class": "LlamaTokenizer"},
-    "a token that the file lacks": {"extra_special_tokens": ["<|only_here|>"]},
-    "a token by id that the file lacks": {"added_tokens_decoder": {"9999": {"content": "<|only_here|>"}}},
-    "an end of turn that the file lacks": {"eos_token": {"content": "<|only_here|>"}},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_the_file_does_not_say_is_left_to_transformers(tmp_path, monkeypatch, change):
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
+def test_a_file_that_lacks_added_tokens_is_left_to_transformers(tmp_path, monkeypatch, file):
     shutil.copy(TINY_MODEL / "tokenizer.json", tmp_path)
-    config = json.loads((TINY_MODEL / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | change))
+    assert isinstance(load_tokenizer(tmp_path), FileTokenizer)
+    lists = {
+        "tokenizer_config.json": {"added_tokens_decoder": {"9999": {"content": "<|only_here|>"}}},
+        "added_tokens.json": {"<|only_here|>": 9999},
+    }
+    (tmp_path / file).write_text(json.dumps(lists[file]))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder, **_: ("transformers", folder))
     assert load_tokenizer(tmp_path) == ("transformers", tmp_path)

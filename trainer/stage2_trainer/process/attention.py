@@ -8,7 +8,7 @@ generation with a cache, uses the ordinary masked attention of `sdpa`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -60,20 +60,14 @@ class DeferredMask:
         return self._make()
 
 
-def chosen_attention(asked: str, *, flash_attn: bool) -> str:
-    """Return the implementation that runs for the configured `asked`.
+def attention_here(asked: str) -> str:
+    """Return the implementation that runs on this machine for the configured `asked`.
 
-    flash_attn: whether the flash-attn package can run here. Without it `flash_attention_2` is PyTorch's own flash
-    kernel, which was derived from it.
+    Without the flash-attn package `flash_attention_2` is PyTorch's own flash kernel, which was derived from it.
     """
-    if asked == "auto" or (asked == "flash_attention_2" and not flash_attn):
+    if asked == "auto" or (asked == "flash_attention_2" and not is_flash_attn_2_available()):
         return PACKED
     return asked
-
-
-def attention_here(asked: str) -> str:
-    """Return the implementation that runs on this machine for the configured `asked`."""
-    return chosen_attention(asked, flash_attn=is_flash_attn_2_available())
 
 
 def pack_vision_tower(model: Any) -> None:
@@ -100,22 +94,25 @@ def packed_attention(
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return found
-    sequences = _sequences(module, cu_seq_lens_q, options)
-    flat = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
-    attended = attend(flat[0], flat[1], flat[2], sequences)
+    causal, longest = options.get("is_causal"), options.get("max_length_q")
+    sequences = Sequences(
+        cu_seq_lens_q,
+        longest=int(cu_seq_lens_q.diff().max()) if longest is None else longest,
+        causal=bool(getattr(module, "is_causal", True)) if causal is None else causal,
+        scale=options.get("scaling"),
+        dropout=options.get("dropout", 0.0),
+    )
+    dtype = None if sequences.dropout else _kernel_dtype(query)
+    q, k, v = (each.transpose(1, 2).flatten(0, 1).to(dtype or each.dtype) for each in (query, key, value))
+    attended = one_by_one(q, k, v, sequences) if dtype is None else by_kernel(q, k, v, sequences)
     return attended.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return (T, heads, D): each sequence attends to itself. Keys and values may have fewer heads, in groups."""
-    dtype = None if sequences.dropout else _kernel_dtype(query)
-    if dtype is None:
-        return one_by_one(query, key, value, sequences)
-    return by_kernel(query.to(dtype), key.to(dtype), value.to(dtype), sequences)
-
-
 def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return `attend` in one call of PyTorch's flash kernel, which needs half precision and a GPU."""
+    """Attend by one call of PyTorch's flash kernel, which needs half precision and a GPU.
+
+    All are (T, heads, D). Keys and values may have fewer heads, in groups.
+    """
     from torch.nn.attention.varlen import varlen_attn  # a CPU never needs it
 
     ends = sequences.ends.to(torch.int32)
@@ -136,7 +133,7 @@ def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Return `attend` sequence by sequence: on a CPU, in float32, or on a GPU that the kernel does not support."""
+    """Attend sequence by sequence: on a CPU, in float32, or on a GPU that the kernel does not support."""
     attended = []
     for start, end in pairwise(sequences.ends.tolist()):
         own_query, own_key, own_value = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
@@ -166,17 +163,6 @@ def kernel_dtype(
     return wanted if wanted in HALF_FORMATS else None
 
 
-def _sequences(module: nn.Module, ends: Tensor, options: Mapping[str, Any]) -> Sequences:
-    causal, longest = options.get("is_causal"), options.get("max_length_q")
-    return Sequences(
-        ends,
-        longest=int(ends.diff().max()) if longest is None else longest,
-        causal=bool(getattr(module, "is_causal", True)) if causal is None else causal,
-        scale=options.get("scaling"),
-        dropout=options.get("dropout", 0.0),
-    )
-
-
 def _kernel_dtype(query: Tensor) -> torch.dtype | None:
     if not query.is_cuda:
         return None
@@ -185,10 +171,6 @@ def _kernel_dtype(query: Tensor) -> torch.dtype | None:
     return kernel_dtype(query.dtype, query.shape[-1], capability=capability, autocast=autocast)
 
 
-def _deferred_mask(**arguments: Any) -> DeferredMask:
-    return DeferredMask(lambda: sdpa_mask(**arguments))
-
-
 for _name in (PACKED, PACKED_VISION):
     AttentionInterface.register(_name, packed_attention)
-    AttentionMaskInterface.register(_name, _deferred_mask)
+    AttentionMaskInterface.register(_name, lambda **arguments: DeferredMask(lambda: sdpa_mask(**arguments)))

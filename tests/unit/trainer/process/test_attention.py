@@ -10,13 +10,14 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from stage2_trainer.learner.padding_free_batch import collate, hidden_states, place
+from stage2_trainer.process import attention
 from stage2_trainer.process.attention import (
     PACKED,
     PACKED_VISION,
     DeferredMask,
     Sequences,
+    attention_here,
     by_kernel,
-    chosen_attention,
     kernel_dtype,
     one_by_one,
     packed_attention,
@@ -93,8 +94,9 @@ def assert_near(found, expected):
         ("eager", True, "eager"),
     ],
 )
-def test_what_runs_follows_from_what_is_asked_for_and_installed(asked, flash_attn, runs):
-    assert chosen_attention(asked, flash_attn=flash_attn) == runs
+def test_what_runs_follows_from_the_configuration_and_what_is_installed(asked, flash_attn, runs, monkeypatch):
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: flash_attn)
+    assert attention_here(asked) == runs
 
 
 @pytest.mark.parametrize(
