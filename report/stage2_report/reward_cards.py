@@ -18,8 +18,6 @@ TRAIN, HELD_OUT = "train", "held-out"
 MOST_ROUNDS, MOST_EVALUATIONS = 6, 2
 WORST, BEST = 5, 3
 """Prompts of a round that get a card, by the mean reward of their answers."""
-MOST_ANSWERS = 200
-"""Answers to one prompt, at one step, that are kept in memory."""
 SHOWN_ANSWERS = 16
 TEXT_CHARACTERS = 1500
 UNKNOWN_SIDE = 1000
@@ -50,14 +48,6 @@ class AnswerGroup:
     sample_id: str
     image: str | None
     answers: list[RewardedAnswer] = field(default_factory=list)
-    left_out: int = 0
-
-    def add(self, answer: RewardedAnswer) -> None:
-        """Keep an answer, or count it where MOST_ANSWERS are kept."""
-        if len(self.answers) < MOST_ANSWERS:
-            self.answers.append(answer)
-        else:
-            self.left_out += 1
 
     @property
     def mean(self) -> float:
@@ -126,7 +116,7 @@ def reward_card(number: int, view: int, group: AnswerGroup, folder: Path | None)
         spread=group.spread,
         names=list(shown[0].rewards),
         answers=shown,
-        left_out=len(ranked) - len(shown) + group.left_out,
+        left_out=len(ranked) - len(shown),
     )
 
 
@@ -143,7 +133,7 @@ def read_groups(log: Path, rounds: Collection[Round]) -> dict[Round, dict[str, A
             for line in answers:
                 group = groups[one].setdefault(line["sample_id"], AnswerGroup(line["sample_id"], line["image"]))
                 rewards, reason = line["rewards"], line["finish_reason"]
-                group.add(RewardedAnswer(line["answer"], line["reward"], line["advantage"], rewards, reason))
+                group.answers.append(RewardedAnswer(line["answer"], line["reward"], line["advantage"], rewards, reason))
     return groups
 
 

@@ -20,8 +20,7 @@ from stage2_trainer.scores.scored_image import ScoredImage
 
 SIDE = 480  # pixels of a thumbnail's longer side
 UNITS = 400  # of the SVG, for the longer side: text has one size in all pictures
-QUALITIES = (78, 55, 35)
-MOST_BYTES = 60_000  # of a thumbnail
+QUALITY = 70  # of its JPEG
 MOST_DRAWN = 80  # objects of one picture
 MOST_LABELLED = 16
 LABEL_CHARACTERS, TEXT_CHARACTERS = 24, 1500
@@ -217,14 +216,9 @@ def thumbnail(record: Record, folder: Path | None) -> Thumbnail:
     except ImageError as error:
         return Thumbnail(*size, fault=str(error))
     image.thumbnail((SIDE, SIDE))
-    encoded = b""
-    for quality in QUALITIES:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality, optimize=True)
-        encoded = file.getvalue()
-        if len(encoded) <= MOST_BYTES:
-            break
-    return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(encoded).decode()}")
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=QUALITY, optimize=True)
+    return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}")
 
 
 def _units(width: int, height: int) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.pod.layout import TOKEN_KEY
-from stage2_api.pod.report import EVENT, ReportedSync, ReproducibilityRecord, SyncModes, read_termination_message
+from stage2_api.pod.report import EVENT, ReportedSync, ReproducibilityRecord, read_termination_message
 from stage2_cli.run_console import parse_record
 from stage2_controller.cluster.progress import ProgressReader
 from stage2_trainer.data.records import Fingerprint
@@ -17,6 +17,7 @@ from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.run_context import reproducibility_record
 from stage2_trainer.telemetry.run_log import RunLog
 from tests.unit.controller import builders
+from tests.unit.trainer.learner.configs import run_config
 
 SECRET = {"data": {TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**builders.learner_pod(), "status": {**builders.learner_pod()["status"], "podIP": "127.0.0.1"}}
@@ -24,13 +25,8 @@ POD = {**builders.learner_pod(), "status": {**builders.learner_pod()["status"], 
 
 @pytest.fixture
 def record() -> ReproducibilityRecord:
-    return reproducibility_record(
-        config={"model": {"model": "tiny"}},
-        servers=["http://a:8000"],
-        sync_modes=SyncModes(requested="auto", effective="full", merge="server"),
-        rollout_seed=17,
-        dataset=Fingerprint("train.jsonl", 3, "ff"),
-    )
+    sync = ReportedSync(requested_mode="auto", effective_mode="full", merge="server")
+    return reproducibility_record(run_config(model={"model": "tiny"}), Fingerprint("train.jsonl", 3, "ff"), sync)
 
 
 @pytest.fixture

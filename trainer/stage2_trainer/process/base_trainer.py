@@ -35,7 +35,6 @@ from stage2_trainer.process.checkpoints import (
     publish,
     set_aside_after,
     step_of,
-    warn_if_short,
     write_course,
 )
 from stage2_trainer.process.ranks import gathered
@@ -156,7 +155,6 @@ class WholeCheckpoints(Trainer):
         staged = folder / UNFINISHED / f"{PREFIX}{step}"
         with checkpoint_errors(folder):
             if self.args.should_save:
-                warn_if_short(folder)
                 create_staging(folder)
             gathered(step)  # a barrier
             self._write_aside(model, trial, staged)

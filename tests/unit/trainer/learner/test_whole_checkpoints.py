@@ -152,14 +152,6 @@ def test_the_best_checkpoint_is_named_where_it_is(tmp_path, model, encoder, reco
     assert json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())["best_model_checkpoint"] == best
 
 
-def test_a_disk_that_will_not_hold_the_next_one_is_said_beforehand(saved, monkeypatch, caplog):
-    trainer, folder = saved
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
-    trainer.save_progress()
-    assert "the next one will not fit" in caplog.text
-    assert newest_whole(folder).name == "checkpoint-2"
-
-
 @pytest.mark.parametrize(("max_steps", "epochs", "step"), [(1, 3.0, 1), (2, 3.0, None), (-1, 1.0, 1), (-1, 2.0, None)])
 def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(folder, max_steps, epochs, step):
     assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step

@@ -7,22 +7,21 @@ import os
 
 from prometheus_client import CollectorRegistry
 
-from stage2_api.pod.report import SyncModes
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.prometheus import MeteredLog
 from stage2_trainer.telemetry.run_context import config_sha256, reproducibility_record
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog, SilentLog
+from tests.unit.trainer.learner.configs import SERVER, run_config
 
 
 def test_the_record_names_all_that_a_run_is_made_of():
-    record = reproducibility_record(
-        config={"model": {"model": "tiny"}},
-        servers=["http://a:1"],
-        sync_modes=SyncModes(requested="auto", effective="full", merge="server", merge_reason="why", transport="tcp"),
-        rollout_seed=17,
-        dataset=Fingerprint("train.jsonl", 3, "ff"),
-    ).document()
-    assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
+    config = run_config(model={"model": "tiny"}, training={"seed": 17})
+    sync = ReportedSync(
+        requested_mode="auto", effective_mode="full", merge="server", merge_reason="why", transport="tcp"
+    )
+    record = reproducibility_record(config, Fingerprint("train.jsonl", 3, "ff"), sync).document()
+    assert (record["model"], record["servers"]) == ("tiny", [SERVER["servers"][0]["base_url"]])
     how = {"merge": "server", "merge_reason": "why", "transport": "tcp"}
     assert record["sync"] == {"requested": "auto", "effective": "full", **how}
     assert record["rollout_seed"] == 17
