@@ -202,8 +202,12 @@ class Ran:
 
 
 def whole_record(found: Sequence[dict[str, Any]], *, merge: str | None) -> dict[str, Any]:
-    """The one reproducibility record of a run that merges there, after a look at what it says of every example."""
-    (record,) = found
+    """The reproducibility record of a run that merges there, after a look at what it says of every example.
+
+    A learner that had to be started again, as where its servers came late, wrote the same record at each start.
+    """
+    record, *others = found
+    assert all(other == record for other in others)
     how = {"merge": merge, "transport": merge and "tcp"}
     reason = record["sync"].pop("merge_reason")
     assert record["sync"] == {"requested": "full", "effective": "full", **how}

@@ -1,7 +1,8 @@
 """An HTTP server of a test, in a thread."""
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,8 +15,30 @@ class QuietHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class AnsweringHandler(QuietHandler):
+    """Answers as `server.answer(path, body)` says: with a status, and with bytes or a JSON document."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, body: Any) -> None:
+        status, found = self.server.answer(self.path, body)
+        content = found if isinstance(found, bytes) else json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
 class Server(ThreadingHTTPServer):
     """A server whose clients may hang up at any time."""
+
+    answer: Callable[[str, Any], tuple[int, Any]]
 
     @property
     def url(self) -> str:
@@ -36,3 +59,11 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Server]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def answering(answer: Callable[[str, Any], tuple[int, Any]]) -> Iterator[Server]:
+    """Answer each request as `answer(path, body)` says, until the block ends."""
+    with serving(AnsweringHandler) as server:
+        server.answer = answer
+        yield server

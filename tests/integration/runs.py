@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,36 @@ def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[st
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def learn(configuration: Mapping[str, object], output: Path) -> tuple[list[dict], str]:
-    """Run a learner without servers to its end; return its step records and what it said."""
+def learn(
+    configuration: Mapping[str, Any],
+    *,
+    processes: int = 1,
+    run: Callable[..., Any] = forked.run,
+    imports: Sequence[str] = forked.LEARNER,
+) -> tuple[list[dict], str]:
+    """Run a learner without servers to its end; return its step records and what it wrote to stderr."""
+    output = Path(configuration["training"]["output_dir"])
+    output.mkdir(parents=True, exist_ok=True)
     path = output / "config.yaml"
     path.write_text(yaml.safe_dump(configuration))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = forked.run([STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
+    done = run([STAGE2, "learn", path, f"--processes={processes}"], imports=imports, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
+
+
+def assert_resumes_alike(whole: Path, steps: Sequence[Mapping[str, Any]], middle: int, configuration: Any) -> None:
+    """A run that resumes in the middle of a whole one has its figures and ends with its weights, bit for bit."""
+    output, last = Path(configuration["training"]["output_dir"]), steps[-1]["step"]
+    shutil.copytree(whole / f"checkpoint-{middle}", output / f"checkpoint-{middle}")
+    resumed, said = learn(configuration)
+    assert "resuming from" in said
+    for figure in ("step", "loss", "learning_rate"):
+        assert [step[figure] for step in resumed] == [step[figure] for step in steps[middle:]]
+    found, expected = adapter(output, last), adapter(whole, last)
+    assert found.keys() == expected.keys()
+    assert [name for name, tensor in found.items() if not tensor.equal(expected[name])] == []
 
 
 def adapter(output: Path, step: int) -> dict[str, Any]:

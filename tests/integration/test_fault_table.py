@@ -1,7 +1,7 @@
 """The fault table: what becomes of fresh rollouts, and of the whole learner, when a server is struck in each phase.
 
 Pushes that are struck are in test_struck_pushes and test_sync_faults, and on vLLM in test_vllm_faults; bad answers in
-test_rollout_faults, ports and tokens in test_serve and test_server_contract.
+tests/unit/trainer/rollouts/test_http, ports and tokens in test_serve and test_server_contract.
 """
 
 import contextlib

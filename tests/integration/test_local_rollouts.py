@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import yaml
 from stage2_trainer.learner.evaluate import METRICS
 from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
-from tests.integration.runs import adapter
+from tests.integration.runs import adapter, assert_resumes_alike, learn
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -74,20 +73,6 @@ def executed(command, *, env, imports):
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
-def learn(config, *, processes=1, run=forked.run, imports=forked.LEARNER):
-    """Run the learner to its end; return its step records and what it said."""
-    output = Path(config["training"]["output_dir"])
-    output.mkdir(parents=True, exist_ok=True)
-    path = output / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    command = [forked.STAGE2, "learn", path, f"--processes={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = run(command, imports=imports, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = (output / "stage2_log.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
-
-
 def losses(steps):
     return [step["loss"] for step in steps]
 
@@ -138,13 +123,7 @@ def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
 
 
 def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
-    output, steps = alone
-    shutil.copytree(output / "checkpoint-2", tmp_path / "checkpoint-2")
-    resumed, said = learn(configuration(shapes, tmp_path))
-    assert "resuming from" in said
-    assert [step["step"] for step in resumed] == [3, 4]
-    assert losses(resumed) == losses(steps)[2:]
-    assert_same_weights(adapter(output, STEPS), adapter(tmp_path, STEPS), 0.0)
+    assert_resumes_alike(*alone, 2, configuration(shapes, tmp_path))
 
 
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):

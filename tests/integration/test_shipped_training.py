@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests.integration.runs import adapter, learn
+from tests.integration.runs import adapter, assert_resumes_alike, learn
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +61,7 @@ def shapes(tmp_path_factory):
 def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
-    return output, learn(configuration(shapes, output), output)[0]
+    return output, learn(configuration(shapes, output))[0]
 
 
 def test_the_sections_are_the_shipped_ones():
@@ -102,12 +101,4 @@ def test_the_aligner_has_a_rate_of_its_own(unbroken):
 
 
 def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
-    output, steps = unbroken
-    shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
-    resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
-    assert "resuming from" in said
-    assert [step["step"] for step in resumed] == list(range(MIDDLE + 1, STEPS + 1))
-    for figure in ("loss", "learning_rate"):
-        assert [step[figure] for step in resumed] == [step[figure] for step in steps[MIDDLE:]]
-    found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)
-    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+    assert_resumes_alike(*unbroken, MIDDLE, configuration(shapes, tmp_path))

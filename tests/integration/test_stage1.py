@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.integration.runs import adapter, learn
+from tests.integration.runs import adapter, assert_resumes_alike, learn
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +45,7 @@ def configuration(shapes, output):
 def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
-    return output, learn(configuration(shapes, output), output)[0]
+    return output, learn(configuration(shapes, output))[0]
 
 
 def test_only_adapters_and_the_rows_of_coordinates_are_saved_and_they_move(unbroken):
@@ -67,10 +66,4 @@ def test_nothing_is_generated(unbroken):
 
 
 def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
-    output, steps = unbroken
-    shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
-    resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
-    assert "resuming from" in said
-    assert [step["loss"] for step in resumed] == [step["loss"] for step in steps[MIDDLE:]]
-    found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)
-    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
+    assert_resumes_alike(*unbroken, MIDDLE, configuration(shapes, tmp_path))

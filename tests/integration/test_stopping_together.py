@@ -14,14 +14,13 @@ from stage2_trainer.process.checkpoints import newest_whole
 from tests import forked
 from tests.fork_server import STRUCK
 from tests.integration.conftest import patience
+from tests.integration.runs import adapter, learn
 from tests.integration.test_local_rollouts import (
     COLOCATE,
     DEEPSPEED,
     ROUNDING,
-    adapter,
     assert_same_weights,
     configuration,
-    learn,
     shapes,  # noqa: F401 - a fixture
     zero,
 )

@@ -18,6 +18,7 @@ from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.step_time import PARTS
 from stage2_trainer.telemetry.timeline import TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
+from tests.unit.trainer.learner.harness import read_log
 from tests.unit.trainer.log_page import explained
 
 pytestmark = pytest.mark.timeout(300)
@@ -133,7 +134,7 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
     assert not torch.equal(before, model.model.language_model.layers[0].mlp.up_proj.weight)
-    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    (step,) = read_log(folder)
     assert step["step"] == 1
     assert step["rewards/summary.format/mean"] == pytest.approx(0.75)
     assert step["rewards/summary.format/std"] == pytest.approx(0.5)
@@ -153,7 +154,7 @@ def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
     made = answers(encoder)
     trainer = harness.build(folder, harness.config(folder), model, encoder, harness.Scripted(encoder, made), stack)
     trainer.train()
-    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    (step,) = read_log(folder)
     speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
@@ -167,7 +168,7 @@ def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(folder, s
         merge="server", merge_reason="why", rounding_kept=0.5,
     )  # fmt: skip
     harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
-    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    (step,) = read_log(folder)
     assert {name: step[name] for name in explained("Weights and memory") if name.startswith("sync/")} == {
         "sync/version": 0.0,
         "sync/seconds": 2.0,
@@ -189,7 +190,7 @@ def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):
     trainer.train()
     TIMELINE.trace.close()
     TIMELINE.trace = None
-    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    (step,) = read_log(folder)
     parts = {part: step[f"step/{part}_s"] for part in PARTS}
     assert sum(parts.values()) == pytest.approx(step["step/wall_s"], rel=1e-3)
     assert all(parts[part] > 0 for part in ("forward", "backward", "optimizer", "log", "other"))
@@ -236,7 +237,7 @@ def test_chord_mixes_the_reference_answers_in(folder, stack, model, encoder):
         folder, harness.config(folder, *patches), model, encoder, harness.Scripted(encoder, answers(encoder)), stack
     )
     trainer.train()
-    steps = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    steps = read_log(folder)
     assert steps[0]["chord/mu"] == 0.75
     assert steps[-1]["chord/mu"] < 0.75
     assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]

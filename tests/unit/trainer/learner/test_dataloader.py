@@ -20,13 +20,13 @@ NUMBERS = [
 ]
 
 
-def shares(samples, size, processes, *, drop_last=False, times=1):
-    """What each process gets, divided by accelerate."""
+def shares(samples, size, processes, *, drop_last=False, window=2, times=1):
+    """What each process gets, divided by accelerate; a window has so many batches of each."""
     found = []
     for index in range(processes):
         batches = EvenBatchSampler(
             SequentialSampler(range(samples)), size,
-            processes=processes, drop_last=drop_last, window=2 * processes, times=times,
+            processes=processes, drop_last=drop_last, window=window * processes, times=times,
         )  # fmt: skip
         shard = BatchSamplerShard(batches, processes, index, even_batches=False)
         found.append(list(shard))
@@ -52,6 +52,7 @@ def test_no_more_batches_are_made_than_full_ones_would_be():
 
 def test_what_does_not_fill_the_last_batches_is_left_out_when_asked_for():
     assert shares(11, 2, 2, drop_last=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert shares(5, 2, 1, drop_last=True, window=1, times=2) == [[[0, 1], [0, 1], [2, 3], [2, 3]]]
 
 
 def test_windows_of_all_processes_are_repeated_together():
@@ -64,29 +65,17 @@ def test_samples_that_cannot_be_divided_are_refused_with_the_ways_out(samples, s
         batch_sizes(samples, size, processes=processes, drop_last=False)
 
 
-def batches(count, *, window, times, size=1, drop_last=False):
-    sampler = SequentialSampler(range(count))
-    repeated = EvenBatchSampler(sampler, size, processes=1, drop_last=drop_last, window=window, times=times)
-    found = list(repeated)
-    assert len(found) == len(repeated)
-    return found
-
-
 def test_full_windows_are_repeated_and_the_last_partial_one_passes_once():
     a, b, c, d = [[i] for i in range(4)]
-    assert batches(4, window=3, times=2) == [a, b, c, a, b, c, d]
+    assert shares(4, 1, 1, window=3, times=2) == [[a, b, c, a, b, c, d]]
 
 
 @pytest.mark.parametrize("count", range(1, 14))
 @pytest.mark.parametrize(("window", "times", "size"), [(1, 3, 1), (2, 2, 1), (3, 4, 2), (4, 1, 3)])
 def test_no_sample_is_skipped_or_doubled(count, window, times, size):
-    seen = Counter(i for batch in batches(count, window=window, times=times, size=size) for i in batch)
+    seen = Counter(i for batch in shares(count, size, 1, window=window, times=times)[0] for i in batch)
     in_full_windows = -(-count // size) // window * window * size
     assert seen == {i: times if i < in_full_windows else 1 for i in range(count)}
-
-
-def test_a_short_last_batch_is_dropped_when_asked_for():
-    assert batches(5, window=1, times=2, size=2, drop_last=True) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_a_window_that_is_entered_in_its_midst_has_fewer_uses():

@@ -21,43 +21,49 @@ WILD = stats(gt_objects=2, valid_objects=4, dropped_invalid=1)
 CUT = replace(CALM, truncated=True)
 
 
-@pytest.mark.parametrize("steps", [[CALM] * 5, [WILD], [CUT, CALM, CUT, CALM]])
-def test_what_is_within_the_limits_over_the_last_steps_goes_on(steps):
-    watch = RunawayWatch(RULE)
-    for step, one in enumerate(steps, 1):
-        watch.note([one], step=step)
+def problems_of(steps, rule=RULE):
+    """Watch steps of these samples; what ends the run at one of them, if anything does."""
+    watch = RunawayWatch(rule)
+    try:
+        for step, samples in enumerate(steps, 1):
+            watch.note(samples, step=step)
+    except RunawayError as error:
+        return error.problems
+    return ()
 
 
 @pytest.mark.parametrize(
-    ("steps", "key", "told"),
+    "steps",
+    [
+        [[CALM]] * 5,
+        [[WILD]],
+        [[CUT], [CALM], [CUT], [CALM]],
+        [[replace(WILD, from_truth=True), bad_sample_stats()]] * 10 + [[WILD, bad_sample_stats()]],
+    ],
+    ids=["calm", "one step", "within both limits", "neither rollouts of stage 1 nor bad samples count"],
+)
+def test_a_run_within_the_limits_goes_on(steps):
+    assert problems_of(steps) == ()
+
+
+def test_a_rule_that_is_off_ends_nothing():
+    assert problems_of([[CUT] * 100], Runaway(steps=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "key", "said"),
     [
         ([CALM, CALM, WILD], "objects_per_truth", "up to step 3, 2 answers have 9 objects for 4 true ones, 2.25 each"),
         ([CALM, CUT, CUT], "truncated_share", "2 answers 2 end within the JSON, a share of 1.00"),
     ],
 )
-def test_what_is_above_them_ends_the_run_with_key_values_and_way_out(steps, key, told):
-    watch = RunawayWatch(RULE)
-    for step, one in enumerate(steps[:-1], 1):
-        watch.note([one], step=step)
-    with pytest.raises(RunawayError) as error:
-        watch.note([steps[-1]], step=len(steps))
-    (problem,) = error.value.problems
+def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, said):
+    assert problems_of([[one] for one in steps[:-1]]) == ()
+    (problem,) = problems_of([[one] for one in steps])
     assert problem.path == f"custom.extra.rollout_matching.runaway.{key}"
     assert problem.value == getattr(RULE, key)
-    assert told in str(problem)
+    assert said in str(problem)
     assert "supervised_share" in problem.way_out
-
-
-def test_steps_without_rollouts_and_bad_samples_count_for_nothing():
-    watch = RunawayWatch(RULE)
-    for step in range(10):
-        watch.note([replace(WILD, from_truth=True), bad_sample_stats()], step=step)
-    watch.note([WILD, bad_sample_stats()], step=10)
-
-
-def test_without_the_key_nothing_is_ended():
-    watch = RunawayWatch(Runaway(steps=1))
-    watch.note([CUT] * 100, step=1)
 
 
 def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):

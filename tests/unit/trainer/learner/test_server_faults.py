@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +18,7 @@ from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
-from tests.http_server import QuietHandler, serving
+from tests.http_server import answering
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
 from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
@@ -25,30 +26,20 @@ from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
 pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
 
-class Answers(QuietHandler):
-    """Answers as `server.say` says: a status and a body."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self._say(*self.server.say(self.path, None))
-
-    def do_POST(self):
-        self._say(*self.server.say(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-    def _say(self, status, body):
-        encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(encoded)))
-        self.end_headers()
-        self.wfile.write(encoded)
+def backend_of(url):
+    return ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30)
 
 
 @contextmanager
-def served(say):
-    with serving(Answers) as http:
-        http.say = say
-        yield http.url
+def served(answer):
+    """A backend over one server that answers so, and the server's URL."""
+    with answering(answer) as http, backend_of(http.url) as backend:
+        yield backend, http.url
+
+
+def without_chat(status, document):
+    """Answer every chat request so."""
+    return lambda path, body: (200, {"weight_version": "0"}) if path == "/weight_info" else (status, document)
 
 
 class Refuses:
@@ -79,7 +70,7 @@ def distinct(image_paths):
 def trained_by_server(trained, encoder, distinct):
     def run(at_fault, status, **options):
         server = Refuses(ScriptedBackend(encoder, distinct, perfect), at_fault, status)
-        with served(server) as url, ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend:
+        with served(server) as (backend, _):
             return *trained(records=distinct, backend=backend, **options), server
 
     return run
@@ -109,8 +100,9 @@ def swift_outcomes(status, temperature):
         answer = {"object": "chat.completion", "prompt_token_ids": [7], "choices": [choice]}
         return 200, [{"response": answer} for _ in texts]
 
-    with served(say) as url:
-        backend = SwiftBackend([ServerClient(url, "t", timeout_s=30)], sampling=Sampling(8, temperature=temperature))
+    with answering(say) as http:
+        client = ServerClient(http.url, "t", timeout_s=30)
+        backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
         asked = [RolloutRequest([{"role": "user", "content": text}]) for text in "abc"]
         return backend.generate(asked, seed_plan=SeedPlan(17, 0, 0), version=0), calls
 
@@ -141,14 +133,8 @@ def test_a_request_that_a_server_refuses_ends_a_run_that_allows_no_bad_sample(tr
 
 
 def test_a_server_that_refuses_everything_ends_the_run(trained_by_server, distinct, encoder, trained):
-    def refuse(path, body):
-        return (200, {"weight_version": "0"}) if path == "/weight_info" else (400, {"error": {"message": "no"}})
-
-    with (
-        served(refuse) as url,
-        ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend,
-        pytest.raises(BadStepError, match="answered 400"),
-    ):
+    refuse = without_chat(400, {"error": {"message": "no"}})
+    with served(refuse) as (backend, _), pytest.raises(BadStepError, match="answered 400"):
         trained(records=distinct, backend=backend)
 
 
@@ -158,10 +144,7 @@ def test_an_image_that_makes_a_server_fail_is_the_images_fault(encoder, distinct
     cut_off(broken)
     spoilt = record(str(broken), 0)
 
-    def fail(path, body):
-        return (200, {"weight_version": "0"}) if path == "/weight_info" else (500, {"error": {"message": "no"}})
-
-    with served(fail) as url, ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend:
+    with served(without_chat(500, {"error": {"message": "no"}})) as (backend, _):
         (found,) = backend.generate([RolloutRequest(PROMPTS.chat(spoilt))], seed_plan=SeedPlan(1, 0, 0), version=0)
     assert isinstance(found, Refused)
     assert isinstance(found.error, ImageError)
@@ -189,8 +172,8 @@ def test_a_proxy_that_answers_for_a_server_is_named(say, said, monkeypatch, tmp_
     def health_alone(path, body):
         return (200, b"") if path == "/health" else say(path, body)
 
-    with served(health_alone) as url:
-        server = {"servers": [{"base_url": url, "group_port": 2}], "timeout_s": 5.0}
+    with answering(health_alone) as http:
+        server = {"servers": [{"base_url": http.url, "group_port": 2}], "timeout_s": 5.0}
         config = run_config(
             matching={"vllm": {"mode": "server", "server": server}},
             training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
@@ -199,18 +182,15 @@ def test_a_proxy_that_answers_for_a_server_is_named(say, said, monkeypatch, tmp_
         )
         assert main.learn(config) == EXIT_RETRYABLE
     last_words = json.loads((tmp_path / "termination.json").read_text())["message"]
-    assert last_words.startswith(f"server {url}, phase version: GET /weight_info answered ")
+    assert last_words.startswith(f"server {http.url}, phase version: GET /weight_info answered ")
     assert said in last_words
 
 
 @pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
 def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(trained, distinct, say, said):
-    with (
-        served(say) as url,
-        ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend,
-        pytest.raises(ServerError, match=rf"server {url}, phase rollout: weight version: .*{said}"),
-    ):
+    with served(say) as (backend, url), pytest.raises(ServerError) as caught:
         trained(records=distinct, backend=backend)
+    assert re.match(rf"server {url}, phase rollout: weight version: .*{said}", str(caught.value))
 
 
 NOWHERE = "http://server-0.nowhere.invalid:8000"
@@ -220,7 +200,7 @@ def test_a_name_that_nobody_knows_is_the_servers_fault(trained, distinct, monkey
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     with (
-        ServerBackend([NOWHERE], token="t", sampling=Sampling(8), timeout_s=30) as backend,
+        backend_of(NOWHERE) as backend,
         pytest.raises(ServerError, match=rf"server {NOWHERE}, phase rollout: weight version: ClientConnectorDNSError"),
     ):
         trained(records=distinct, backend=backend)

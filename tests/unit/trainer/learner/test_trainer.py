@@ -9,7 +9,6 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner
-from stage2_trainer.packing import PackingError
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner.harness import build, only_first, perfect, shifted
@@ -54,11 +53,6 @@ def test_what_does_not_fit_a_row_is_trained_on_later(make, tmp_path):
     first, second = [one for one in make(rows=rows, max_steps=2).train() if one["event"] == "step"]
     assert first["packing/post_rollout_buffer"] == 3 - first["packing/post_rollout_segments"] > 0
     assert second["packing/post_rollout_buffer"] > first["packing/post_rollout_buffer"]
-
-
-def test_a_segment_longer_than_a_row_is_refused_with_the_setting(make):
-    with pytest.raises(PackingError, match="global_max_length"):
-        make(rows=PackedRowPlanner(60, capacity=8, min_fill=0.1)).trainer.train()
 
 
 def test_weights_are_pushed_once_for_each_optimizer_step(make):
@@ -118,13 +112,3 @@ def test_a_run_that_is_asked_to_stop_stops_before_its_next_rollouts(make):
     with pytest.raises(Interrupted):
         harness.trainer.train()
     assert harness.backend.plans == []
-
-
-def test_progress_of_a_whole_step_can_be_saved_and_gone_on_from(make, tmp_path):
-    harness = make(max_steps=1)
-    harness.trainer.train()
-    harness.trainer.save_progress()
-    again = make(max_steps=2)
-    again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert again.sync.versions == [1]
-    assert [step["step"] for step in again.lines("step")] == [1, 2]

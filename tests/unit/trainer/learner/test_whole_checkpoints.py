@@ -141,17 +141,6 @@ def test_a_step_that_is_on_disk_is_not_written_again(saved):
     assert (folder / "checkpoint-2").stat().st_mtime_ns == first
 
 
-def test_the_best_checkpoint_is_named_where_it_is(tmp_path, model, encoder, records):
-    harness = build(
-        tmp_path, model, encoder, records, max_steps=2, save_strategy="best", eval_strategy="steps", eval_steps=1,
-        metric_for_best_model="eval_rollout_f1", greater_is_better=True, save_total_limit=1,
-    )  # fmt: skip
-    harness.trainer.train()
-    best = harness.trainer.state.best_model_checkpoint
-    assert best == str(tmp_path / "checkpoint-1")
-    assert json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())["best_model_checkpoint"] == best
-
-
 @pytest.mark.parametrize(("max_steps", "epochs", "step"), [(1, 3.0, 1), (2, 3.0, None), (-1, 1.0, 1), (-1, 2.0, None)])
 def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(folder, max_steps, epochs, step):
     assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step
@@ -187,17 +176,22 @@ def run(tmp_path, model, encoder, records):
     """A function that trains in a folder, saving after each step, and returns the folder."""
 
     def train(**options):
-        build(tmp_path, model, encoder, records, save_strategy="steps", save_steps=1, **options).trainer.train()
+        saves = {"save_strategy": "steps", "save_steps": 1, **options}
+        build(tmp_path, model, encoder, records, **saves).trainer.train()
         return tmp_path
 
     return train
 
 
-def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run):
+@pytest.mark.parametrize(
+    ("saves", "left"),
+    [({"save_strategy": "best"}, [1]), ({"save_steps": 1, "load_best_model_at_end": True}, [1, 3])],
+)
+def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run, saves, left):
     folder = run(
-        max_steps=3, eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_rollout_f1",
-        greater_is_better=True, save_total_limit=1, load_best_model_at_end=True,
+        **saves, max_steps=3, eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_rollout_f1",
+        greater_is_better=True, save_total_limit=1,
     )  # fmt: skip
-    assert sorted(one.name for one in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-3"]
-    state = json.loads((folder / "checkpoint-3" / "trainer_state.json").read_text())
+    assert sorted(one.name for one in folder.glob("checkpoint-*")) == [f"checkpoint-{step}" for step in left]
+    state = json.loads((folder / f"checkpoint-{left[-1]}" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(folder / "checkpoint-1")

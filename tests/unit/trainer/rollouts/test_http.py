@@ -1,26 +1,179 @@
-"""The client of several servers, against a server that counts its connections."""
+"""The rollout client on several servers: order, sampling, and errors that name server, phase and request."""
 
-import json
+from __future__ import annotations
+
+import socket
 import threading
+import time
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import QuietHandler, serving
+from tests.http_server import AnsweringHandler, answering, serving
 
-ANSWER = {
-    "object": "chat.completion",
-    "prompt_token_ids": [1],
-    "choices": [{"message": {"content": "{}"}, "token_ids": [2], "finish_reason": "stop"}],
-}
+pytestmark = pytest.mark.usefixtures("servers_forgotten")
+
+PLAN = SeedPlan(training_seed=17, global_step=3, micro_step=0)
+WAIT_S = 10
 
 
-class Handler(QuietHandler):
-    """Version 0 and one answer; connections are kept open, as uvicorn keeps them."""
+def good(body):
+    """The prompt's text and the request's seed, as ids."""
+    choice = {"message": {"content": "x"}, "token_ids": [body["seed"]], "finish_reason": "stop"}
+    return 200, {"object": "chat.completion", "prompt_token_ids": [ord(letter(body))], "choices": [choice]}
 
-    protocol_version = "HTTP/1.1"
 
+def refuse(body):
+    return 503, {"error": {"message": "cache exhausted"}}
+
+
+def letter(body):
+    return body["messages"][0]["content"]
+
+
+@pytest.fixture
+def serve():
+    """A function that starts a server with a script for chat requests; it reports its versions in turn."""
+    with ExitStack() as stack:
+
+        def start(script=good, versions=("3",)):
+            left = list(versions)
+
+            def answer(path, body):
+                if path == "/weight_info":
+                    return 200, {"weight_version": left.pop(0) if len(left) > 1 else left[0]}
+                return script(body)
+
+            return stack.enter_context(answering(answer))
+
+        yield start
+
+
+@contextmanager
+def backend(*servers, infer_timeout_s=None):
+    urls = [server if isinstance(server, str) else server.url for server in servers]
+    sampling = Sampling(max_new_tokens=8, repetition_penalty=1.05)
+    with ServerBackend(urls, token="t", sampling=sampling, timeout_s=5, infer_timeout_s=infer_timeout_s) as client:
+        yield client
+
+
+def requests(letters):
+    return [RolloutRequest(messages=[{"role": "user", "content": one}]) for one in letters]
+
+
+def test_answers_are_in_request_order_whoever_answers_first(serve):
+    def last_first(body):
+        time.sleep(0.3 - 0.04 * (ord(letter(body)) - ord("a")))
+        return good(body)
+
+    servers = [serve(last_first) for _ in range(3)]
+    with backend(*servers) as client:
+        rollouts = client.generate(requests("abcdefg"), seed_plan=PLAN, version=3)
+    assert [chr(rollout.prompt_token_ids[0]) for rollout in rollouts] == list("abcdefg")
+    assert [rollout.token_ids for rollout in rollouts] == [[PLAN.seed(i)] for i in range(7)]
+    urls = [server.url for server in servers]
+    assert [urls.index(rollout.server) for rollout in rollouts] == [0, 0, 0, 1, 1, 1, 2]
+
+
+def test_requests_of_a_chunk_are_under_way_together(serve):
+    together = threading.Barrier(5, timeout=WAIT_S)  # answered one after the other, the first would wait for ever
+
+    def wait_for_the_others(body):
+        together.wait()
+        return good(body)
+
+    with backend(serve(wait_for_the_others), infer_timeout_s=50) as client:
+        assert len(client.generate(requests("abcde"), seed_plan=PLAN)) == 5
+
+
+def test_the_request_carries_the_sampling_and_its_own_seed(serve):
+    seen = []
+    with backend(serve(lambda body: seen.append(body) or good(body))) as client:
+        client.generate(requests("ab"), seed_plan=PLAN)
+    assert sorted(body["seed"] for body in seen) == [3000026, 3000027]
+    assert {body["repetition_penalty"] for body in seen} == {1.05}
+
+
+def test_a_bad_answer_names_server_phase_and_request(serve):
+    second = serve(lambda body: (refuse if letter(body) == "c" else good)(body))
+    with (
+        backend(serve(), second) as client,
+        pytest.raises(ServerError, match=r"request 2 answered 503.*cache exhausted") as caught,
+    ):
+        client.generate(requests("abcd"), seed_plan=PLAN)
+    assert (caught.value.server, caught.value.phase) == (second.url, "rollout")
+
+
+class Silent(AnsweringHandler):
+    """Never answers a chat request, and notices when its client hangs up."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.set()
+        if not self.connection.recv(1):
+            self.server.hung_up.set()
+        self.close_connection = True
+
+
+@pytest.fixture
+def silent():
+    with serving(Silent) as server:
+        server.answer = lambda path, body: (200, {"weight_version": "3"})
+        server.asked, server.hung_up = threading.Event(), threading.Event()
+        yield server
+
+
+def test_a_request_that_takes_too_long_is_given_up(silent):
+    with backend(silent, infer_timeout_s=0.3) as client, pytest.raises(ServerError, match="no answer in time"):
+        client.generate(requests("a"), seed_plan=PLAN)
+
+
+def test_when_one_server_fails_the_requests_of_the_others_are_cancelled(serve, silent):
+    def refuse_once_the_other_is_busy(body):
+        assert silent.asked.wait(WAIT_S)
+        return refuse(body)
+
+    with backend(silent, serve(refuse_once_the_other_is_busy)) as client, pytest.raises(ServerError, match="503"):
+        client.generate(requests("ab"), seed_plan=PLAN)
+    assert silent.hung_up.wait(WAIT_S)
+
+
+def test_a_server_that_is_not_there_is_named(serve):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with backend(serve(), gone) as client, pytest.raises(ServerError, match="ClientConnectorError") as caught:
+        client.generate(requests("ab"), seed_plan=PLAN)
+    assert caught.value.server == gone
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"), [(["default"], "weight version -1, not 3"), (["3", "4"], "from weight version 3 to 4")]
+)
+def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, said):
+    with backend(serve(good, versions)) as client, pytest.raises(ServerError, match=said):
+        client.generate(requests("a"), seed_plan=PLAN, version=3)
+
+
+def test_the_next_call_after_a_failure_is_answered(serve):
+    answers = iter([refuse, good])
+    with backend(serve(lambda body: next(answers)(body))) as client:
+        with pytest.raises(ServerError, match="503"):
+            client.generate(requests("a"), seed_plan=PLAN)
+        assert len(client.generate(requests("a"), seed_plan=PLAN)) == 1
+
+
+def test_proxies_of_the_environment_are_ignored_for_loopback(serve, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with backend(serve()) as client:
+        assert len(client.generate(requests("a"), seed_plan=PLAN)) == 1
+
+
+class Counting(AnsweringHandler):
     def setup(self):
         super().setup()
         self.server.opened.release()
@@ -29,38 +182,13 @@ class Handler(QuietHandler):
         super().finish()
         self.server.closed.release()
 
-    def do_GET(self):
-        self._say({"weight_version": "0"})
 
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._say(ANSWER)
-
-    def _say(self, document):
-        body = json.dumps(document).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@pytest.fixture
-def server():
-    with serving(Handler) as http:
-        http.opened, http.closed = threading.Semaphore(0), threading.Semaphore(0)
-        yield http
-
-
-def backend_of(server):
-    return ServerBackend([server.url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10)
-
-
-def test_a_closed_backend_leaves_no_connection_open(server):
-    backend = backend_of(server)
-    plan = SeedPlan(training_seed=0, global_step=0, micro_step=0)
-    (rollout,) = backend.generate([RolloutRequest(messages=[])], seed_plan=plan, version=0)
-    assert rollout.token_ids == [2]
-    assert server.opened.acquire(timeout=10)
-    assert not server.closed.acquire(blocking=False)  # kept for the next step
-    backend.close()
-    assert server.closed.acquire(timeout=10)
+def test_connections_stay_open_between_calls_until_the_backend_closes():
+    with serving(Counting) as server:
+        server.answer = lambda path, body: good(body) if body else (200, {"weight_version": "0"})
+        server.opened, server.closed = threading.Semaphore(0), threading.Semaphore(0)
+        with backend(server) as client:
+            client.generate(requests("a"), seed_plan=PLAN, version=0)
+            assert server.opened.acquire(timeout=WAIT_S)
+            assert not server.closed.acquire(blocking=False)
+        assert server.closed.acquire(timeout=WAIT_S)

@@ -17,7 +17,7 @@ from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, grou
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import QuietHandler, serving
+from tests.http_server import AnsweringHandler, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})
@@ -97,32 +97,24 @@ RAW: dict[str, bytes] = {
 }
 
 
-class Handler(QuietHandler):
-    """Tells its version truly, and in the place of a rollout what the test wants."""
-
-    def do_GET(self) -> None:
-        self._send(b'{"weight_version": "0"}')
+class Handler(AnsweringHandler):
+    """Reports its version truly, and answers a chat request with what the test wants: an answer, or raw bytes."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
         raw, said = self.server.said  # type: ignore[attr-defined]
-        if raw:
-            self.connection.sendall(said)
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-        else:
-            self._send(said)
-
-    def _send(self, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        if not raw:
+            super().do_POST()
+            return
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.connection.sendall(said)
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
 
 
 @pytest.fixture(scope="module")
 def server():
     with serving(Handler) as listening:
+        listening.answer = lambda path, body: (200, {"weight_version": "0"} if body is None else listening.said[1])
         yield listening
 
 
