@@ -37,7 +37,7 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def passed(text: str, now: datetime) -> str:
+def not_after(text: str, now: datetime) -> str:
     """Return an earlier time of this controller, or `now` where it is in the future because the clock was set back."""
     return min(text, timestamp(now), key=instant)
 
@@ -50,7 +50,7 @@ def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
     return min(limit_s, (since + timedelta(seconds=limit_s) - now).total_seconds())
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """Return the text, without its middle where it is longer than a status may hold; others write without limit."""
     if len(text) <= MESSAGE_CHARS:
         return text
@@ -60,11 +60,11 @@ def cut(text: str) -> str:
 
 def bounded(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status with every message cut, because the API server refuses a status with one that is too long."""
-    entries = [{**item, "message": cut(item["message"])} for item in status.get("conditions") or ()]
+    entries = [{**item, "message": shorten(item["message"])} for item in status.get("conditions") or ()]
     return {
         **status,
         **({"conditions": entries} if entries else {}),
-        **({"message": cut(status["message"])} if status.get("message") else {}),
+        **({"message": shorten(status["message"])} if status.get("message") else {}),
     }
 
 
@@ -92,5 +92,5 @@ def _entry(condition: Condition, old: Mapping[str, Any] | None, generation: int,
         "reason": condition.reason,
         "message": condition.message,
         "observedGeneration": generation,
-        "lastTransitionTime": passed(old["lastTransitionTime"], now) if old and kept else timestamp(now),
+        "lastTransitionTime": not_after(old["lastTransitionTime"], now) if old and kept else timestamp(now),
     }

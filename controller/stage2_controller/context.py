@@ -80,10 +80,10 @@ class PlanContext:
         Kueue looks again only at jobs without quota.
         """
         workload, choice = self.observed.workload, self.placement
-        if kueue.gives_back(workload) or kueue.turned_away(workload):
+        if kueue.is_releasing(workload) or kueue.turned_away(workload):
             return True
         nowhere = choice is not None and (choice.waits or choice.failed)
-        return self.admitted and nowhere and kueue.in_vain(workload, self.now)
+        return self.admitted and nowhere and kueue.host_overdue(workload, self.now)
 
     @property
     def is_held(self) -> bool:
@@ -114,7 +114,7 @@ class PlanContext:
         """
         if self.observed.learner is not None and not self.spec_changed:
             return False
-        return kueue.of_another_spec(self.observed.workload, self.parsed.spec_hash)
+        return kueue.has_other_spec(self.observed.workload, self.parsed.spec_hash)
 
     @property
     def spec_changed(self) -> bool:
@@ -136,7 +136,7 @@ class PlanContext:
         if secret is None:
             return False
         standing = learner is not None and not terminating(learner)
-        if credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
+        if credentials.is_usable(secret, tls=self.job.spec.tls.enabled, now=self.now):
             return not standing and not credentials.serve_links(secret)
         return credentials.has_certificates(secret) or not standing or self._mounts_certificates
 

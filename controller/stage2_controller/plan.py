@@ -138,14 +138,14 @@ def _quota(context: PlanContext) -> Condition | None:
     if queue is None or context.outcome or context.is_idle:
         return None
     if not context.settings.kueue:
-        return kueue.disabled(queue)
+        return kueue.not_served(queue)
     if kueue.finished(found) or context.has_old_workload:
-        return kueue.asked_anew(queue)
-    if unknown := kueue.without_class(context.raw, context.observed):
+        return kueue.waits_for_old_workload(queue)
+    if unknown := kueue.missing_class(context.raw, context.observed):
         return unknown
     if found and context.is_held and not kueue.admitted(found) and not kueue.turned_away(found):
-        return kueue.inactive(found, queue)
-    return kueue.reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
+        return kueue.workload_inactive(found, queue)
+    return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
 
 
 def _place(context: PlanContext, nodes: Snapshot | None) -> Place | None:
@@ -187,7 +187,7 @@ def _children(
     children, deletions = _children_of_job(context)
     if children and observed.secret is None and context.admitted:
         children = (_new_secret(context, new_credentials), *children)
-    if context.needs_new_workload or kueue.left_behind(context.raw, observed.workload):
+    if context.needs_new_workload or kueue.is_abandoned(context.raw, observed.workload):
         deletions += existing(observed, "Workload")
     elif context.queue is not None and context.settings.kueue and not context.lacks_class:
         # Before Kueue admits the job, its Workload is all that exists.
@@ -274,7 +274,7 @@ def _workload(context: PlanContext, queue: str, *, one_host: bool) -> Manifest:
     """Return the Workload of a job that names a queue. What holds quota keeps its pods."""
     found, parsed = context.observed.workload, context.parsed
     active = not (context.job.spec.suspend or context.returns_quota or context.is_held)
-    wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.asked_for(found, parsed.spec_hash)
+    wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.spec_hash_of(found, parsed.spec_hash)
     if wanted is None:
         one_host = one_host and context.job.spec.placement.mode == "Reserve"
         wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash

@@ -25,7 +25,7 @@ NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod th
 HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 
-# Condition ChildrenApplied: the API server took every child.
+# Condition ChildrenApplied: the API server accepted every child.
 CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's

@@ -184,7 +184,7 @@ class Reconciler:
         if made.keeps_place:
             self._capacity.stop_waiting(key)
         else:
-            placement.record(made.placement, self._capacity, key, came=made.status.get("startTime") or "")
+            placement.record(made.placement, self._capacity, key, started_at=made.status.get("startTime") or "")
 
     async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan, now: datetime) -> list[str]:
         """Delete and write children, and return what the API server refused."""

@@ -117,7 +117,7 @@ def obstacle(observed: Observed) -> Condition | None:
         message = f"{', '.join(observed.foreign)} {exists} not this job's; rename the job or the object"
         return Condition(reasons.CHILDREN_APPLIED, "False", reasons.NAME_TAKEN, message)
     if observed.leaving:
-        message = f"waits for the end of what a deleted job of this name has left: {', '.join(observed.leaving)}"
+        message = f"waits for the children of a deleted job of this name to end: {', '.join(observed.leaving)}"
         return Condition(reasons.CHILDREN_APPLIED, "False", reasons.OLD_CHILDREN_ENDING, message)
     return None
 

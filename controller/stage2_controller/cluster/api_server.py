@@ -42,7 +42,7 @@ class ApiRefused(Exception):
         self.status: int = error.status
         answer = _status_of(error)
         self.reason: str | None = answer.get("reason")  # a word, such as AlreadyExists
-        self.message = conditions.cut(str(answer.get("message") or f"{error.status} {error.reason}"))
+        self.message = conditions.shorten(str(answer.get("message") or f"{error.status} {error.reason}"))
         super().__init__(f"{what}: {self.message}")
 
     @property

@@ -19,7 +19,7 @@ from stage2_controller.place import binding
 from stage2_controller.queue import kueue
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import at
+from stage2_controller.spec.objects import value_at
 from stage2_controller.store import Store, slim
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Observer:
         self.suspect(key, others_in(found, job))
         read = comparison.owned(_observed(found), job["metadata"])
         progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
-        return replace(_together(seen, read), progress=progress)
+        return replace(_merged(seen, read), progress=progress)
 
     def watched(self, key: Key, job: Object) -> Observed:
         """Return what the watches have shown of a job."""
@@ -132,7 +132,7 @@ class Observer:
 
     async def _pod_priority(self, job: Object) -> Object | None:
         """Return the PriorityClass of the job's pods; None where none is named, or the controller may not read it."""
-        name = at(job["spec"], "placement", "priorityClassName")
+        name = value_at(job["spec"], "placement", "priorityClassName")
         if not (isinstance(name, str) and is_subdomain(name)):
             return None
         try:
@@ -248,7 +248,7 @@ def _observed(children: Mapping[str, Object | None]) -> Observed:
     return Observed(**fields)
 
 
-def _together(seen: Observed, read: Observed) -> Observed:
+def _merged(seen: Observed, read: Observed) -> Observed:
     """Return what the watches showed and what was read."""
     own: dict[str, Any] = {
         child.field: body for child in kinds.CHILDREN if (body := read.child(child.kind)) is not None

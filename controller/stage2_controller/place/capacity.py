@@ -201,13 +201,13 @@ class Capacity:
             self._promises[key] = promise
             self._states.pop(node, None)
 
-    def wait(self, key: Key, need: Need, *, came: str = "") -> None:
-        """Note that the job has no room: `serve` looks for some when any is freed. came: its status.startTime."""
+    def wait(self, key: Key, need: Need, *, started_at: str = "") -> None:
+        """Note that the job has no room: `serve` looks for some when any is freed. started_at: its status.startTime."""
         self._end_promise(key)
-        self._waiting[key] = need, came
+        self._waiting[key] = need, started_at
 
     def give_up(self, key: Key, node: str | None) -> None:
-        """Note that an attempt came to nothing: the next one begins after a pause, twice as long each time."""
+        """Note that an attempt started_at to nothing: the next one begins after a pause, twice as long each time."""
         self.stop_waiting(key)
         self._end_promise(key)
         known, now = self._retries.get(key), self._clock()
@@ -261,8 +261,8 @@ class Capacity:
         return served
 
     def _turn(self, key: Key) -> tuple[int, str]:
-        need, came = self._waiting[key]
-        return -need.priority, came
+        need, started_at = self._waiting[key]
+        return -need.priority, started_at
 
     def _state(self, name: str) -> NodeState:
         state = self._states.get(name)

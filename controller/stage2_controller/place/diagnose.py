@@ -50,7 +50,7 @@ def turned_away(observed: Object) -> str | None:
     if status.get("phase") != "Failed" or not status.get("reason") or status.get("containerStatuses"):
         return None
     node = observed.get("spec", {}).get("nodeName")
-    return f"node {node} says {status['reason']}: {status.get('message', 'no reason given')}"
+    return f"node {node} reports {status['reason']}: {status.get('message', 'no reason given')}"
 
 
 def missing_claims(observed: Object) -> str | None:
@@ -120,7 +120,9 @@ def _container(status: Object) -> Finding | None:
     if "running" in state:
         return None
     if waiting in _IMAGE:
-        return Finding(reasons.IMAGE_UNAVAILABLE, f"the image {status.get('image')} of {name} cannot be had: {message}")
+        return Finding(
+            reasons.IMAGE_UNAVAILABLE, f"the image {status.get('image')} of {name} cannot be pulled: {message}"
+        )
     if waiting in _CONFIG:
         return Finding(reasons.CONTAINER_CONFIG, f"{name} cannot start: {message}")
     ended = state.get("terminated") or status.get("lastState", {}).get("terminated")

@@ -72,8 +72,8 @@ def choose(
     return _beside_old_learner(place, node, observed, now)
 
 
-def record(place: Place | None, capacity: Capacity, key: Key, *, came: str) -> None:
-    """Enter a place into the account of the nodes. came: the job's status.startTime."""
+def record(place: Place | None, capacity: Capacity, key: Key, *, started_at: str) -> None:
+    """Enter a place into the account of the nodes. started_at: the job's status.startTime."""
     if place and place.is_complete:
         capacity.succeed(key)
     if place is None:
@@ -83,7 +83,7 @@ def record(place: Place | None, capacity: Capacity, key: Key, *, came: str) -> N
     elif place.node:
         capacity.promise(key, place.need, place.node, for_s=place.keep_for_s)
     elif place.waits:
-        capacity.wait(key, place.need, came=came)
+        capacity.wait(key, place.need, started_at=started_at)
     else:
         capacity.unclaim(key)
 
@@ -119,7 +119,7 @@ def _find(need: Need, snapshot: Snapshot, nodes_may_come: bool) -> Place:
     node = node_fit.choose_node(need, [promised]) if promised else None
     node = node or node_fit.choose_node(need, nodes)
     if node:
-        return _at(need, node)
+        return _chosen(need, node)
     why = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(need, nodes))
     nowhere = Place(need, None, why, waits=True, again_after_s=LOOK_AGAIN_S)
     if nodes_may_come and need.host is None:  # no new node is the host that Kueue assigned
@@ -133,7 +133,7 @@ def _stay(
     """Return the node that the job has, unless it cannot continue there."""
     info = snapshot.node_for(need, node)
     if lost := _why_lost(need, node, info):
-        return _leave(need, reasons.NODE_LOST, f"{lost}: the whole job moves")
+        return _leave_node(need, reasons.NODE_LOST, f"{lost}: the whole job moves")
     if info and not info.ready:
         return _wait_for_silent(need, node, observed)
     return _attempt(need, node, observed, status, now)
@@ -153,13 +153,13 @@ def _attempt(need: Need, node: str, observed: Observed, status: Mapping[str, Any
         return _give_up(need, reasons.NODE_FULL, f"{message}: the whole job moves", refused=node)
     found = binding.incomplete(observed, [pod.role for pod in need.pods], status, now)
     if found is None:
-        return replace(_at(need, node), is_complete=True)
+        return replace(_chosen(need, node), is_complete=True)
     left_s = conditions.seconds_left(found.since, found.limit_s, now) if found.limit_s is not None else None
     if left_s is not None and left_s <= 0:
         reason = reasons.HALF_PLACED if found.nodes else reasons.NODE_FULL
         return _give_up(need, reason, _why_failed(found, node), refused=None if found.is_apart else node)
     keep_for_s = conditions.seconds_left(found.since, PROMISE_S, now)
-    place = replace(_at(need, node), keep_for_s=keep_for_s, again_after_s=left_s)
+    place = replace(_chosen(need, node), keep_for_s=keep_for_s, again_after_s=left_s)
     if found.refusal and not found.nodes and not found.refusal.of_node:
         condition = Condition(reasons.PLACED, "False", found.refusal.reason, found.refusal.message)
         return replace(place, condition=condition)
@@ -174,7 +174,7 @@ def _why_failed(found: Incomplete, node: str) -> str:
     if not found.nodes:
         return f"node {node} does not take the job: the whole job moves{why}"
     missing = " and ".join(found.missing)
-    return f"the {missing} pod got no node{why}: the other gave {node} back"
+    return f"the {missing} pod got no node{why}: the other pod gives {node} up"
 
 
 def _follow_scheduler(
@@ -233,7 +233,7 @@ def _beside_old_learner(place: Place, node: str | None, observed: Observed, now:
         return replace(place, again_after_s=soonest(place.again_after_s, left_s))
     message = (
         f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write, so no"
-        f" pod of the job starts; where the node is off for good, kubectl delete node {old_node} ends the pod, or the"
+        f" pod of the job starts; if the node is off for good, kubectl delete node {old_node} ends the pod, or the"
         " taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
     condition = Condition(reasons.PLACED, "False", reasons.OLD_LEARNER_ENDING, message)
@@ -245,26 +245,24 @@ def _wait_for_silent(need: Need, node: str, observed: Observed) -> Place:
     servers, learner = (observed.pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
     gone = servers is None or terminating(servers) or not servers["spec"].get("nodeName")
     if gone and (learner is None or not learner["spec"].get("nodeName")):
-        return _leave(need, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
+        return _leave_node(need, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
     message = (
         f"node {node} is not ready; a learner there may still write, so the job stays until the node is back, is"
         " deleted (kubectl delete node), or has the taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
     condition = Condition(reasons.PLACED, "Unknown", reasons.NODE_NOT_READY, message)
-    return replace(_at(need, node), condition=condition)
+    return replace(_chosen(need, node), condition=condition)
 
 
-def _at(need: Need, node: str) -> Place:
-    condition = Condition(
-        reasons.PLACED, "True", reasons.NODE_CHOSEN, f"servers and learner have their place on {node}"
-    )
+def _chosen(need: Need, node: str) -> Place:
+    condition = Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, f"servers and learner are placed on {node}")
     return Place(need, node, condition, keep_for_s=PROMISE_S)
 
 
-def _leave(need: Need, reason: str, message: str) -> Place:
+def _leave_node(need: Need, reason: str, message: str) -> Place:
     condition = Condition(reasons.PLACED, "False", reason, message)
     return Place(need, None, condition, waits=True, again_after_s=LOOK_AGAIN_S)
 
 
 def _give_up(need: Need, reason: str, message: str, *, refused: str | None) -> Place:
-    return replace(_leave(need, reason, message), waits=False, failed=True, refused=refused)
+    return replace(_leave_node(need, reason, message), waits=False, failed=True, refused=refused)

@@ -14,7 +14,7 @@ from stage2_controller.place import binding
 from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.spec import names
 
-HOST_IN_VAIN_S = 60.0
+HOST_OVERDUE_S = 60.0
 """Seconds that a job waits after its admission for the host that Kueue assigned. If that host cannot be used by then,
 or later, the quota goes back at once, and Kueue looks for another host."""
 CLASS_AGAIN_S = 15.0
@@ -101,7 +101,7 @@ def additions(observed: Observed) -> dict[str, Any]:
         parts += [update for update in updates if update["name"] == assignment["name"]]
         if assignment.get("topologyAssignment"):
             parts.append({"annotations": {_PLACED_BY_KUEUE: HOSTNAME}})
-        if added := _together(parts):
+        if added := _merged(parts):
             by_role[assignment["name"]] = added
     return by_role
 
@@ -121,7 +121,7 @@ def _flavor_parts(assignment: Mapping[str, Any], flavors: Mapping[str, Object]) 
             yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
 
 
-def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for part in parts:
         for key in ("labels", "annotations", "nodeSelector"):
@@ -171,26 +171,26 @@ def reserved_pod_sets(workload: Object | None) -> Sequence[Mapping[str, Any]] | 
     return pod_sets if holds(workload, "QuotaReserved") else None
 
 
-def of_another_spec(workload: Object | None, spec_hash: str) -> bool:
+def has_other_spec(workload: Object | None, spec_hash: str) -> bool:
     """Return whether the Workload asks for the pods of another spec."""
-    return asked_for(workload, spec_hash) != spec_hash
+    return spec_hash_of(workload, spec_hash) != spec_hash
 
 
-def asked_for(workload: Object | None, spec_hash: str) -> str:
+def spec_hash_of(workload: Object | None, spec_hash: str) -> str:
     """Return the hash of the spec whose pods the Workload asks for; a Workload without one counts as this spec's."""
     annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}
     return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash)
 
 
-def in_vain(workload: Object | None, now: datetime) -> bool:
+def host_overdue(workload: Object | None, now: datetime) -> bool:
     """Return whether Kueue assigned a host so long ago that the job should have its place there."""
     admission = condition(workload, "Admitted")
     if admission is None or host(workload) is None:
         return False
-    return (now - conditions.instant(admission["lastTransitionTime"])).total_seconds() >= HOST_IN_VAIN_S
+    return (now - conditions.instant(admission["lastTransitionTime"])).total_seconds() >= HOST_OVERDUE_S
 
 
-def gives_back(workload: Object | None) -> bool:
+def is_releasing(workload: Object | None) -> bool:
     """Return whether Kueue has evicted an inactive Workload whose quota is not free yet."""
     inactive = workload is not None and not workload["spec"].get("active", True)
     return inactive and holds(workload, "Evicted") and holds(workload, "QuotaReserved")
@@ -227,7 +227,7 @@ def _mark(workload: Object | None) -> str | None:
     return annotations.get(names.ANNOTATION_DEACTIVATED)
 
 
-def left_behind(raw: Object, workload: Object | None) -> bool:
+def is_abandoned(raw: Object, workload: Object | None) -> bool:
     """Return whether a job that no longer names a queue has a Workload that waits for quota."""
     waits = workload is not None and not holds(workload, "QuotaReserved") and not finished(workload)
     return waits and queue_name(raw) is None
@@ -236,7 +236,7 @@ def left_behind(raw: Object, workload: Object | None) -> bool:
 # --- The job's condition QuotaReserved.
 
 
-def disabled(queue: str) -> Condition:
+def not_served(queue: str) -> Condition:
     """Return the condition of a job with a queue where the controller does not serve Kueue."""
     message = (
         f"the label {QUEUE_LABEL}={queue} asks for a queue of Kueue, and this controller does not serve Kueue: install"
@@ -245,36 +245,36 @@ def disabled(queue: str) -> Condition:
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.KUEUE_DISABLED, message)
 
 
-def without_class(raw: Object, observed: Observed) -> Condition | None:
+def missing_class(raw: Object, observed: Observed) -> Condition | None:
     """Return the condition of a job whose WorkloadPriorityClass does not exist; None for any other job."""
     name = priority_name(raw)
     if name is None or observed.workload is not None or observed.priority_class is not None:
         return None
     message = (
-        f"the label {PRIORITY_LABEL}={name} names a WorkloadPriorityClass that does not exist: make it, or change or"
+        f"the label {PRIORITY_LABEL}={name} names a WorkloadPriorityClass that does not exist: create it, or change or"
         " remove the label"
     )
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.NO_PRIORITY_CLASS, message)
 
 
-def asked_anew(queue: str) -> Condition:
+def waits_for_old_workload(queue: str) -> Condition:
     """Return the condition while the Workload of an earlier run or spec is being deleted."""
-    message = f"waits in queue {queue}: the Workload of what ran before goes first"
+    message = f"waits in queue {queue}: its earlier Workload is deleted first"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
 
-def inactive(workload: Object, queue: str) -> Condition:
+def workload_inactive(workload: Object, queue: str) -> Condition:
     """Return the condition while a Workload waits that somebody has deactivated."""
     name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
     patch = f'kubectl patch workload {name} -n {namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
     message = (
-        f"waits in queue {queue}: somebody has deactivated its Workload {name}; make that active again ({patch}), or"
+        f"waits in queue {queue}: somebody deactivated its Workload {name}; activate it again ({patch}), or"
         " suspend the job and resume it"
     )
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.WORKLOAD_INACTIVE, message)
 
 
-def reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -> Condition:
+def quota_reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -> Condition:
     """Return the condition from what the Workload reports.
 
     before: the condition of the last pass. Kueue drops a check's message as soon as it has acted on it.

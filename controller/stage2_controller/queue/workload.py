@@ -83,7 +83,7 @@ def status_patch(
     no_pods = _false("PodsReady", _WAITS_FOR_START, "the job has no pods")
     if not (holds(workload, "Evicted") and holds(workload, "QuotaReserved")):
         return _patch(workload, no_pods, at=at)
-    message = "the job was evicted and has no pods any more"
+    message = "the job was evicted and has no pods left"
     freed = [_false(kind, "Pending", message) for kind in ("QuotaReserved", "Admitted")]
     return _patch(workload, no_pods, *freed, at=at, admission=None)
 
@@ -96,7 +96,7 @@ def _pods_ready(workload: Object, observed: Observed) -> dict[str, str]:
     if not terminating(learner) and (running(learner, names.ROLE_LEARNER) or succeeded(learner, names.ROLE_LEARNER)):
         return _true("PodsReady", _RECOVERED if recovers else _STARTED, "servers and learner run")
     if recovers or holds(workload, "PodsReady"):
-        return _false("PodsReady", _WAITS_FOR_RECOVERY, "the learner ran and does not run any more")
+        return _false("PodsReady", _WAITS_FOR_RECOVERY, "the learner has stopped running")
     return _false("PodsReady", _WAITS_FOR_START, "the learner does not run yet")
 
 
@@ -121,7 +121,7 @@ def _differs(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool
 
 
 def _true(kind: str, reason: str, message: str) -> dict[str, str]:
-    return {"type": kind, "status": "True", "reason": reason, "message": conditions.cut(message)}
+    return {"type": kind, "status": "True", "reason": reason, "message": conditions.shorten(message)}
 
 
 def _false(kind: str, reason: str, message: str) -> dict[str, str]:

@@ -49,7 +49,7 @@ _FIXES = {
     reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
     reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
     reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
-    reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is mended",
+    reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is fixed",
     reasons.WORKLOAD_INACTIVE: "spec.active of workload/{quota}",
     reasons.NO_PRIORITY_CLASS: "the label kueue.x-k8s.io/priority-class of rmj/{job}",
     reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",

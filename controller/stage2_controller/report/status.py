@@ -8,14 +8,14 @@ from typing import Any
 from stage2_api.errors import shortened
 from stage2_api.job import LearnerSpec
 from stage2_controller import reasons
-from stage2_controller.conditions import Condition, find, merged, passed, timestamp, truth
+from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
-from stage2_controller.spec.objects import at
+from stage2_controller.spec.objects import value_at
 
 _BUG_CHARS = 1000  # of an exception's text
 # Kept from the learner's last report while it cannot be asked.
@@ -153,7 +153,7 @@ def _start_time(context: PlanContext) -> str | None:
 def _before_or_now(context: PlanContext, key: str) -> str:
     """Return the time in the last status, else the time of this pass."""
     before = context.previous.get(key)
-    return passed(before, context.now) if before else timestamp(context.now)
+    return not_after(before, context.now) if before else timestamp(context.now)
 
 
 def _node(context: PlanContext) -> str | None:
@@ -246,13 +246,13 @@ def _restarts(context: PlanContext) -> int:
 
 
 def _valid(context: PlanContext) -> str:
-    message = "the spec keeps every rule"
-    written = at(context.raw, "spec", "learner", "startDeadlineSeconds")
+    message = "the spec is valid"
+    written = value_at(context.raw, "spec", "learner", "startDeadlineSeconds")
     counts = context.job.spec.learner.start_deadline_seconds
     if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
         return message
     return (
-        f"{message}; spec.learner.startDeadlineSeconds counts as {counts}, in place of its default: the admin's"
+        f"{message}; spec.learner.startDeadlineSeconds counts as {counts} instead of its default: the admin's"
         " policy.longestStartSeconds allows no more"
     )
 
@@ -264,7 +264,7 @@ def _conditions(
     if context.blocked:
         found.append(context.blocked)
     if context.job.spec.suspend and not context.outcome:
-        message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
+        message = "spec.suspend is true: no pod exists; set it to false to resume from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
     if context.quota:
         found.append(context.quota)
@@ -282,7 +282,7 @@ def _conditions(
 
 def _rollout_ready(context: PlanContext) -> Condition:
     if context.outcome:
-        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
+        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job ended: its servers were removed")
     observed, servers = context.observed, context.server_names
     finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
     if finding:
@@ -297,13 +297,13 @@ def _learner_running(context: PlanContext) -> Condition:
     if context.outcome:
         return condition(False, reasons.LEARNER_FINISHED, context.outcome.message)
     if context.renews_secret:
-        message = "certificates of the job end soon, or its Secret has none: its pods end, and go on with new ones"
+        message = "certificates of the job expire soon, or its Secret has none: its pods restart with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
     if context.observed.old_learner():
-        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
+        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner first writes its checkpoint and ends")
     pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
-        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
+        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
@@ -311,7 +311,7 @@ def _learner_running(context: PlanContext) -> Condition:
         return condition(True, reasons.LEARNER_STARTED, "the learner runs")
     if finding.reason == reasons.SERVER_CRASHED:
         limit = context.job.spec.learner.backoff_limit
-        return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
+        return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} retries")
     return condition(False, finding.reason, finding.message)
 
 
@@ -324,7 +324,7 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
     restarted = [item["name"] for item in servers if "version" not in item]
     if restarted:
-        message = f"{', '.join(restarted)} started anew and waits for the learner's next push"
+        message = f"{', '.join(restarted)} restarted and waits for the learner's next push"
         return condition(False, reasons.SERVER_RESTARTED, message)
     pushed, count = sync["version"], len(servers)
     if behind := [str(version) for version in held if version != pushed]:
@@ -340,7 +340,7 @@ def with_refusals(
     if refusals:
         applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
     else:
-        applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
+        applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server accepted every child")
     ours = (reasons.CHILDREN_APPLIED, reasons.TRAINING)
     known = [
         Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]

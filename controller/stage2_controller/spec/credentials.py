@@ -33,7 +33,7 @@ def new(hosts: Hosts, now: datetime) -> dict[str, str]:
     return {layout.TOKEN_KEY: secrets.token_urlsafe(32), **(_certificates(hosts, now) if hosts else {})}
 
 
-def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
+def is_usable(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
     """Return whether new pods can use this Secret for their whole life."""
     authority = (secret.get("data") or {}).get(layout.CA_KEY)
     if authority is None or not tls:

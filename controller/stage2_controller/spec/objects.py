@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def at(value: Any, *keys: str) -> Any:
+def value_at(value: Any, *keys: str) -> Any:
     """Return the value below these keys, whatever the shape of a person's text; None where a key is missing."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

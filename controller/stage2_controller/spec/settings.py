@@ -9,7 +9,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob
-from stage2_controller.spec.objects import Amounts, at
+from stage2_controller.spec.objects import Amounts, value_at
 
 _ANY = "*"
 _DEFAULT_START_S = LearnerSpec().start_deadline_seconds
@@ -106,19 +106,21 @@ class AdminPolicy:
 
     def _environment(self, path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
         for index, variable in enumerate(container.get("env") or []):
-            name = at(variable, "valueFrom", "secretKeyRef", "name")
+            name = value_at(variable, "valueFrom", "secretKeyRef", "name")
             yield from _unlisted(f"{path}.env[{index}].valueFrom.secretKeyRef.name", name, self.secrets, _SECRET)
         for index, source in enumerate(container.get("envFrom") or []):
-            name = at(source, "secretRef", "name")
+            name = value_at(source, "secretRef", "name")
             yield from _unlisted(f"{path}.envFrom[{index}].secretRef.name", name, self.secrets, _SECRET)
 
     def _volume(self, path: str, volume: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from _unlisted(f"{path}.secret.secretName", at(volume, "secret", "secretName"), self.secrets, _SECRET)
-        sources = at(volume, "projected", "sources")
+        yield from _unlisted(
+            f"{path}.secret.secretName", value_at(volume, "secret", "secretName"), self.secrets, _SECRET
+        )
+        sources = value_at(volume, "projected", "sources")
         for index, source in enumerate(sources if isinstance(sources, list) else ()):
-            name = at(source, "secret", "name")
+            name = value_at(source, "secret", "name")
             yield from _unlisted(f"{path}.projected.sources[{index}].secret.name", name, self.secrets, _SECRET)
-        folder = at(volume, "hostPath", "path")
+        folder = value_at(volume, "hostPath", "path")
         if folder is not None and _ANY not in self.host_paths and not _lies_in(str(folder), self.host_paths):
             yield _refused(f"{path}.hostPath.path", folder, self.host_paths, _FOLDER)
 

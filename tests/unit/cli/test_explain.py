@@ -7,7 +7,7 @@ import pytest
 
 from stage2_cli.explain import show
 
-ACCEPTED = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "the spec keeps every rule"}
+ACCEPTED = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "the spec is valid"}
 NO_ROOM = {
     "type": "Placed",
     "status": "False",

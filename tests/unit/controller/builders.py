@@ -79,7 +79,7 @@ _CERTIFICATES = {
 }
 
 
-def told(raw: Object, made: Plan) -> Object:
+def with_status(raw: Object, made: Plan) -> Object:
     """The job once the plan's status is written."""
     return {**raw, "status": copy.deepcopy(made.status)}
 

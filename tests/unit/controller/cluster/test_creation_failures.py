@@ -51,7 +51,7 @@ class Stage:
         self.seen = Observed(learner={**made, "metadata": metadata})
         self.status: Any = {}
 
-    async def told(self) -> str | None:
+    async def refusal(self) -> str | None:
         """The answer of one pass."""
         return await self.refused.of_learner(n.KEY, self.seen, self.status)
 
@@ -62,27 +62,27 @@ class Stage:
 
 async def test_the_newest_event_tells_why_a_job_has_had_no_pod_for_a_minute() -> None:
     stage = Stage(event("an older sentence"), event(QUOTA, after_s=30), event("before", after_s=2))
-    assert await stage.told() == QUOTA
+    assert await stage.refusal() == QUOTA
     assert stage.api.asked == [("team-a", "u", "FailedCreate")]
 
 
 async def test_an_event_that_was_counted_up_is_as_new_as_its_last_time() -> None:
     series = {"lastObservedTime": timestamp(b.NOW + timedelta(seconds=50)).replace("Z", ".000001Z")}
     again = event(QUOTA, series=series, lastTimestamp=None, eventTime=None)
-    assert await Stage(again, event("older", after_s=40)).told() == QUOTA
+    assert await Stage(again, event("older", after_s=40)).refusal() == QUOTA
 
 
 async def test_events_are_asked_for_once_a_minute_and_not_before_a_minute() -> None:
     stage = Stage(event(QUOTA))
     stage.after_s = UNMADE_S - 1
-    assert await stage.told() is None
+    assert await stage.refusal() is None
     assert stage.api.asked == []
     for stage.after_s in (UNMADE_S, UNMADE_S + 30, UNMADE_S + 59):
-        assert await stage.told() == QUOTA
+        assert await stage.refusal() == QUOTA
     assert len(stage.api.asked) == 1
     stage.after_s = UNMADE_S + 60
     stage.api.events.clear()
-    assert await stage.told() is None, "events do not live long"
+    assert await stage.refusal() is None, "events do not live long"
     assert len(stage.api.asked) == 2
 
 
@@ -92,7 +92,7 @@ async def test_events_are_asked_for_ever_more_seldom() -> None:
     asked: list[float] = []
     for minute in range(1, 121):
         stage.after_s = minute * 60
-        assert await stage.told() == QUOTA
+        assert await stage.refusal() == QUOTA
         asked += [minute] * (len(stage.api.asked) - len(asked))
     assert asked == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112]
 
@@ -111,7 +111,7 @@ async def test_nothing_is_asked_where_no_pod_is_missing(state: str) -> None:
         stage.learner(status={"conditions": [b.job_condition("Failed")]})
     else:
         stage.seen = Observed()
-    assert await stage.told() is None
+    assert await stage.refusal() is None
     assert stage.api.asked == []
 
 
@@ -121,7 +121,7 @@ async def test_what_refused_a_pod_that_was_made_since_is_no_reason() -> None:
     gone = timestamp(b.NOW + timedelta(seconds=3600))
     stage.status = {"conditions": [{"type": reasons.LEARNER_RUNNING, "status": "False", "lastTransitionTime": gone}]}
     stage.after_s = 3600 + UNMADE_S
-    assert await stage.told() is None
+    assert await stage.refusal() is None
 
 
 def refused_with(status: int) -> ApiRefused:
@@ -134,13 +134,13 @@ async def test_where_events_cannot_be_read_nothing_is_told_and_nothing_fails(fai
     stage = Stage(event(QUOTA))
     stage.api.fails = fails
     for _ in range(2):
-        assert await stage.told() is None
+        assert await stage.refusal() is None
     assert len(stage.api.asked) == 1, "a failure is no reason to ask more often"
 
 
 async def test_a_job_that_is_gone_is_not_remembered() -> None:
     stage = Stage(event(QUOTA))
-    await stage.told()
+    await stage.refusal()
     stage.refused.forget(n.KEY)
-    await stage.told()
+    await stage.refusal()
     assert len(stage.api.asked) == 2

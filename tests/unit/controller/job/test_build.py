@@ -66,7 +66,7 @@ def test_it_keeps_that_also_where_it_is_suspended_or_given_a_deadline() -> None:
 def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_then_on(asked: dict[str, Any]) -> None:
     """Also where nothing looks at an edit before the controller does."""
     raw = b.job(suspend=True)
-    raw = b.told(raw, planned(raw))
+    raw = b.with_status(raw, planned(raw))
     assert b.condition(planned(raw), reasons.ACCEPTED) == ("True", reasons.VALID)
     resumed = b.edited(b.edited(raw, **asked), suspend=False)
     assert b.condition(planned(resumed), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
@@ -74,13 +74,13 @@ def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_
 
 def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_starts_anew() -> None:
     raw = b.job()
-    raw = b.told(raw, planned(raw))
+    raw = b.with_status(raw, planned(raw))
     asked = b.edited(raw, learner={"gpus": 1, "startDeadlineSeconds": 2**31 - 1})
     refused = planned(asked, b.started(asked))
     assert refused.status["specHash"] == raw["status"]["specHash"]
     assert refused.status["observedGeneration"] == asked["metadata"]["generation"]
     with pytest.raises(ConfigError):
-        parse(b.told(asked, refused), NARROW)
+        parse(b.with_status(asked, refused), NARROW)
 
 
 def test_what_stands_beside_a_spec_makes_a_job_large_and_what_others_write_does_not() -> None:

@@ -49,9 +49,9 @@ def test_a_server_behind_makes_the_pod_unready() -> None:
 
 
 def test_a_server_that_started_anew_is_not_ready_until_the_next_push() -> None:
-    raw = b.told(b.job(), b.planned(b.job(), observed()))
+    raw = b.with_status(b.job(), b.planned(b.job(), observed()))
     first = b.planned(raw, observed("True", restarts=1))
-    second = b.planned(b.told(raw, first), observed("False", restarts=1))
+    second = b.planned(b.with_status(raw, first), observed("False", restarts=1))
     for made in (first, second):
         assert made.status["servers"][1] | {"baseUrl": ""} == {
             "name": "server-1",
@@ -62,11 +62,11 @@ def test_a_server_that_started_anew_is_not_ready_until_the_next_push() -> None:
         assert b.condition(made, reasons.WEIGHTS_IN_SYNC) == ("False", reasons.SERVER_RESTARTED)
     assert first.gate
     assert first.gate.status == "False"
-    pushed = b.planned(b.told(raw, second), observed("False", restarts=1, held=(5, 5, 5), pushed=5))
+    pushed = b.planned(b.with_status(raw, second), observed("False", restarts=1, held=(5, 5, 5), pushed=5))
     assert pushed.status["servers"][1]["ready"]
     assert pushed.gate
     assert pushed.gate.status == "True"
-    assert b.planned(b.told(raw, pushed), observed("True", restarts=1, held=(5, 5, 5), pushed=5)).gate is None
+    assert b.planned(b.with_status(raw, pushed), observed("True", restarts=1, held=(5, 5, 5), pushed=5)).gate is None
 
 
 def test_a_pod_that_knows_no_gate_is_left_alone() -> None:

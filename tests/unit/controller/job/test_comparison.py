@@ -357,7 +357,7 @@ def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> No
 def test_explain_names_the_object_that_is_in_the_way() -> None:
     raw = b.job()
     made = b.planned(raw, seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap")))))
-    first = next(step for step in explanation.chain(b.told(raw, made)) if step.state != "ok")
+    first = next(step for step in explanation.chain(b.with_status(raw, made)) if step.state != "ok")
     assert (first.name, first.state, first.reason) == ("children", "wrong", reasons.NAME_TAKEN)
     assert first.fix == "metadata.name of rmj/job-3v1, or the object that the message names, in namespace team-a"
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.NAME_TAKEN)

@@ -96,7 +96,7 @@ TOKEN_ONLY = manifest.secret(OWNER, {"token": "t0ken"})
     ids=["new", "old", "about to end", "ended", "not wanted", "none", "none wanted", "empty", "something else"],
 )
 def test_a_secret_fits_while_its_certificates_last(held: Any, tls: bool, after: timedelta, fits: bool) -> None:
-    assert credentials.fit(held, tls=tls, now=b.NOW + after) is fits
+    assert credentials.is_usable(held, tls=tls, now=b.NOW + after) is fits
 
 
 def standing(made: Plan) -> set[str]:
@@ -123,7 +123,7 @@ def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None
     stopping = b.planned(raw, running, after_s=late_s)
     assert (standing(stopping), set(stopping.deletions)) == (set(), {"Deployment", "Job"})
     assert b.condition(stopping, "LearnerRunning") == ("False", "SecretRenewed")
-    assert "certificates of the job end soon" in b.message(stopping, "Training")
+    assert "certificates of the job expire soon" in b.message(stopping, "Training")
     ending = replace(running, deployment=None, learner=None)
     assert b.planned(raw, ending, after_s=late_s).deletions == (), "its pods still end"
     gone = b.planned(raw, replace(ending, pods=()), after_s=late_s)

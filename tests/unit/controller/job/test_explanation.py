@@ -105,7 +105,7 @@ def test_the_first_missing_thing_is_named_with_what_to_change(
 ) -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=gpus)), seen)
-    found = first(b.told(raw, made))
+    found = first(b.with_status(raw, made))
     assert (found.name, found.reason) == (link, reason)
     assert fix in found.fix
 
@@ -113,7 +113,7 @@ def test_the_first_missing_thing_is_named_with_what_to_change(
 def test_the_condition_says_the_same_as_the_command() -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=3)))
-    found = first(b.told(raw, made))
+    found = first(b.with_status(raw, made))
     assert b.condition(made, reasons.TRAINING) == ("False", found.reason)
     assert b.message(made, reasons.TRAINING) == f"{found.name}: {found.message}; see: {found.fix}"
 
@@ -122,7 +122,7 @@ def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw))
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
-    steps = explanation.chain(b.told(raw, made))
+    steps = explanation.chain(b.with_status(raw, made))
     assert {step.state for step in steps} == {"ok"}
     assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
 
@@ -139,7 +139,7 @@ def test_the_last_push_is_told_with_what_carried_it_and_where_adapters_were_merg
         "phases": ReportedShares(send=0.5),
     }
     made = b.planned(raw, b.started(raw, progress=b.report(sync=sync.model_copy(update=found))))
-    assert explanation.chain(b.told(raw, made))[-1].message.endswith(
+    assert explanation.chain(b.with_status(raw, made))[-1].message.endswith(
         "pushed in 0.2 s over nccl (NET/IB) at 1.2 GB/s, adapters merged at the learner (its folder differs)"
     )
     assert made.status["sync"]["mergeReason"] == "its folder differs"
@@ -149,12 +149,12 @@ def test_the_last_push_is_told_with_what_carried_it_and_where_adapters_were_merg
 def test_servers_with_old_weights_are_named() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, progress=b.report(held=(4, 3, 4))))
-    assert first(b.told(raw, made)).name == "weights"
+    assert first(b.with_status(raw, made)).name == "weights"
 
 
 def test_a_suspended_job_names_the_field() -> None:
     raw = b.job(suspend=True)
-    assert first(b.told(raw, b.planned(raw))).fix == "spec.suspend of rmj/job-3v1"
+    assert first(b.with_status(raw, b.planned(raw))).fix == "spec.suspend of rmj/job-3v1"
 
 
 def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
@@ -162,7 +162,7 @@ def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
     failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
     pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)
     made = b.planned(raw, b.started(raw, learner=failed, pods=pods))
-    steps = explanation.chain(b.told(raw, made))
+    steps = explanation.chain(b.with_status(raw, made))
     assert [step.name for step in steps] == ["spec", "outcome"]
     assert "spec.learner.backoffLimit" in steps[-1].fix
 
@@ -195,7 +195,7 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
     raw = b.job()
     done = b.learner_pod(b.down("learner", 0, b.termination(phase="done")))
     made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, True, True), done)))
-    found = first(b.told(raw, made))
+    found = first(b.with_status(raw, made))
     assert (found.name, found.state, found.reason) == ("learner", "waits", reasons.LEARNER_FINISHED)
     assert b.message(made, reasons.TRAINING).endswith("exit code 0; see: kubectl describe job/job-3v1-learner")
 

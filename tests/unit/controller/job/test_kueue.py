@@ -45,7 +45,7 @@ def passed(raw: Any, observed: Observed = b.NOTHING, **more: Any) -> Plan:
     return planned(raw, n.capacity(n.node()), observed, **more)
 
 
-def told(made: Plan) -> dict[str, tuple[str, str]]:
+def reported(made: Plan) -> dict[str, tuple[str, str]]:
     """Status and reason of the conditions that Kueue is to be told."""
     assert made.workload_patch
     conditions = made.workload_patch["status"]["conditions"]
@@ -149,7 +149,7 @@ def test_quota_that_goes_back_is_asked_for_again_once_it_is_gone() -> None:
     found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
     made = planned(queued(), account, Observed(workload=found), after_s=90)
     assert b.child(made, "Workload")["spec"]["active"] is False
-    assert told(made)["QuotaReserved"] == ("False", "Pending")
+    assert reported(made)["QuotaReserved"] == ("False", "Pending")
     found = workload(condition("QuotaReserved", "False"), condition("Admitted", "False"), evicted)
     found["spec"]["active"] = False
     found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
@@ -195,7 +195,7 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
     assert first.workload_patch is None
     ready = condition("PodsReady", reason="Started")
     gone = passed(queued(), running(*evicted, ready, pods=()))
-    assert told(gone) == {
+    assert reported(gone) == {
         "QuotaReserved": ("False", "Pending"),
         "Admitted": ("False", "Pending"),
         "Evicted": ("True", "x"),
@@ -208,12 +208,12 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
 
 
 def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
-    assert told(passed(queued(), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
+    assert reported(passed(queued(), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
     again = passed(queued(), running(*ADMITTED, condition("PodsReady")))
     assert again.workload_patch is None
     done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
     ended = passed(queued(), replace(running(*ADMITTED), learner=done))
-    assert told(ended)["Finished"] == ("True", "JobFinished")
+    assert reported(ended)["Finished"] == ("True", "JobFinished")
 
 
 def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
@@ -241,7 +241,7 @@ def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, le
     pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
     observed = running(*ADMITTED, *([known] if known else []), pods=pods)
     made = passed(queued(), observed)
-    assert (told(made)["PodsReady"] if answer else made.workload_patch) == answer
+    assert (reported(made)["PodsReady"] if answer else made.workload_patch) == answer
 
 
 def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
@@ -338,7 +338,7 @@ def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_writ
     assert "kueue.x-k8s.io/queue-name=team" in told
     assert "--set controller.kueue=true" in told
     assert "remove the label" in told
-    (quota,) = [step for step in explanation.chain(b.told(queued(), made)) if step.name == "quota"]
+    (quota,) = [step for step in explanation.chain(b.with_status(queued(), made)) if step.name == "quota"]
     assert (quota.state, quota.fix) == (
         "wrong",
         "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/job-3v1",
@@ -419,7 +419,7 @@ def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> Non
     assert (made.children, made.again_after_s) == ((), kueue.CLASS_AGAIN_S)
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.NO_PRIORITY_CLASS)
     assert "kueue.x-k8s.io/priority-class=urgent" in made.status["message"]
-    (quota,) = [step for step in explanation.chain(b.told(raw, made)) if step.name == "quota"]
+    (quota,) = [step for step in explanation.chain(b.with_status(raw, made)) if step.name == "quota"]
     assert quota.state == "wrong"
     assert b.kinds(passed(raw, Observed(priority_class=URGENT))) == ["Workload"]
 

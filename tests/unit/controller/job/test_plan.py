@@ -21,22 +21,22 @@ AHEAD_S = 3600.0
 
 def test_deadlines_count_from_when_the_clock_was_set_back() -> None:
     raw = b.job(activeDeadlineSeconds=60)
-    raw = b.told(raw, b.planned(raw, after_s=AHEAD_S))
+    raw = b.with_status(raw, b.planned(raw, after_s=AHEAD_S))
     observed = b.started(raw)
     back = b.planned(raw, observed)
     assert back.again_after_s is not None
     assert back.again_after_s <= 60
-    made = b.planned(b.told(raw, back), observed, after_s=60)
+    made = b.planned(b.with_status(raw, back), observed, after_s=60)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
 
 
 def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
-    raw = b.told(raw, b.planned(raw, loading, after_s=AHEAD_S))
+    raw = b.with_status(raw, b.planned(raw, loading, after_s=AHEAD_S))
     back = b.planned(raw, loading)
     assert back.again_after_s == 60
-    made = b.planned(b.told(raw, back), loading, after_s=60)
+    made = b.planned(b.with_status(raw, back), loading, after_s=60)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
@@ -44,10 +44,10 @@ def test_the_time_to_live_counts_from_when_the_clock_was_set_back() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
     observed = b.started(raw)
     complete = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
-    raw = b.told(raw, b.planned(raw, complete, after_s=AHEAD_S))
+    raw = b.with_status(raw, b.planned(raw, complete, after_s=AHEAD_S))
     back = b.planned(raw, complete)
     assert (back.delete_job, back.again_after_s) == (False, 100)
-    assert b.planned(b.told(raw, back), complete, after_s=100).delete_job
+    assert b.planned(b.with_status(raw, back), complete, after_s=100).delete_job
 
 
 def test_a_pod_has_its_grace_before_it_is_overdue() -> None:
@@ -108,14 +108,14 @@ def test_children_do_not_change_when_the_status_is_told() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
-    assert b.planned(b.told(raw, made), observed, after_s=60).children == made.children
+    assert b.planned(b.with_status(raw, made), observed, after_s=60).children == made.children
 
 
 def test_the_second_pass_over_the_same_state_tells_the_same_status() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
-    assert b.planned(b.told(raw, made), observed, after_s=60).status == made.status
+    assert b.planned(b.with_status(raw, made), observed, after_s=60).status == made.status
 
 
 def test_a_done_learner_releases_the_servers() -> None:
@@ -132,7 +132,7 @@ def test_a_done_job_stays_done_when_its_children_are_gone() -> None:
     raw = b.job()
     observed = b.started(raw)
     complete = b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))
-    done = b.told(raw, b.planned(raw, replace(observed, learner=complete)))
+    done = b.with_status(raw, b.planned(raw, replace(observed, learner=complete)))
     later = b.planned(done, Observed(), after_s=3600)
     assert later.children == ()
     assert later.status == done["status"]
@@ -149,8 +149,8 @@ def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
 
 def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_progress() -> None:
     first = b.started(b.job())
-    running = b.told(b.job(), b.planned(b.job(), first))
-    suspended = b.told({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
+    running = b.with_status(b.job(), b.planned(b.job(), first))
+    suspended = b.with_status({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
     stopped = b.planned({**b.job(suspend=True), "status": suspended["status"]}, first)
     resumed = {**b.job(), "status": stopped.status}
     left = b.started(b.job(), learner=None, progress=None, pods=(b.rollout_pod(True, True, True),))
@@ -161,7 +161,7 @@ def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_
 
 
 def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
-    raw = b.told(b.job(activeDeadlineSeconds=60), b.planned(b.job(activeDeadlineSeconds=60)))
+    raw = b.with_status(b.job(activeDeadlineSeconds=60), b.planned(b.job(activeDeadlineSeconds=60)))
     observed = b.started(raw)
     assert b.planned(raw, observed, after_s=59).again_after_s == 1
     made = b.planned(raw, observed, after_s=60)
@@ -172,7 +172,7 @@ def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
 def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_over() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
-    raw = b.told(raw, b.planned(raw, loading))
+    raw = b.with_status(raw, b.planned(raw, loading))
     assert b.planned(raw, loading, after_s=59).again_after_s == 1
     made = b.planned(raw, loading, after_s=60)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
@@ -189,18 +189,18 @@ def test_a_time_to_start_that_the_admin_cuts_short_is_said_before_it_is_over() -
 
     raw = b.job()
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
-    raw = b.told(raw, planned(raw))
+    raw = b.with_status(raw, planned(raw))
     assert planned(raw, after_s=59).again_after_s == 1
-    told = "the spec keeps every rule; spec.learner.startDeadlineSeconds counts as 60, in place of its default"
+    told = "the spec is valid; spec.learner.startDeadlineSeconds counts as 60 instead of its default"
     assert b.message(planned(raw), reasons.ACCEPTED).startswith(told)
     assert b.condition(planned(raw, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
     own = b.job(learner={"startDeadlineSeconds": 60})
-    assert b.message(planned(own), reasons.ACCEPTED) == "the spec keeps every rule"
+    assert b.message(planned(own), reasons.ACCEPTED) == "the spec is valid"
 
 
 def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
-    raw = b.told(raw, b.planned(raw, b.started(raw)))
+    raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     restarted = b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod()))
     assert b.condition(b.planned(raw, restarted, after_s=3600), reasons.FAILED) is None
 
@@ -208,12 +208,12 @@ def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
 def test_a_job_whose_pods_all_vanish_in_one_pass_has_all_its_time_to_start_again() -> None:
     """As where its node is removed: the pods of a job that ran for long are gone at once."""
     raw = b.job(learner={"startDeadlineSeconds": 60})
-    raw = b.told(raw, b.planned(raw, b.started(raw)))
+    raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     gone = b.started(raw, pods=(), progress=None)
     made = b.planned(raw, gone, after_s=3600)
     assert b.condition(made, reasons.FAILED) is None
-    assert b.condition(b.planned(b.told(raw, made), gone, after_s=3659), reasons.FAILED) is None
-    late = b.planned(b.told(raw, made), gone, after_s=3660)
+    assert b.condition(b.planned(b.with_status(raw, made), gone, after_s=3659), reasons.FAILED) is None
+    late = b.planned(b.with_status(raw, made), gone, after_s=3660)
     assert b.condition(late, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
@@ -234,14 +234,14 @@ def test_servers_that_are_refused_where_the_scheduler_finds_the_node_wait_withou
     refused = b.started(raw, pods=pods, progress=None)
     deployment = {**(refused.deployment or {}), "status": {"conditions": deployment_conditions}}
     refused = replace(refused, deployment=deployment)
-    raw = b.told(raw, b.planned(raw, refused))
+    raw = b.with_status(raw, b.planned(raw, refused))
     assert b.condition(b.planned(raw, refused, after_s=86400), reasons.FAILED) is None
 
 
 def test_the_time_to_start_counts_from_when_the_scheduler_has_found_the_node() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
     waiting = b.started(raw, pods=(b.pod("rollout", node=None),), progress=None)
-    raw = b.told(raw, b.planned(raw, waiting))
+    raw = b.with_status(raw, b.planned(raw, waiting))
     at = conditions.timestamp(b.NOW + timedelta(seconds=600))
     loading = b.rollout_pod(False, False, False)
     loading["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]
@@ -254,7 +254,7 @@ def test_the_time_to_start_counts_from_when_the_scheduler_has_found_the_node() -
 def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     loading = b.started(raw, pods=(b.rollout_pod(False, False, False), b.waiting_learner_pod()), progress=None)
-    raw = b.told(raw, b.planned(raw, loading))
+    raw = b.with_status(raw, b.planned(raw, loading))
     waits = {"type": waits_for, "status": "False", "lastTransitionTime": raw["status"]["startTime"]}
     status = {**raw["status"], "conditions": [waits]}
     assert outcome.seconds_to_start(parse_job(raw), loading, status, b.NOW) is None
@@ -264,7 +264,7 @@ def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
     observed = b.started(raw)
     complete = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
-    done = b.told(raw, b.planned(raw, complete))
+    done = b.with_status(raw, b.planned(raw, complete))
     early = b.planned(done, complete, after_s=40)
     assert (early.delete_job, early.again_after_s) == (False, 60)
     assert b.planned(done, complete, after_s=100).delete_job
@@ -311,7 +311,7 @@ def failed() -> tuple[b.Object, Observed]:
     raw = b.job()
     observed = b.started(raw)
     ended = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Failed")), pods=())
-    told = b.told(raw, b.planned(raw, ended))
+    told = b.with_status(raw, b.planned(raw, ended))
     assert (told["status"]["phase"], told["status"]["specHash"] != "") == (reasons.FAILED, True)
     return told, replace(ended, deployment=None)
 
@@ -323,9 +323,9 @@ def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_
     assert made.deletions == ("Job",)
     assert (made.status["phase"], b.condition(made, "Failed")) == (reasons.PENDING, None)
     going = {**ended.learner, "metadata": {**ended.learner["metadata"], "deletionTimestamp": "2026-01-02T03:05:05Z"}}
-    again = b.planned(b.told(corrected, made), replace(ended, learner=going), after_s=61)
+    again = b.planned(b.with_status(corrected, made), replace(ended, learner=going), after_s=61)
     assert again.status["phase"] == reasons.PENDING, "the failure of the job before is none of this one's"
-    fresh = b.planned(b.told(corrected, made), Observed(), after_s=62)
+    fresh = b.planned(b.with_status(corrected, made), Observed(), after_s=62)
     assert "Deployment" in b.kinds(fresh)
     assert fresh.status["startTime"] == "2026-01-02T03:05:05Z", "its deadlines count from the correction"
 
@@ -347,13 +347,13 @@ def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_dele
     """Deployment and Job are gone at once; the garbage collector comes to their pods a moment later."""
     raw, refused = b.job(), b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model"))
     old = made_from(b.planned(raw), refused)
-    raw = b.told(raw, b.planned(raw, b.started(raw, pods=(old,), progress=None)))
+    raw = b.with_status(raw, b.planned(raw, b.started(raw, pods=(old,), progress=None)))
     assert b.condition(b.planned(raw), reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
     corrected = b.edited(raw, image="corrected:1")
     made = b.planned(corrected, Observed(pods=(old,)), after_s=60)
     assert (made.status["phase"], "Deployment" in b.kinds(made)) == (reasons.STARTING, True)
     new = made_from(made, {**refused, "metadata": {**refused["metadata"], "name": "new"}})
-    again = b.planned(b.told(corrected, made), b.started(corrected, pods=(new,), progress=None), after_s=61)
+    again = b.planned(b.with_status(corrected, made), b.started(corrected, pods=(new,), progress=None), after_s=61)
     assert b.condition(again, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
 
 
@@ -378,5 +378,5 @@ def test_a_corrected_job_asks_kueue_anew() -> None:
     assert made.deletions == ("Job", "Workload")
     assert "Workload" not in b.kinds(made)
     assert made.status["phase"] == reasons.PENDING
-    later = b.planned(b.told(b.edited(raw, image="corrected:1"), made), Observed(), after_s=61)
+    later = b.planned(b.with_status(b.edited(raw, image="corrected:1"), made), Observed(), after_s=61)
     assert b.kinds(later) == ["Workload"]

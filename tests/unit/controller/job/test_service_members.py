@@ -206,7 +206,7 @@ def test_nothing_is_written(seen: Observed) -> None:
 
 
 def test_a_running_job_whose_spec_was_edited_into_a_wrong_one_keeps_its_servers() -> None:
-    raw = b.told(b.job(), b.planned(b.job(), observed(server_pod())))
+    raw = b.with_status(b.job(), b.planned(b.job(), observed(server_pod())))
     raw["spec"]["rollout"]["servers"] = "many"
     made = b.planned(raw, observed(server_pod()))
     assert b.condition(made, "Accepted") == ("False", "InvalidSpec")

@@ -193,7 +193,7 @@ def test_progress_comes_from_the_learner() -> None:
 
 def test_progress_stays_when_the_learner_cannot_be_asked() -> None:
     raw = b.job()
-    running = b.told(raw, b.planned(raw, b.started(raw)))
+    running = b.with_status(raw, b.planned(raw, b.started(raw)))
     assert b.planned(running, b.started(raw, progress=None)).status == running["status"]
 
 
@@ -336,7 +336,7 @@ def test_a_job_that_another_controller_manages_is_left_alone() -> None:
 
 def test_transition_times_change_only_with_the_status_of_a_condition() -> None:
     raw = b.job()
-    first = b.told(raw, b.planned(raw, Observed(pods=(b.rollout_pod(True, True, False),))))
+    first = b.with_status(raw, b.planned(raw, Observed(pods=(b.rollout_pod(True, True, False),))))
     loading = b.planned(first, Observed(pods=(b.rollout_pod(True, False, False),)), after_s=60)
     ready = b.planned(first, Observed(pods=(b.rollout_pod(True, True, True),)), after_s=60)
 

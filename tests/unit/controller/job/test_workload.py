@@ -14,7 +14,7 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_kueue import ADMITTED, condition, passed, queued, running, told, workload
+from tests.unit.controller.job.test_kueue import ADMITTED, condition, passed, queued, reported, running, workload
 from tests.unit.controller.place.test_old_learner import ending
 from tests.unit.controller.place.test_placement import planned
 
@@ -75,7 +75,7 @@ def test_what_was_edited_between_two_passes_does_not_run_on_the_quota_of_before(
     assert b.kinds(made) == []
     assert made.deletions == ("Workload",)
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
-    assert "of what ran before goes first" in b.message(made, reasons.QUOTA_RESERVED)
+    assert "its earlier Workload is deleted first" in b.message(made, reasons.QUOTA_RESERVED)
     asked = b.child(planned(edited(7), account), "Workload")["spec"]["podSets"][0]
     assert len(asked["template"]["spec"]["containers"]) == 7
 
@@ -150,12 +150,12 @@ def test_why_a_check_failed_is_told_until_kueue_asks_it_again() -> None:
     failed = passed(raw, checked("Retry", "Retrying after failure: no such machines", RESERVED))
     wanted = "waits in queue team: admission check capacity: Retrying after failure: no such machines"
     assert b.message(failed, reasons.QUOTA_RESERVED) == wanted
-    raw = b.told(raw, failed)
+    raw = b.with_status(raw, failed)
     evicted = passed(raw, checked("Pending", RESET, RESERVED, RETRIED))
-    assert told(evicted)["QuotaReserved"] == ("False", "Pending")
+    assert reported(evicted)["QuotaReserved"] == ("False", "Pending")
     assert b.message(evicted, reasons.QUOTA_RESERVED) == wanted
     assert b.condition(evicted, reasons.QUOTA_RESERVED) == ("False", reasons.CHECK_FAILED)
-    again = passed(b.told(raw, evicted), checked("Pending", "", RESERVED))
+    again = passed(b.with_status(raw, evicted), checked("Pending", "", RESERVED))
     assert b.condition(again, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
 
 
@@ -166,24 +166,24 @@ def test_an_eviction_whose_check_was_never_seen_is_told_in_kueues_words() -> Non
 
 def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_into_the_queue_again() -> None:
     raw = queued()
-    raw = b.told(raw, passed(raw, checked("Rejected", "no such machines", RESERVED)))
+    raw = b.with_status(raw, passed(raw, checked("Rejected", "no such machines", RESERVED)))
     made = passed(raw, checked("Pending", RESET, RESERVED, TURNED_AWAY, active=False))
     assert b.child(made, "Workload")["spec"]["active"] is False
-    assert told(made)["QuotaReserved"] == ("False", "Pending")
+    assert reported(made)["QuotaReserved"] == ("False", "Pending")
     wanted = (
         f"Kueue turned the job away in queue team: {REJECTED}; waits in queue team: admission check capacity: "
         "no such machines"
     )
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_REFUSED)
     assert b.message(made, reasons.QUOTA_RESERVED) == wanted
-    raw = b.told(raw, made)
+    raw = b.with_status(raw, made)
     freed = passed(raw, checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False))
     assert b.child(freed, "Workload")["spec"]["active"] is False
     assert b.message(freed, reasons.QUOTA_RESERVED) == wanted
-    (quota,) = [step for step in explanation.chain(b.told(raw, freed)) if step.name == "quota"]
+    (quota,) = [step for step in explanation.chain(b.with_status(raw, freed)) if step.name == "quota"]
     assert (quota.state, quota.fix) == (
         "wrong",
-        "spec.suspend of rmj/job-3v1: true, and false again once what the message names is mended",
+        "spec.suspend of rmj/job-3v1: true, and false again once what the message names is fixed",
     )
 
 
@@ -241,11 +241,11 @@ def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
     sentence = b.message(made, reasons.QUOTA_RESERVED)
     assert made.status["message"] == sentence
-    assert "somebody has deactivated its Workload job-3v1-quota" in sentence
+    assert "somebody deactivated its Workload job-3v1-quota" in sentence
     assert """kubectl patch workload job-3v1-quota -n team-a --type merge -p '{"spec":{"active":true}}'""" in sentence
-    (quota,) = [step for step in explanation.chain(b.told(raw, made)) if step.name == "quota"]
+    (quota,) = [step for step in explanation.chain(b.with_status(raw, made)) if step.name == "quota"]
     assert (quota.state, quota.fix) == ("wrong", "spec.active of workload/job-3v1-quota")
-    again = passed(b.told(raw, made), observed, after_s=600)
+    again = passed(b.with_status(raw, made), observed, after_s=600)
     assert written(again, observed) is None
 
 
@@ -262,7 +262,7 @@ def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> No
     made = passed(queued(), Observed(**{**vars(observed), "workload": held}))
     assert made.deletions == ("Job", "Deployment")
     gone = passed(queued(), Observed(workload=held))
-    assert told(gone)["QuotaReserved"] == ("False", "Pending")
+    assert reported(gone)["QuotaReserved"] == ("False", "Pending")
     assert written(gone, Observed(workload=held)) is None
 
 
@@ -313,3 +313,32 @@ def test_suspension_and_resumption_make_a_workload_active_that_somebody_had_deac
     assert written(suspended, held) == (False, True)
     marked = inactive(*FREED, by_us=True)
     assert written(passed({**queued(), "status": suspended.status}, marked), marked) == (True, False)
+
+
+RECOVERS = condition("PodsReady", "False", reason="WaitForRecovery")
+WAITS = (condition("QuotaReserved", "False"), condition("Admitted", "False"))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param((*ADMITTED, RECOVERS, condition("Evicted", reason="PodsReadyTimeout")), id="evicted"),
+        pytest.param((*WAITS, RECOVERS), id="in the queue"),
+    ],
+)
+def test_an_evicted_job_that_did_not_recover_waits_for_its_start_again(found: Any) -> None:
+    """Else Kueue counts its recoveryTimeout from before the eviction, and evicts the job as soon as it is admitted."""
+    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(*found)), after_s=600)
+    assert reported(made)["PodsReady"] == ("False", "WaitForStart")
+
+
+def test_one_that_waits_for_its_start_is_not_told_so_again() -> None:
+    found = workload(*WAITS, condition("PodsReady", "False", reason="WaitForStart"))
+    assert planned(queued(), n.capacity(n.node()), Observed(workload=found)).workload_patch is None
+
+
+def test_quota_goes_back_though_a_finalizer_of_others_keeps_a_pod_that_has_ended() -> None:
+    kept = ending(b.pod(names.ROLE_LEARNER, b.down("learner", 0), name="kept", phase="Succeeded"))
+    found = workload(*ADMITTED, condition("Evicted", message="preempted"))
+    made = planned(queued(), n.capacity(n.node()), Observed(workload=found, pods=(kept,)))
+    assert reported(made)["QuotaReserved"] == ("False", "Pending")

@@ -12,7 +12,7 @@ from stage2_controller.children import build
 from stage2_controller.spec import names
 from stage2_controller.work_queue import Broken, RetryLater
 from tests.unit.controller import builders as b
-from tests.unit.controller.loop.test_reconcile import KEY, Life, Object
+from tests.unit.controller.fake_server import KEY, Life, Object
 from tests.unit.controller.loop.test_reconcile import life as life  # a fixture
 
 LOOP = threading.current_thread().name
@@ -66,7 +66,7 @@ async def test_a_refusal_of_any_length_is_told_in_a_status_that_the_definition_t
         with pytest.raises(RetryLater) as told:
             await life.one_pass()
         assert kind in str(told.value)
-        assert life.told() == ("False", reasons.CHILD_REFUSED)
+        assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
         life.server.refused.pop("Service", None)
     status = status_of(life)
     assert "Deployment is invalid" in status["message"]

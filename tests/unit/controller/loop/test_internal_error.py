@@ -9,20 +9,17 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.conditions import find
-from stage2_controller.metrics import Metrics
-from stage2_controller.place.capacity import Capacity
 from stage2_controller.plan import Plan, plan_after_bug
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
 from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken
 from tests.unit.controller import builders as b
+from tests.unit.controller.fake_server import KEY, reconciler
 
 BUG = AttributeError("'str' object has no attribute 'get'")
-KEY = Key("team-a", "job-3v1")
 
 
 def broken(raw: Mapping[str, Any]) -> Plan:
@@ -41,7 +38,7 @@ def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
 def test_the_answer_to_why_it_does_not_train_is_the_bug() -> None:
     raw = b.job()
     made = broken(raw)
-    step = next(step for step in explanation.chain(b.told(raw, made)) if step.state != "ok")
+    step = next(step for step in explanation.chain(b.with_status(raw, made)) if step.state != "ok")
     assert (step.name, step.reason) == ("spec", reasons.INTERNAL_ERROR)
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.INTERNAL_ERROR)
 
@@ -51,13 +48,13 @@ def test_it_is_one_warning_and_the_next_pass_writes_nothing() -> None:
     first = broken(raw)
     (event,) = events({}, first.status)
     assert (event.type, event.reason) == ("Warning", reasons.INTERNAL_ERROR)
-    assert broken(b.told(raw, first)).status == first.status
+    assert broken(b.with_status(raw, first)).status == first.status
 
 
 def test_what_runs_goes_on_and_is_told_as_before() -> None:
     raw = b.job()
     running = b.planned(raw, b.started(raw))
-    made = broken(b.told(raw, running))
+    made = broken(b.with_status(raw, running))
     assert (made.children, made.deletions, made.keeps_place) == ((), (), True)
     assert (made.status["phase"], made.status["step"]) == (reasons.RUNNING, 4)
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
@@ -65,19 +62,19 @@ def test_what_runs_goes_on_and_is_told_as_before() -> None:
 
 def test_a_refused_spec_that_was_corrected_into_a_bug_is_refused_no_more() -> None:
     refused = b.job(learner={"gpus": 2})
-    made = broken(b.told(b.job(), b.planned(refused)))
+    made = broken(b.with_status(b.job(), b.planned(refused)))
     assert b.condition(made, reasons.FAILED) is None
     assert made.status["phase"] == reasons.PENDING
 
 
 def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
     raw = b.job()
-    again = b.planned(b.told(raw, broken(raw)))
+    again = b.planned(b.with_status(raw, broken(raw)))
     assert b.condition(again, reasons.ACCEPTED) == ("True", reasons.VALID)
     assert reasons.INTERNAL_ERROR not in str(again.status)
 
 
-class Told:
+class Statuses:
     """An API server that holds nothing and takes in statuses and events."""
 
     def __init__(self) -> None:
@@ -92,19 +89,6 @@ class Told:
 
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
         """Events are told in the test above."""
-
-
-def reconciler(api: Told, store: Store, capacity: Capacity | None = None) -> Reconciler:
-    class NoProgress:
-        async def read(self, pod: Any, secret: Any) -> None:
-            return None
-
-    made: Any = Reconciler
-    metrics = Metrics(lambda: store.known(names.KIND))
-    built: Reconciler = made(
-        api, store, NoProgress(), b.SETTINGS, metrics=metrics, capacity=capacity, clock=lambda: b.NOW
-    )
-    return built
 
 
 @pytest.fixture
@@ -122,7 +106,7 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def test_the_traceback_is_logged_once_for_a_generation(bug: list[str], caplog: pytest.LogCaptureFixture) -> None:
     store, raw = Store(), b.job()
-    leader = reconciler(Told(), store)
+    leader = reconciler(Statuses(), store)
     with caplog.at_level(logging.ERROR):
         for generation in (1, 1, 2, 2):
             metadata = {"generation": generation, "resourceVersion": str(len(bug) + 1)}
@@ -133,7 +117,7 @@ async def test_the_traceback_is_logged_once_for_a_generation(bug: list[str], cap
 
 
 async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: list[str]) -> None:
-    api, store = Told(), Store()
+    api, store = Statuses(), Store()
     store.put(names.KIND, b.job())
     with pytest.raises(Broken):
         await reconciler(api, store)(KEY)
@@ -143,7 +127,7 @@ async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again
     assert told["reason"] == reasons.INTERNAL_ERROR
 
 
-class Hangs(Told):
+class Hangs(Statuses):
     """The same, which takes in a status and never says so."""
 
     def __init__(self) -> None:
@@ -155,7 +139,7 @@ class Hangs(Told):
         await asyncio.Event().wait()
 
 
-class Breaks(Told):
+class Breaks(Statuses):
     """The same, with a bug of the controller between."""
 
     async def apply_status(self, job: Any, status: Any) -> Any:

@@ -7,8 +7,8 @@ import pytest
 from stage2_controller import reasons
 from stage2_controller.spec import names
 from stage2_controller.work_queue import RetryLater
+from tests.unit.controller.fake_server import KEY, Life
 from tests.unit.controller.job.test_service_members import OURS, SERVERS, replica_set, server_pod
-from tests.unit.controller.loop.test_reconcile import KEY, Life
 from tests.unit.controller.loop.test_reconcile import life as life  # a fixture
 
 SLICE = ("EndpointSlice", SERVERS)
@@ -56,7 +56,7 @@ async def test_a_controller_that_may_not_write_addresses_says_so(life: Life) -> 
     life.server.refused["EndpointSlice"] = "endpointslices are forbidden"
     with pytest.raises(RetryLater, match="endpointslices are forbidden"):
         await life.one_pass()
-    assert life.told() == ("False", reasons.CHILD_REFUSED)
+    assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
     life.server.refused.clear()
     await life.one_pass()
-    assert life.told() == ("True", reasons.APPLIED)
+    assert life.children_applied() == ("True", reasons.APPLIED)

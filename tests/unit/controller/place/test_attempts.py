@@ -46,8 +46,8 @@ class Life:
         """Make a pass at this time after NOW, and record what it decides."""
         self.now = at_s
         made = planned(self.raw, self.account, observed, after_s=at_s, nodes_may_come=nodes_may_come)
-        placement.record(made.placement, self.account, n.KEY, came="")
-        self.raw = b.told(self.raw, made)
+        placement.record(made.placement, self.account, n.KEY, started_at="")
+        self.raw = b.with_status(self.raw, made)
         return made
 
 
@@ -118,7 +118,7 @@ def test_an_attempt_pauses_also_where_the_controller_sees_no_nodes() -> None:
     observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)))
     failed = b.planned(raw, observed, after_s=REFUSED_S)
     assert failed.deletions == ("Job", "Deployment")
-    raw = b.told(raw, failed)
+    raw = b.with_status(raw, failed)
     pause = b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S - 1)
     assert (pause.children, pause.again_after_s) == ((), 1)
     assert "Job" in b.kinds(b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S))

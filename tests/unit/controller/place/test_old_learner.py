@@ -55,7 +55,7 @@ def test_a_job_leaves_a_node_that_has_taken_no_servers_for_a_minute(mode: str) -
     late = planned(raw, account, observed, after_s=60)
     assert late.deletions == ("Job", "Deployment")
     assert b.condition(late, reasons.PLACED) == ("False", reasons.NODE_FULL)
-    assert f"node {b.NODE} says UnexpectedAdmissionError: {ILL}: the whole job moves" in late.status["message"]
+    assert f"node {b.NODE} reports UnexpectedAdmissionError: {ILL}: the whole job moves" in late.status["message"]
     assert late.placement
     assert late.placement.refused == b.NODE
 
@@ -64,7 +64,7 @@ def test_why_a_node_took_no_servers_is_told() -> None:
     raw, account, observed = waits("Reserve", [0])
     made = planned(raw, account, observed, after_s=1)
     assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.POD_REFUSED)
-    assert f"node {b.NODE} says UnexpectedAdmissionError: {ILL}" in b.message(made, reasons.ROLLOUT_READY)
+    assert f"node {b.NODE} reports UnexpectedAdmissionError: {ILL}" in b.message(made, reasons.ROLLOUT_READY)
 
 
 @pytest.mark.parametrize("times", [[0, 1, 2], [0, 200], [400, 401]])
@@ -120,7 +120,7 @@ def test_another_node_would_not_help_and_nothing_moves() -> None:
 
 def test_half_of_a_job_gives_its_node_back_with_the_reason() -> None:
     raw, account, observed = refused(servers=b.NODE)
-    raw = b.told(raw, planned(raw, account, observed))
+    raw = b.with_status(raw, planned(raw, account, observed))
     made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.HALF_PLACED)
     assert WORDS in b.message(made, reasons.PLACED)
@@ -153,7 +153,7 @@ def test_no_pod_starts_on_another_node_while_an_old_learner_may_still_write(mode
     assert made.placement
     assert made.placement.again_after_s == LOOK_AGAIN_S
     assert made.placement.keep_for_s == 0, "others may have the room meanwhile"
-    fresh = planned(b.told(raw, made), account, Observed(), after_s=601)
+    fresh = planned(b.with_status(raw, made), account, Observed(), after_s=601)
     assert {"Deployment", "Job"} <= set(b.kinds(fresh))
 
 

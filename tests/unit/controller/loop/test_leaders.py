@@ -1,0 +1,202 @@
+"""Passes of leaders: jobs that change during a pass, places that a new leader restores, pods that are missing."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stage2_controller import conditions, reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.place.binding import UNMADE_S
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.plan import Plan
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import names
+from stage2_controller.spec.names import Key
+from stage2_controller.store import Store
+from stage2_controller.work_queue import RetryLater
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.fake_server import KEY, WATCHED, Object, Server, reconciler
+from tests.unit.controller.place.test_capacity import free
+
+
+class Interrupted(Server):
+    """The same server, where something happens once while a request is under way."""
+
+    while_reading: Callable[[], None] = staticmethod(lambda: None)
+    while_telling: Callable[[], None] = staticmethod(lambda: None)
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        self.while_reading()
+        return await super().get(kind, str(namespace), name)
+
+    async def apply_status(self, job: Any, status: Any) -> Object | None:
+        written = await super().apply_status(job, status)
+        self.while_telling()
+        return written
+
+
+class Stage:
+    """A job on a node that has room for it, and the leader that is to place it."""
+
+    def __init__(self) -> None:
+        self.server, self.store = Interrupted(), Store()
+        self.account: Capacity = n.capacity(n.node())
+        self.store.put(names.KIND, self.server.put(b.job(placement={"priorityClassName": "high"})))
+        self.leader = reconciler(self.server, self.store, capacity=self.account)
+
+    def deleted(self) -> None:
+        """The job goes, and the watch tells so."""
+        self.store.remove(names.KIND, self.server.objects[names.KIND, KEY.name])
+        self.leader.forget(KEY)
+
+    def applied_anew(self) -> None:
+        """Another job takes the name."""
+        self.deleted()
+        self.store.put(names.KIND, self.server.put(b.job(), uid="uid-of-the-next"))
+
+    def deleted_in_the_foreground(self) -> None:
+        """The job waits for its children to go."""
+        there = self.server.objects[names.KIND, KEY.name]
+        self.store.put(names.KIND, self.server.put(there, deletionTimestamp="2026-01-02T03:04:05Z"))
+
+
+@pytest.mark.parametrize("happens", ["deleted", "applied_anew", "deleted_in_the_foreground"])
+async def test_a_job_that_goes_while_its_pass_reads_is_promised_nothing_and_gets_no_child(happens: str) -> None:
+    stage = Stage()
+    stage.server.while_reading = getattr(stage, happens)
+    assert await stage.leader(KEY) is None
+    assert stage.account.promised(KEY) is None
+    assert stage.server.written() == []
+    assert ("apply", "status") not in stage.server.requests
+
+
+async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_into_the_store() -> None:
+    stage = Stage()
+    stage.server.while_telling = stage.deleted
+    await stage.leader(KEY)
+    assert stage.store.one(names.KIND, KEY, KEY.name) is None
+    assert stage.account.promised(KEY) is None
+
+
+async def test_a_job_whose_workload_kueue_wrote_at_the_same_time_has_another_pass_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage()
+
+    async def overtaken(key: Key, made: Plan) -> bool:
+        return False
+
+    monkeypatch.setattr(stage.leader, "_patch_workload", overtaken)
+    assert await stage.leader(KEY) == 1
+
+
+def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:
+    account = n.capacity(n.node(gpus=8))
+    return reconciler(server, store, capacity=account), account
+
+
+async def _placed() -> tuple[Server, Store]:
+    """A job that one leader has placed, as the watches tell it to the next: its pods are not bound yet."""
+    server, store = Server(), Store()
+    store.put(names.KIND, server.put(b.job()))
+    first, account = _leader(server, store)
+    await first(KEY)
+    assert account.promised(KEY) == b.NODE
+    told = Store()
+    for (kind, _), body in server.objects.items():
+        if kind in WATCHED:  # items of a list have no kind
+            told.put(kind, {key: value for key, value in body.items() if key not in ("apiVersion", "kind")})
+    return server, told
+
+
+async def test_the_place_of_a_job_is_kept_for_it() -> None:
+    server, told = await _placed()
+    again, account = _leader(server, told)
+    again.restore()
+    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
+
+
+async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
+    server, store = Server(), Store()
+    leader, account = _leader(server, store)
+    account.put("Pod", n.foreign(gpus=8))
+    store.put(names.KIND, server.put(b.job()))
+    await leader(KEY)
+    assert account.waiting() == 1
+    there = server.objects[names.KIND, KEY.name]
+    store.put(names.KIND, server.put({**there, "spec": {"config": 3}}, generation=7))
+    await leader(KEY)
+    assert account.waiting() == 0
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
+    server, told = await _placed()
+    at = "2026-01-01T00:00:00Z"
+    outcome = {"type": phase, "status": "True", "reason": "x", "message": "x", "lastTransitionTime": at}
+    ended = {**server.objects[names.KIND, KEY.name], "status": {"phase": phase, "conditions": [outcome]}}
+    told.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
+    again, account = _leader(server, told)
+    again.restore()
+    assert account.promised(KEY) is None
+
+
+async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too() -> None:
+    server, told = await _placed()
+    broken = {**server.objects[names.KIND, KEY.name], "spec": {"config": 3}}
+    told.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
+    again, account = _leader(server, told)
+    again.restore()
+    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
+async def test_a_job_whose_children_are_refused_keeps_no_room_from_others(kind: str) -> None:
+    server, store = Server(), Store()
+    leader, account = _leader(server, store)
+    server.refused = {kind: "exceeded quota: objects"}
+    store.put(names.KIND, server.put(b.job()))
+    with pytest.raises(RetryLater):
+        await leader(KEY)
+    assert account.promised(KEY) is None
+    server.refused.clear()
+    await leader(KEY)
+    assert account.promised(KEY) == b.NODE
+
+
+async def test_who_came_first_is_first_also_when_another_leader_looks_at_others_before() -> None:
+    """A list has jobs in the order of their names."""
+    server, store, keys = Server(), Store(), [Key("team-a", name) for name in ("a-late", "z-early")]
+    leader, account = _leader(server, store)
+    filler = n.foreign(gpus=8)
+    account.put("Pod", filler)
+    for key, at in zip(keys, ("2026-01-02T00:00:09Z", "2026-01-02T00:00:08Z"), strict=True):
+        store.put(names.KIND, server.put({**b.job(key.name), "status": {"startTime": at, "phase": "Pending"}}))
+        await leader(key)
+    account.put("Pod", n.foreign(gpus=4))
+    account.remove("Pod", filler)
+    assert account.serve() == [keys[1]]
+
+
+class Eventful(Server):
+    """The same server, which has an event of every object."""
+
+    async def events_of(self, namespace: str, uid: str, reason: str) -> list[Object]:
+        told = timestamp(b.NOW + timedelta(seconds=30))
+        return [{"metadata": {"creationTimestamp": told}, "message": f"{namespace} {uid} {reason}"}]
+
+
+async def test_the_job_says_what_the_event_says() -> None:
+    server, store, after_s = Eventful(), Store(), [0.0]
+    store.put(names.KIND, server.put(b.job()))
+    leader = reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=after_s[0]))
+    await leader(KEY)
+    after_s[0] = UNMADE_S
+    await leader(KEY)
+    uid = server.objects["Job", "job-3v1-learner"]["metadata"]["uid"]
+    told = conditions.find(server.objects[names.KIND, KEY.name]["status"], reasons.LEARNER_RUNNING) or {}
+    assert told["reason"] == reasons.POD_REFUSED
+    assert told["message"].endswith(f"team-a {uid} FailedCreate")
