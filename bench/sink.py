@@ -22,7 +22,7 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.serve.stub.app import Stub, build_app
+from stage2_trainer.serve.stub.app import build_app
 from stage2_trainer.serve.stub.chat import ChatServer
 from stage2_trainer.serve.stub.updates import WeightUpdates
 from stage2_trainer.sync.transports.receiver import Receiver
@@ -59,9 +59,8 @@ def main(port: int, model: str, host: str) -> None:
     torch.set_num_threads(1)
     sink: Any = Sink()
     updates = WeightUpdates(sink, model, Receiver("tcp", open_tcp), max_lora_rank=None)
-    stub = Stub(sink, ChatServer(sink, max_model_len=1), updates, root=model)
     groups: list[Any] = []
-    app = build_app(stub)
+    app = build_app(ChatServer(sink, max_model_len=1), updates, model)
 
     @app.post("/raw/join")
     async def join(port: Annotated[int, Body()]) -> dict[str, bool]:

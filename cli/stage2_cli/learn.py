@@ -58,14 +58,14 @@ def wait_for_servers(path: Path) -> None:
 
     In a learner's pod this runs before the learner: the pod has its node and its GPU while the servers still load.
     """
-    from stage2_trainer.wire.client import wait_for_ever
+    from stage2_trainer.wire.client import wait_until_healthy
     from stage2_trainer.wire.credentials import read_token
 
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
     server = load_config(path).rollout_matching.vllm.server
     urls = [address.base_url for address in server.resolved_servers()]
-    wait_for_ever(urls, read_token(os.environ), protocol=server.protocol)
+    wait_until_healthy(urls, read_token(os.environ), protocol=server.protocol)
 
 
 class Restarts:

@@ -208,7 +208,7 @@ def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats
     sync.sync(policies.looping(base), version=0)
     whole = [rollout.token_ids for rollout in backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))]
     loops = RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=3, ngram_repeats=2))
-    cuts = [[n for n in range(1, len(ids)) if loops.found(ids[:n])][:1] for ids in whole]
+    cuts = [[n for n in range(1, len(ids)) if loops.ends_in_loop(ids[:n])][:1] for ids in whole]
     assert any(cuts), "no answer holds a loop: the test shows nothing"
     with make_backend([served.base_url], token, repetition=loops) as ending:
         ended = ending.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))

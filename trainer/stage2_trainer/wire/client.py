@@ -240,37 +240,29 @@ class ServerClient:
 
 
 def wait_until_healthy(
-    base_urls: Sequence[str], token: str, *, timeout_s: float, protocol: ServerProtocol = "vllm"
+    base_urls: Sequence[str], token: str, *, timeout_s: float | None = None, protocol: ServerProtocol = "vllm"
 ) -> None:
-    """Return once every server answers its health route, and accepts the token.
+    """Return once every server answers its health route; until then, log now and then which ones do not, and why.
+
+    timeout_s: counted once for all servers, which must accept the token then; None = wait for as long as it takes.
 
     Raises:
-        ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
+        ServerError: a server did not answer in time, or refuses the token.
     """
-    logger.info("waiting for servers, at most %g s: %s", timeout_s, ", ".join(base_urls))
-    clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
-    deadline = time.monotonic() + timeout_s
-    waiting = clients
+    logger.info("waiting for servers%s: %s", f", at most {timeout_s:g} s" if timeout_s else "", ", ".join(base_urls))
+    waiting = clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+    start = logged = time.monotonic()
     while failures := _failing(waiting, HEALTH_ROUTES[protocol]):
-        if time.monotonic() > deadline:
+        waiting, errors, now = [client for client, _ in failures], [error for _, error in failures], time.monotonic()
+        if timeout_s is not None and now > start + timeout_s:
             late = f"not healthy within {timeout_s:g} s"
-            raise join_errors([ServerError(e.server, "health", f"{late}: {e.detail}") for _, e in failures])
-        waiting = [client for client, _ in failures]
+            raise join_errors([ServerError(error.server, "health", f"{late}: {error.detail}") for error in errors])
+        if now >= logged + LOG_INTERVAL_S:
+            logged = now
+            logger.info("%d of %d servers do not answer yet: %s", len(errors), len(clients), join_errors(errors))
         time.sleep(POLL_INTERVAL_S)
-    all_at_once(_log_workers if protocol == "swift" else _log_version, clients)
-
-
-def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: ServerProtocol = "vllm") -> None:
-    """Return once every server answers its health route; until then, log now and then which ones do not, and why."""
-    logger.info("waiting for servers: %s", ", ".join(base_urls))
-    clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
-    logged = time.monotonic()
-    while failures := [failure for _, failure in _failing(clients, HEALTH_ROUTES[protocol])]:
-        if time.monotonic() - logged >= LOG_INTERVAL_S:
-            logged = time.monotonic()
-            logger.info("%d of %d servers do not answer yet: %s", len(failures), len(clients), join_errors(failures))
-        time.sleep(POLL_INTERVAL_S)
-    logger.info("all %d servers answer", len(base_urls))
+    if timeout_s is not None:
+        all_at_once(_log_workers if protocol == "swift" else _log_version, clients)
 
 
 def token_header(token: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ def test_health_and_state(meet, monkeypatch):
 
     monkeypatch.setattr(client.ServerClient, "get", get)
     client.wait_until_healthy(URLS, "t", timeout_s=1)
-    client.wait_for_ever(URLS, "t")
+    client.wait_until_healthy(URLS, "t")
 
 
 def test_who_is_not_healthy_is_named(meet, monkeypatch):

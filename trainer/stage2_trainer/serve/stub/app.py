@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,18 +21,14 @@ import uvicorn
 from fastapi import Body, FastAPI, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.vllm import Transport
 from stage2_trainer.serve.guard import TokenGuard
-from stage2_trainer.serve.stub.chat import (
-    ChatServer,
-    error_response,
-)
+from stage2_trainer.serve.stub.chat import ChatServer, error_response
 from stage2_trainer.serve.stub.model import StubModel
 from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
-from stage2_trainer.serve.stub.updates import FinishRequest, InitRequest, UpdateRequest, WeightUpdates
+from stage2_trainer.serve.stub.updates import UpdateInfo, WeightUpdates
 from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
 from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
@@ -43,48 +38,29 @@ from stage2_trainer.wire.credentials import read_token
 from stage2_trainer.wire.requests import POLICY_MODEL
 
 
-class UnloadRequest(BaseModel):
-    """Body of POST /v1/unload_lora_adapter."""
-
-    lora_name: str
-
-
-WORLD_SIZE = 1
-
-
-@dataclass(frozen=True)
-class Stub:
-    """The state behind the routes. root: the checkpoint's folder, as the list of models names it."""
-
-    model: StubModel
-    chats: ChatServer
-    updates: WeightUpdates
-    root: str
-
-
-def build_app(stub: Stub) -> FastAPI:
-    """Return the guarded application."""
+def build_app(chats: ChatServer, updates: WeightUpdates, root: str) -> FastAPI:
+    """Return the guarded application. root: the checkpoint's folder, as the list of models names it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
         yield
-        stub.updates.receiver.leave()
+        updates.receiver.leave()
 
     app = FastAPI(lifespan=lifespan)
-    app.state.processor, app.state.model_folder = stub.model.processor, stub.root  # for `Stage2Routes`
+    app.state.processor, app.state.model_folder = chats.model.processor, root  # for `Stage2Routes`
     app.add_middleware(UpdateWatch)
     app.add_middleware(Stage2Routes)
     app.add_middleware(TokenGuard)
     app.add_exception_handler(Exception, _internal_error)
-    _add_serving_routes(app, stub)
-    _add_control_routes(app, stub)
-    _add_update_routes(app, stub)
-    SwiftRoutes(stub.chats).add_to(app)
+    _add_serving_routes(app, chats, root)
+    _add_control_routes(app, chats, updates)
+    _add_update_routes(app, updates)
+    SwiftRoutes(chats).add_to(app)
     return app
 
 
-def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
-    app.add_api_route(CHAT_ROUTE, stub.chats.chat, methods=["POST"])
+def _add_serving_routes(app: FastAPI, chats: ChatServer, root: str) -> None:
+    app.add_api_route(CHAT_ROUTE, chats.chat, methods=["POST"])
 
     @app.get(HEALTH_ROUTE)
     async def health() -> Response:
@@ -92,84 +68,75 @@ def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        model = {"id": POLICY_MODEL, "object": "model", "root": stub.root, "max_model_len": stub.chats.max_model_len}
-        adapters = [{"id": name, "object": "model", "parent": POLICY_MODEL} for name in stub.model.adapters]
+        model = {"id": POLICY_MODEL, "object": "model", "root": root, "max_model_len": chats.max_model_len}
+        adapters = [{"id": name, "object": "model", "parent": POLICY_MODEL} for name in chats.model.adapters]
         return {"object": "list", "data": [model, *adapters]}
 
     @app.get("/get_world_size")
     async def world_size() -> dict[str, int]:
-        return {"world_size": WORLD_SIZE}
+        return {"world_size": 1}
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_adapter(lora_name: Annotated[str, Body(embed=True)]) -> Response:
+        if not await run_in_threadpool(chats.model.unload_adapter, lora_name):
+            return error_response(404, f"The lora adapter '{lora_name}' cannot be found.")
+        return Response(f"Success: LoRA adapter '{lora_name}' removed successfully.")
 
 
-def _add_control_routes(app: FastAPI, stub: Stub) -> None:
+def _add_control_routes(app: FastAPI, chats: ChatServer, updates: WeightUpdates) -> None:
     @app.get("/weight_info")
     async def weight_info() -> dict[str, str]:
-        return {"weight_version": stub.updates.version}
+        return {"weight_version": updates.version}
 
     @app.post("/update_weight_version")
     async def update_version(new_version: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        stub.updates.version = new_version
+        updates.version = new_version
         return {"success": True, "new_version": new_version}
 
     @app.post("/pause")
     async def pause(mode: Annotated[str, Query()] = "abort") -> dict[str, str]:
-        stub.chats.running.clear()
+        chats.running.clear()
         if mode == "abort":
-            await run_in_threadpool(stub.model.abort)
+            await run_in_threadpool(chats.model.abort)
         return {"status": "paused"}
 
     @app.post("/resume")
     async def resume() -> dict[str, str]:
-        stub.chats.running.set()
+        chats.running.set()
         return {"status": "resumed"}
 
     @app.get("/is_paused")
     async def is_paused() -> dict[str, bool]:
-        return {"is_paused": not stub.chats.running.is_set()}
+        return {"is_paused": not chats.running.is_set()}
+
+    for cache in ("prefix", "mm", "encoder"):
+        app.add_api_route(f"/reset_{cache}_cache", _nothing_to_reset, methods=["POST"], name=f"reset_{cache}_cache")
 
 
-def _add_update_routes(app: FastAPI, stub: Stub) -> None:
+def _add_update_routes(app: FastAPI, updates: WeightUpdates) -> None:
     @app.post("/init_weight_transfer_engine")
-    async def init(request: InitRequest) -> dict[str, str]:
-        await run_in_threadpool(stub.updates.join, request.init_info)
+    async def init(init_info: Annotated[dict[str, Any], Body(embed=True)]) -> dict[str, str]:
+        await run_in_threadpool(updates.join, init_info)
         return {"message": "Weight transfer initialized"}
-
-    @app.post("/shutdown_weight_transfer_engine")
-    async def shutdown() -> dict[str, str]:
-        await run_in_threadpool(stub.updates.receiver.leave)
-        return {"message": "Weight transfer shut down"}
 
     @app.post("/start_weight_update")
     async def start() -> dict[str, str]:
-        stub.updates.start()
+        updates.start()
         return {"message": "Weight update started"}
 
     @app.post("/update_weights")
-    async def update(request: UpdateRequest) -> dict[str, str]:
-        await run_in_threadpool(stub.updates.update, request)
+    async def update(update_info: Annotated[UpdateInfo, Body(embed=True)]) -> dict[str, str]:
+        await run_in_threadpool(updates.update, update_info)
         return {"message": "Weights updated"}
 
     @app.post("/finish_weight_update")
-    async def finish(request: FinishRequest | None = None) -> dict[str, str]:
-        stub.updates.finish(request.weight_version if request else None)
+    async def finish(weight_version: Annotated[str | None, Body(embed=True)] = None) -> dict[str, str]:
+        updates.finish(weight_version)
         return {"message": "Weight update finished"}
 
-    @app.post("/v1/unload_lora_adapter")
-    async def unload_adapter(request: UnloadRequest) -> Response:
-        if not await run_in_threadpool(stub.model.unload_adapter, request.lora_name):
-            return error_response(404, f"The lora adapter '{request.lora_name}' cannot be found.")
-        return Response(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
-    @app.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> dict[str, bool]:
-        return {"success": True}  # nothing outlives a request here
-
-    app.add_api_route("/reset_mm_cache", _nothing_to_reset, methods=["POST"])
-    app.add_api_route("/reset_encoder_cache", _nothing_to_reset, methods=["POST"])
-
-
-async def _nothing_to_reset() -> Response:
-    return Response()
+async def _nothing_to_reset() -> dict[str, bool]:
+    return {"success": True}  # nothing outlives a request here
 
 
 async def _internal_error(_: Any, error: Exception) -> JSONResponse:
@@ -177,43 +144,29 @@ async def _internal_error(_: Any, error: Exception) -> JSONResponse:
 
 
 def receiver(
-    transport: Transport,
-    device: torch.device | None = None,
-    communicator: CreateCommunicator | None = None,
+    transport: Transport, device: torch.device | None = None, communicator: CreateCommunicator | None = None
 ) -> Receiver:
-    """Return what takes part in pushes over a transport.
+    """Return the worker's end of pushes over a transport.
 
-    device, communicator: where buckets arrive over NCCL (None = this process's GPU), and what a group speaks with.
+    device: where buckets arrive over NCCL; None = this process's GPU. communicator: creates NCCL's side.
     """
     if transport == "tcp":
         return Receiver("tcp", open_tcp)
-    place = device or torch.device("cuda", torch.cuda.current_device())
-    return Receiver("nccl", partial(open_nccl, device=place, communicator=communicator))
+    device = device or torch.device("cuda", torch.cuda.current_device())
+    return Receiver("nccl", partial(open_nccl, device=device, communicator=communicator))
 
 
 def main(receiver_over: Callable[[Transport], Receiver] = receiver) -> None:
     """Serve until terminated."""
     args = _arguments()
-    read_token(os.environ)  # a missing token ends it before anything is loaded
-    model = StubModel(
-        args.model,
-        dtype=args.dtype,
-        dummy=args.load_format == "dummy",
-        processor_options=args.mm_processor_kwargs,
-    )
-    stub = Stub(
-        model,
-        ChatServer(model, max_model_len=args.max_model_len),
-        WeightUpdates(
-            model,
-            args.model,
-            receiver_over(args.transport),
-            max_lora_rank=args.max_lora_rank if args.enable_lora else None,
-        ),
-        root=args.model,
-    )
+    read_token(os.environ)  # without one it must not load a model first
+    dummy = args.load_format == "dummy"
+    model = StubModel(args.model, dtype=args.dtype, dummy=dummy, processor_options=args.mm_processor_kwargs)
+    max_lora_rank = args.max_lora_rank if args.enable_lora else None
+    updates = WeightUpdates(model, args.model, receiver_over(args.transport), max_lora_rank=max_lora_rank)
+    app = build_app(ChatServer(model, max_model_len=args.max_model_len), updates, args.model)
     tls = {"ssl_certfile": args.ssl_certfile, "ssl_keyfile": args.ssl_keyfile}
-    uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning", **tls)
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning", **tls)
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,28 +8,21 @@ from __future__ import annotations
 import json
 import threading
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import torch
-from fastapi import FastAPI
+from fastapi import Body, FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-from stage2_trainer.serve.stub.model import ChatRequest, StubModel
+from stage2_trainer.serve.stub.chat import ChatServer
+from stage2_trainer.serve.stub.model import ChatRequest
 from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup
 from stage2_trainer.wire.chat import IMAGE_TAG
 
 STUB_RANK = 0
 JOIN_TIMEOUT_S = 60.0
-
-
-class Join(BaseModel):
-    """Body of POST /init_communicator/."""
-
-    host: str
-    port: int
-    world_size: int
 
 
 class Piece(BaseModel):
@@ -43,12 +36,6 @@ class Piece(BaseModel):
     numel: int
 
 
-class Flattened(BaseModel):
-    """Body of POST /update_flattened_params/."""
-
-    metadatas: list[Piece] = Field(min_length=1)
-
-
 class SwiftRequest(BaseModel):
     """One prompt: text with image tags, and the images beside it."""
 
@@ -59,23 +46,6 @@ class SwiftRequest(BaseModel):
         """Return the messages in OpenAI's format, images in their places."""
         images = iter(self.images)
         return [{**message, "content": _parts(message["content"], images)} for message in self.messages]
-
-
-class Infer(BaseModel):
-    """Body of POST /infer/."""
-
-    infer_requests: list[SwiftRequest]
-    request_config: dict[str, Any] = {}
-
-
-class Server(Protocol):
-    """The part of the stub that these routes need."""
-
-    model: StubModel
-
-    async def chat(self, request: ChatRequest) -> JSONResponse:
-        """Answer one chat request."""
-        ...
 
 
 def _parts(content: str, images: Any) -> list[dict[str, Any]]:
@@ -91,8 +61,8 @@ def _parts(content: str, images: Any) -> list[dict[str, Any]]:
 class SwiftRoutes:
     """The state behind the routes: a transfer group, and the transfers under way."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, chats: ChatServer) -> None:
+        self._chats = chats
         self._group: GlooSwiftGroup | None = None
         self._working = threading.Lock()  # transfers happen one after the other, in the order of their calls
 
@@ -100,7 +70,6 @@ class SwiftRoutes:
         """Add the routes."""
         app.add_api_route("/health/", _health, methods=["GET"])
         app.add_api_route("/get_world_size/", _world_size, methods=["GET"])
-        app.add_api_route("/get_engine_type/", _engine_type, methods=["POST"])
         app.add_api_route("/init_communicator/", self.join, methods=["POST"])
         app.add_api_route("/close_communicator/", self.leave, methods=["POST"])
         app.add_api_route("/update_flattened_params/", self.update, methods=["POST"])
@@ -108,9 +77,11 @@ class SwiftRoutes:
             app.add_api_route(f"/{name}/", self.settle, methods=["POST"], name=name)
         app.add_api_route("/infer/", self.infer, methods=["POST"])
 
-    async def join(self, request: Join) -> dict[str, str]:
+    async def join(
+        self, host: Annotated[str, Body()], port: Annotated[int, Body()], world_size: Annotated[int, Body()]
+    ) -> dict[str, str]:
         """Open the group, and wait in the background for the learner."""
-        _in_thread(self._join, request)
+        threading.Thread(target=self._join, args=(host, port, world_size), daemon=True).start()
         return {"message": "Request received, initializing communicator"}
 
     async def leave(self) -> dict[str, str]:
@@ -118,9 +89,9 @@ class SwiftRoutes:
         self._group = None
         return {"message": "Request received, closing communicator"}
 
-    async def update(self, request: Flattened) -> dict[str, str]:
+    async def update(self, metadatas: Annotated[list[Piece], Body(embed=True, min_length=1)]) -> dict[str, str]:
         """Receive and load a bucket, in the background."""
-        _in_thread(self._receive, request.metadatas)
+        threading.Thread(target=self._receive, args=(metadatas,), daemon=True).start()
         return {"message": "Request received, updating flattened parameters"}
 
     async def settle(self) -> dict[str, str]:
@@ -128,29 +99,27 @@ class SwiftRoutes:
         await run_in_threadpool(self._wait)
         return {"message": "done"}
 
-    async def infer(self, request: Infer) -> JSONResponse:
-        """Answer every request, in order; refuse all where one is refused."""
-        answers = [await self._answer(one, request.request_config) for one in request.infer_requests]
+    async def infer(
+        self, infer_requests: Annotated[list[SwiftRequest], Body()], request_config: Annotated[dict[str, Any], Body()]
+    ) -> JSONResponse:
+        """Answer every request, in order; refuse all if one is refused."""
+        config = {name: value for name, value in request_config.items() if value is not None}
+        chats = [ChatRequest(messages=one.openai_messages(), return_token_ids=True, **config) for one in infer_requests]
+        answers = [await self._chats.chat(chat) for chat in chats]
         refused = next((one for one in answers if one.status_code != HTTPStatus.OK), None)
         return refused or JSONResponse([{"response": json.loads(bytes(one.body))} for one in answers])
 
-    async def _answer(self, request: SwiftRequest, config: dict[str, Any]) -> JSONResponse:
-        fields = {name: value for name, value in config.items() if value is not None}
-        chat = ChatRequest(messages=request.openai_messages(), return_token_ids=True, **fields)
-        return await self._server.chat(chat)
-
-    def _join(self, request: Join) -> None:
+    def _join(self, host: str, port: int, world_size: int) -> None:
         with self._working:
-            self._group = GlooSwiftGroup(request.host, request.port, STUB_RANK, request.world_size, JOIN_TIMEOUT_S)
+            self._group = GlooSwiftGroup(host, port, STUB_RANK, world_size, JOIN_TIMEOUT_S)
 
     def _receive(self, pieces: list[Piece]) -> None:
         with self._working:
-            group = self._group
-            if group is None:
+            if self._group is None:
                 raise RuntimeError("Communicator not initialized. Call `init_communicator` first.")
             flat = torch.empty(pieces[-1].end_idx, dtype=torch.uint8)
-            group.receive(flat, JOIN_TIMEOUT_S)
-            self._server.model.load_weights([(piece.name, _tensor(piece, flat)) for piece in pieces])
+            self._group.receive(flat, JOIN_TIMEOUT_S)
+            self._chats.model.load_weights([(piece.name, _tensor(piece, flat)) for piece in pieces])
 
     def _wait(self) -> None:
         with self._working:
@@ -162,17 +131,9 @@ def _tensor(piece: Piece, flat: torch.Tensor) -> torch.Tensor:
     return flat[piece.start_idx : piece.end_idx].clone().view(dtype).view(piece.shape)
 
 
-def _in_thread(step: Any, *arguments: Any) -> None:
-    threading.Thread(target=step, args=arguments, daemon=True).start()
-
-
 async def _health() -> dict[str, str]:
     return {"status": "ok"}
 
 
 async def _world_size() -> dict[str, int]:
     return {"world_size": 1}
-
-
-async def _engine_type() -> dict[str, Any]:
-    return {"engine_type": "AsyncLLMEngine", "enable_multi_turn": False, "use_gym_env": False, "enable_lora": False}
