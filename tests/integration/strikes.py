@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from stage2_api.vllm import VllmSync
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer, Shipment
@@ -60,6 +62,26 @@ class Push:
 WHOLE = Push("whole", "full", ("connect", "begin", "pack", "confirm", "finish", "proof"), 400_000)
 MERGED = Push("merged at the server", "dora", tuple(STEPS), 8_000, VllmSync(merge="server"))
 PUSHES = {push.name: push for push in (WHOLE, MERGED)}
+Case = tuple[Push, str, str, signal.Signals, str]
+"""A push, its phase, the process that is struck in it, the blow, and the transport."""
+
+
+def every_case(*who: str) -> list[Case]:
+    """Return every blow to each of these processes, in each phase of each push, over each transport."""
+    return [
+        (push, phase, struck, blow, transport)
+        for push in PUSHES.values()
+        for phase in push.phases
+        for struck in who
+        for blow in BLOWS
+        for transport in TRANSPORTS
+    ]
+
+
+def as_parameters(cases: Iterable[Case], is_tried: Callable[..., bool]) -> list[Any]:
+    """Return cases as parameters of a test: those that are tried each time; all if STAGE2_EVERY_STRIKE is set."""
+    tried = [case for case in cases if os.environ.get("STAGE2_EVERY_STRIKE") or is_tried(*case)]
+    return [pytest.param(*case, id=" ".join([case[0].name, *case[1:3], case[3].name, case[4]])) for case in tried]
 
 
 def deadline_s(blow: signal.Signals) -> float:

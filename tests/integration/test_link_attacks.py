@@ -2,10 +2,10 @@
 
 The stranger is a process of its own, without the token. It reaches the port, as one on the same network without a
 NetworkPolicy would. With NCCL the port is the same, and its id crosses there; NCCL's own ports are in test_nccl_ports.
+Who claims a worker's place is in test_link.
 """
 
 import contextlib
-import json
 import resource
 import sys
 import time
@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from stage2_trainer.sync.transports.protocol import new_group_name
 from stage2_trainer.sync.transports.transfer import LinkListener
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
@@ -27,22 +26,6 @@ TIMEOUT_S = 20.0
 SILENT = 300  # connections of a stranger that says nothing: more than the learner lets wait at once
 DRIPPING = 8
 
-LISTS_A_STORE = """
-import sys
-from datetime import timedelta
-from torch._C._distributed_c10d import TCPStore
-store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=3), wait_for_workers=False)
-print("keys:", store.num_keys())
-"""
-FILLS_A_STORE = """
-import sys
-from datetime import timedelta
-from torch._C._distributed_c10d import TCPStore
-store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=timedelta(seconds=3), wait_for_workers=False)
-for number in range(64):
-    store.set(f"junk/{number}", "x" * 2**20)
-print("filled")
-"""
 SENDS_A_PICKLE = """
 import pickle, socket, sys
 class Command:
@@ -75,19 +58,6 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=1) as con
     except TimeoutError:
         pass
 print(read.hex())
-"""
-CLAIMS_A_PLACE = """
-import json, sys
-from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.sync.transports.link import dial
-from stage2_trainer.sync.transports.protocol import GroupInfo
-for token, group, rank in json.loads(sys.argv[2]):
-    try:
-        info = GroupInfo("tcp", "127.0.0.1", int(sys.argv[1]), 2, 1, group, 5.0)
-        dial(info, rank, token=token, certificate=None)
-        print("let in")
-    except LinkError as error:
-        print("turned away", error)
 """
 IS_SILENT = """
 import socket, sys, time
@@ -151,21 +121,10 @@ def version_of(served, token):
     return client.weight_version()
 
 
-def test_there_is_no_store_whose_names_a_stranger_could_list(sync, base, port, served, token):
-    sync.sync(base, version=1)
-    listed = stranger(LISTS_A_STORE, port)
-    assert listed.returncode != 0
-    assert "keys:" not in listed.stdout
-    sync.sync(base, version=2)
-    assert version_of(served, token) == "2"
-
-
 def test_a_stranger_cannot_fill_the_learners_memory(sync, base, port, served, token):
     sync.sync(base, version=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    filled = stranger(FILLS_A_STORE, port)
     poured = stranger(POURS, port)
-    assert "filled" not in filled.stdout
     assert int(poured.stdout) < 2**25, "the kernel's buffers, and no more"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**14  # KiB
     sync.sync(base, version=2)
@@ -193,25 +152,6 @@ def test_a_stranger_reads_nothing(sync, base, port, monkeypatch):
     monkeypatch.setattr(LinkListener, "expect", expect_and_be_read)
     sync.sync(base, version=1)
     assert read == [""]
-
-
-def test_a_stranger_cannot_take_a_workers_place(sync, base, port, served, token, monkeypatch):
-    """It knows the group, or the token of the job and another group, and comes before the worker does."""
-    said = []
-    expect = LinkListener.expect
-
-    def expect_and_be_dialled(listener, members):
-        expect(listener, members)
-        if members:
-            monkeypatch.undo()
-            (member,) = members
-            claims = [("another", member.group, 1), (token, new_group_name(), 1), (token, member.group, 2)]
-            said.extend(stranger(CLAIMS_A_PLACE, port, json.dumps(claims)).stdout.splitlines())
-
-    monkeypatch.setattr(LinkListener, "expect", expect_and_be_dialled)
-    sync.sync(base, version=1)
-    assert [line.split(" learner")[0] for line in said] == ["turned away"] * 3
-    assert version_of(served, token) == "1"
 
 
 @pytest.mark.parametrize(("script", "count"), [(IS_SILENT, SILENT), (DRIPS, DRIPPING)], ids=["silent", "dripping"])

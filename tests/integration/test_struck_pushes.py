@@ -4,7 +4,6 @@ Usable: the next push goes through, and the server's log-probabilities are those
 table on real vLLM is in test_vllm_faults. Every second case is tried; STAGE2_EVERY_STRIKE=1 tries them all.
 """
 
-import os
 import signal
 
 import pytest
@@ -17,9 +16,10 @@ from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
     MERGED,
-    PUSHES,
     TRANSPORTS,
+    as_parameters,
     deadline_s,
+    every_case,
     proved,
     strike,
     struck_learner,
@@ -33,14 +33,7 @@ pytestmark = pytest.mark.timeout(300)
 LONG_S = 250.0  # for which nothing here waits
 GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 WHO = ("server", "learner")
-EVERY = [
-    (push, phase, who, blow, transport)
-    for push in PUSHES.values()
-    for phase in push.phases
-    for who in WHO
-    for blow in BLOWS
-    for transport in TRANSPORTS
-]
+CASE = ("push", "phase", "who", "blow", "transport")
 
 
 def is_tried(push, phase, who, blow, transport):
@@ -51,15 +44,9 @@ def is_tried(push, phase, who, blow, transport):
     return (turn // 2 + WHO.index(who) + TRANSPORTS.index(transport)) % 2 == 0
 
 
-def cases(who):
-    tried = EVERY if os.environ.get("STAGE2_EVERY_STRIKE") else [case for case in EVERY if is_tried(*case)]
-    mine = [(push, phase, blow, transport) for push, phase, struck, blow, transport in tried if struck == who]
-    return [pytest.param(*case, id=" ".join([case[0].name, case[1], case[2].name, case[3]])) for case in mine]
-
-
-@pytest.mark.parametrize(("push", "phase", "blow", "transport"), cases("server"))
+@pytest.mark.parametrize(CASE, as_parameters(every_case("server"), is_tried))
 def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_push(
-    servers, renewed, make_sync, policy_of, probe, token, push, phase, blow, transport
+    servers, renewed, make_sync, policy_of, probe, token, push, phase, who, blow, transport
 ):
     healthy, struck = servers("stub", transport=transport), renewed("stub", transport=transport)
     strike_and_push_again(healthy, struck, renewed, make_sync, policy_of(push), probe, token, push, phase, blow)
@@ -87,9 +74,9 @@ def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, to
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
 
 
-@pytest.mark.parametrize(("push", "phase", "blow", "transport"), cases("learner"))
+@pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
 def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
-    renewed, make_sync, policy_of, probe, token, model_path, push, phase, blow, transport
+    renewed, make_sync, policy_of, probe, token, model_path, push, phase, who, blow, transport
 ):
     served = renewed("stub", transport=transport)
     with struck_learner(served, model_path, token, push, phase, blow):

@@ -1,13 +1,11 @@
 """What a sync makes of servers that fail: errors that name server and phase, deadlines kept, healthy servers served."""
 
 import signal
-import socket
 from functools import partial
 
 import pytest
 import torch
 
-from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
@@ -59,44 +57,6 @@ def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, h
     strike(frozen, signal.SIGCONT)
     sync.sync(base, version=3)
     assert {version_of(healthy, token), version_of(frozen, token)} == {"3"}
-
-
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
-    servers, start_server, hasty, base, token, monkeypatch, blow
-):
-    healthy, struck = servers("stub"), start_server("stub")
-    sync = hasty(healthy, struck, bucket_bytes=400_000)
-    sync.sync(base, version=1)
-    packed = []
-
-    pack = Packer.pack
-
-    def pack_and_strike(packer, bucket, *rest):
-        packed.append(bucket)
-        if len(packed) == 3:
-            strike(struck, blow)
-        return pack(packer, bucket, *rest)
-
-    monkeypatch.setattr(Packer, "pack", pack_and_strike)
-    with pytest.raises(ServerError) as caught:
-        sync.sync(base, version=2)
-    monkeypatch.undo()
-    assert len(packed) > 5
-    assert caught.value.server == struck.base_url
-    assert caught.value.phase == "push"
-    assert version_of(healthy, token) == "2"
-
-
-def test_a_group_port_that_is_taken_is_named(servers, hasty, base):
-    served = servers("stub")
-    with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", 0))
-        squatter.listen()
-        port = squatter.getsockname()[1]
-        moved = type(served)(**{**vars(served), "group_port": port})
-        with pytest.raises(ServerError, match=f"127.0.0.1:{port}.*[Aa]ddress already in use"):
-            hasty(moved).sync(base, version=1)
 
 
 def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, hasty, base, token):

@@ -19,10 +19,11 @@ from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
     MERGED,
-    PUSHES,
     TRANSPORTS,
     WHOLE,
+    as_parameters,
     deadline_s,
+    every_case,
     proved,
     struck_learner,
     struck_server,
@@ -33,16 +34,7 @@ from tests.integration.strikes import (
 pytestmark = [pytest.mark.timeout(300), pytest.mark.vllm]
 
 BRIEF_S = 3.0
-WHO = ("learner", "server", "engine")
-EVERY = [
-    (push, phase, who, blow, transport)
-    for push in PUSHES.values()
-    for phase in push.phases
-    for who in WHO
-    for blow in BLOWS
-    for transport in TRANSPORTS
-]
-
+CASE = ("push", "phase", "who", "blow", "transport")
 
 # Of each common phase the server and its engine, of the others one; a restart of vLLM takes seconds.
 STRUCK_EACH_TIME = {
@@ -70,12 +62,6 @@ def is_tried(push, phase, who, blow, transport):
     return STRUCK_EACH_TIME.get((push, phase)) == (who, blow) and transport == "tcp"
 
 
-def cases(*who):
-    tried = EVERY if os.environ.get("STAGE2_EVERY_STRIKE") else [case for case in EVERY if is_tried(*case)]
-    mine = [case for case in tried if case[2] in who]
-    return [pytest.param(*case, id=" ".join([case[0].name, *case[1:3], case[3].name, case[4]])) for case in mine]
-
-
 def engine_of(served):
     """Return the process that computes: of a server's group the largest that its first process has started."""
     sizes = {}
@@ -87,7 +73,7 @@ def engine_of(served):
     return max(sizes, key=sizes.__getitem__)
 
 
-@pytest.mark.parametrize(("push", "phase", "who", "blow", "transport"), cases("server", "engine"))
+@pytest.mark.parametrize(CASE, as_parameters(every_case("server", "engine"), is_tried))
 def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_next_one(
     servers, renewed, make_sync, policy_of, token, probe, push, phase, who, blow, transport
 ):
@@ -106,7 +92,7 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
 
 
-@pytest.mark.parametrize(("push", "phase", "who", "blow", "transport"), cases("learner"))
+@pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
 def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones(
     renewed, make_sync, policy_of, token, probe, model_path, push, phase, who, blow, transport
 ):

@@ -1,12 +1,20 @@
-"""The guard lets nobody past /health without the token."""
+"""No route of a server but /health is reached without the token, however the request is written."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import uvicorn
 from fastapi import FastAPI, WebSocket
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.serve.guard import TokenGuard
+from tests.patience import Patience
+from tests.red_team.in_pod import DISGUISES, HEADERS, ROUTES, SMUGGLED, exchange, request
 
 TOKEN = "a-token-of-some-length"
 
@@ -84,3 +92,67 @@ def test_no_guard_stands_without_a_token(monkeypatch):
     monkeypatch.delenv("STAGE2_TOKEN_FILE", raising=False)
     with pytest.raises(ConfigError, match="STAGE2_TOKEN_FILE"):
         TokenGuard(FastAPI())
+
+
+# Byte for byte, over real HTTP
+
+HOST = "127.0.0.1"
+HEADER_IDS = ["without a header", *(header[:30] for header in HEADERS)]
+
+
+async def inside(scope: Any, receive: Any, send: Any) -> None:
+    """An app that has every route, and tells of each that it was reached."""
+    if scope["type"] != "http":
+        return
+    more = True
+    while more:
+        more = (await receive()).get("more_body", False)
+    body = f"inside {scope['method']} {scope['path']}".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of that app behind the guard, served as vLLM is."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text(TOKEN)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("STAGE2_TOKEN_FILE", str(token))
+        app = TokenGuard(inside)
+    server = uvicorn.Server(uvicorn.Config(app, host=HOST, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    patience = Patience(30)
+    while not server.started and not patience.ended():
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.mark.parametrize("header", ["", *HEADERS], ids=HEADER_IDS)
+@pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
+def test_a_route_is_closed(port: int, method: str, path: str, header: str) -> None:
+    answer = exchange(HOST, port, request(method, path, header), tls=False)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b"inside" not in answer
+
+
+@pytest.mark.parametrize("path", DISGUISES)
+def test_a_route_in_disguise_is_closed(port: int, path: str) -> None:
+    answer = exchange(HOST, port, request("GET", path), tls=False)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b"inside" not in answer
+
+
+def test_a_request_that_hides_in_another_is_closed(port: int) -> None:
+    answer = exchange(HOST, port, SMUGGLED, tls=False)
+    assert answer.startswith(b"HTTP/1.1 ")
+    assert b"/v1/models" not in answer
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
+def test_the_same_request_with_the_token_comes_in(port: int, method: str, path: str) -> None:
+    answer = exchange(HOST, port, request(method, path, f"Authorization: Bearer {TOKEN}"), tls=False)
+    assert f"inside {method} {path}".encode() in answer

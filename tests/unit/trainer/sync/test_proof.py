@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 
+from stage2_trainer.sync.fleet import proof
 from stage2_trainer.sync.fleet.proof import (
     CONTRADICTION,
     FLOAT32_TOLERANCE,
@@ -211,3 +212,16 @@ def test_image_placeholders_of_a_server_are_not_looked_at(tiny, probe):
     answers = {"server a": lambda: learner_logprobs(tiny, model_inputs) + off}
     (report,) = schedule.prove(tiny, lambda: answers, step=1)
     assert report.gap.tokens == types.shape[1] - 1 - 40
+
+
+def test_scoring_in_parts_is_scoring_at_once(tiny, probe, monkeypatch):
+    at_once = learner_logprobs(tiny, probe.inputs)
+    monkeypatch.setattr(proof, "SCORED_AT_ONCE", 7)
+    assert torch.equal(learner_logprobs(tiny, probe.inputs), at_once)
+    assert len(at_once) == probe.inputs["input_ids"].shape[1] - 1
+
+
+def test_a_configured_tolerance_counts(tiny, probe):
+    assert len(ProofSchedule(probe, every=1, tolerance=1e4).prove(tiny, Server(tiny, probe, 1.0), step=1)) == 1
+    with pytest.raises(ProofError, match=r"limits 1e-09.*vllm\.sync\.verify_tolerance"):
+        ProofSchedule(probe, every=1, tolerance=1e-9).prove(tiny, Server(tiny, probe, 1e-3), step=1)

@@ -75,6 +75,29 @@ def test_a_lost_server_makes_the_step_due_again(recorder):
     assert recorder.versions == [2, 2]
 
 
+class Proofs:
+    """A prover that notes what is asked of it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def prove(self, model, *, step, adapter):
+        self.calls.append((step, adapter))
+
+    def require_next(self):
+        self.calls.append("next")
+
+
+def test_every_push_is_put_to_the_proof_and_one_after_a_lost_server_out_of_turn(recorder, adapters):
+    prover = Proofs()
+    policy = WeightSync("auto", full=recorder, adapter=adapters, prover=prover)
+    policy.ensure_synced(MODEL, 0)
+    policy.invalidate()
+    adapters.error = REFUSED
+    policy.ensure_synced(MODEL, 0)
+    assert prover.calls == [(0, "policy-0"), "next", "next", (0, None)]
+
+
 def test_an_adapter_is_named_by_the_push_that_brought_it(recorder, adapters):
     policy = WeightSync("adapter", full=recorder, adapter=adapters)
     assert policy.ensure_synced(MODEL, 3).adapter == policy.report.adapter == "policy-3"

@@ -1,11 +1,13 @@
-"""Errors of servers and links reach another process whole: a vLLM worker's engine, the other learners of a run."""
+"""Errors of servers and links: whole in another process, and whether a server has refused or is lost for now."""
 
 import pickle
 
 import pytest
 
 from stage2_trainer.sync.fleet.merge_location import MergeMismatch
+from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
+from tests.http_server import QuietHandler, serving
 
 URL = "http://127.0.0.1:8000"
 
@@ -27,3 +29,14 @@ def test_an_error_is_the_same_after_it_crossed(error):
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert vars(found) == vars(error)
+
+
+@pytest.mark.parametrize(("answered", "status"), [(400, 400), (409, 409), (500, 500), (503, None)])
+def test_a_server_that_cannot_now_is_lost_and_has_not_refused(answered: int, status: int | None) -> None:
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_error(answered)
+
+    with serving(Handler) as server, pytest.raises(ServerError, match=f"answered {answered}") as error:
+        ServerClient(server.url, "token", timeout_s=10).get("/health", "connect")
+    assert error.value.status == status

@@ -9,18 +9,12 @@ from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, nc
 
 from stage2_trainer.sync.transports import nccl as worker_end
 from stage2_trainer.sync.transports import nccl_group
-from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
-from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
 from stage2_trainer.sync.transports.protocol import GroupInfo
-from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.transfer import Packed
-from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.errors import ServerError
 from tests.socket_communicator import SocketCommunicator
-from tests.unit.trainer.sync.transports.test_transfer_group import Client, in_thread, metas_of
-
-CPU = torch.device("cpu")
-LIMIT = 64
+from tests.unit.trainer.sync.transports.ends import CPU, Client, nccl_receiver, nccl_transfer, outcome_of, received
 
 
 class NeverEnters(SocketCommunicator):
@@ -28,15 +22,6 @@ class NeverEnters(SocketCommunicator):
 
     def open(self, unique_id, rank, world_size):
         threading.Event().wait()
-
-
-def receiver_over(communicator=SocketCommunicator):
-    return Receiver("nccl", lambda link, info, rank: worker_end.open_nccl(link, info, rank, CPU, communicator))
-
-
-def nccl_transfer(port, token, communicator=SocketCommunicator, timeout_s=10.0, shared=None):
-    options = {"token": token, "bucket_bytes": LIMIT, "timeout_s": timeout_s}
-    return NcclTransfer(port, CPU, communicator=communicator, shared=shared, **options)
 
 
 @pytest.fixture
@@ -52,43 +37,17 @@ def make_transfer(port, token):
         transfer.close()
 
 
-def send_all(transfer, tensors):
-    stream = iter(tensors.items())
-    for bucket in plan_buckets(metas_of(tensors), LIMIT):
-        transfer.send(Packed([torch.cat([part for _, part in take(bucket, stream)])]))
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_every_worker_receives_every_tensor_also_after_a_rejoin(make_transfer, workers):
-    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
-    transfer, receivers = make_transfer(), [receiver_over() for _ in range(workers)]
-    for _ in range(2):
-        transfer.connect(Client(receivers))
-        received = [{} for _ in receivers]
-        threads = [
-            in_thread(receiver.receive, metas_of(tensors), got.update, transfer.group)
-            for receiver, got in zip(receivers, received, strict=True)
-        ]
-        send_all(transfer, tensors)
-        for thread in threads:
-            thread.join()
-        assert all(torch.equal(got[name], tensors[name]) for got in received for name in tensors)
-        transfer.disconnect()
-
-
 def test_what_is_handed_to_nccl_is_counted_and_what_it_chose_is_told(make_transfer, tmp_path, monkeypatch):
     log, line = tmp_path / "nccl.log", "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{}/0\n"
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
     log.write_text(line.format("IB"))  # of a group in which the learner's processes train
     tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
-    transfer, receiver = make_transfer(), receiver_over()
+    transfer, receiver = make_transfer(), nccl_receiver()
     expected = 0
     for _ in range(2):
         transfer.connect(Client([receiver]))
         assert transfer.ways == ()
-        thread = in_thread(receiver.receive, metas_of(tensors), list, transfer.group)
-        send_all(transfer, tensors)
-        thread.join()
+        received(transfer, [receiver], tensors)
         with log.open("a") as file:
             file.write(line.format("Socket"))
         assert transfer.ways == ("NET/Socket",)
@@ -98,32 +57,8 @@ def test_what_is_handed_to_nccl_is_counted_and_what_it_chose_is_told(make_transf
         expected = transfer.sent
 
 
-def outcome_of(step, *arguments):
-    """Run a step in a thread; returns the thread and a list that its LinkError lands in."""
-    errors = []
-
-    def run():
-        try:
-            step(*arguments)
-        except LinkError as error:
-            errors.append(error)
-
-    return in_thread(run), errors
-
-
-@pytest.mark.parametrize("leave", ["aborter", "disconnect"])
-def test_a_learner_that_leaves_ends_the_wait_of_its_workers(make_transfer, leave):
-    transfer, receiver = make_transfer(), receiver_over()
-    transfer.connect(Client([receiver]))
-    thread, errors = outcome_of(receiver.receive, [TensorMeta("t", torch.float32, (4,))], print, transfer.group)
-    (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
-    thread.join(15)
-    assert not thread.is_alive()
-    assert len(errors) == 1
-
-
 def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
-    transfer, receiver = make_transfer(), receiver_over()
+    transfer, receiver = make_transfer(), nccl_receiver()
     transfer.connect(Client([receiver]))
     thread, errors = outcome_of(transfer.send, Packed([torch.zeros(2**28, dtype=torch.uint8)]))
     receiver.leave()
@@ -132,17 +67,9 @@ def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
     assert len(errors) == 1
 
 
-def test_a_bucket_that_is_not_taken_is_given_up_in_time(make_transfer):
-    transfer, receiver = make_transfer(timeout_s=0.5), receiver_over()
-    transfer.connect(Client([receiver]))
-    with pytest.raises(LinkError, match=r"a bucket was not received within 0.5 s"):
-        transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
-    receiver.leave()
-
-
 def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_transfer):
     transfer = make_transfer(NeverEnters, timeout_s=0.5)
-    joining = receiver_over(NeverEnters)
+    joining = nccl_receiver(NeverEnters)
 
     class Late(Client):
         def post(self, path, phase, *, body):
@@ -165,7 +92,7 @@ def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
     monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)
     ended = []
     monkeypatch.setattr(worker_end.os, "_exit", ended.append)
-    receiver = receiver_over(CannotBeLeft)
+    receiver = nccl_receiver(CannotBeLeft)
     make_transfer().connect(Client([receiver]))
     receiver.leave()
     assert ended == [worker_end.os.EX_SOFTWARE]

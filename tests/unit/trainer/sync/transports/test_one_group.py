@@ -9,8 +9,15 @@ from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.ports import free_port
 from tests.socket_communicator import SocketCommunicator
-from tests.unit.trainer.sync.transports.test_nccl_group import CPU, nccl_transfer, outcome_of, receiver_over
-from tests.unit.trainer.sync.transports.test_transfer_group import Client, in_thread, metas_of
+from tests.unit.trainer.sync.transports.ends import (
+    CPU,
+    Client,
+    in_thread,
+    metas_of,
+    nccl_receiver,
+    nccl_transfer,
+    outcome_of,
+)
 
 WORKERS = (1, 2, 1)
 BUCKET = torch.arange(48, dtype=torch.uint8)
@@ -39,7 +46,7 @@ class Servers:
     def __init__(self, token, workers, timeout_s=10.0):
         self.kind = type("Noted", (Counted,), {"ranks": [], "broadcasts": []})
         self.group = OneGroup(len(workers), communicator=lambda: self.kind(CPU), timeout_s=timeout_s)
-        self.clients = [Client([receiver_over(self.kind) for _ in range(count)]) for count in workers]
+        self.clients = [Client([nccl_receiver(self.kind) for _ in range(count)]) for count in workers]
         self.transfers = [
             nccl_transfer(free_port(), token, self.kind, timeout_s, shared=(self.group, seat))
             for seat in range(len(workers))

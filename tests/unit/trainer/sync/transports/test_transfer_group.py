@@ -9,35 +9,26 @@ import torch
 from stage2_api.errors import ConfigError
 from stage2_trainer.sync.fleet.server import transfer_for
 from stage2_trainer.sync.transports import receiver
-from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.sync.transports.buckets import TensorMeta
 from stage2_trainer.sync.transports.link import PROOF_BYTES
 from stage2_trainer.sync.transports.protocol import GroupInfo
-from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp import Buffers, TcpTransfer, open_tcp
+from stage2_trainer.sync.transports.tcp import Buffers
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
-
-LIMIT = 64
-
-
-class Client:
-    """A server with so many workers, each of which joins in a thread when it is told to."""
-
-    base_url = "http://127.0.0.1:8000"
-
-    def __init__(self, receivers):
-        self.receivers = receivers
-
-    def world_size(self):
-        return len(self.receivers)
-
-    def post(self, path, phase, *, body):
-        info = GroupInfo(**body["init_info"])
-        joining = [
-            in_thread(worker.join, info, info.rank_offset + number) for number, worker in enumerate(self.receivers)
-        ]
-        for thread in joining:
-            thread.join()
+from tests.unit.trainer.sync.transports.ends import (
+    LIMIT,
+    Client,
+    arrives,
+    in_thread,
+    metas_of,
+    nccl_receiver,
+    nccl_transfer,
+    outcome_of,
+    received,
+    send_all,
+    tcp_receiver,
+    tcp_transfer,
+)
 
 
 @pytest.fixture
@@ -47,50 +38,74 @@ def transfer(port, token):
     transfer.close()
 
 
-def tcp_transfer(port, token, timeout_s=10.0):
-    return TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
+@pytest.fixture(params=[(tcp_transfer, tcp_receiver), (nccl_transfer, nccl_receiver)], ids=["tcp", "nccl"])
+def ends(request, port, token):
+    """A transfer over each transport, and a function that creates a worker of it."""
+    create, create_receiver = request.param
+    transfer = create(port, token)
+    yield transfer, create_receiver
+    transfer.close()
 
 
-def in_thread(step, *arguments):
-    thread = threading.Thread(target=step, args=arguments)
-    thread.start()
-    return thread
-
-
-def metas_of(tensors):
-    return [TensorMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-
-
-def send_all(transfer, tensors):
-    stream, metas = iter(tensors.items()), metas_of(tensors)
-    for bucket in plan_buckets(metas, LIMIT):
-        transfer.send(Packed([part for _, part in take(bucket, stream)]))
+TENSORS = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_worker_receives_every_tensor(transfer, workers):
-    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
-    receivers = [Receiver("tcp", open_tcp) for _ in range(workers)]
-    received = [{} for _ in receivers]
-    transfer.connect(Client(receivers))
+def test_every_worker_receives_every_tensor_also_after_a_rejoin(ends, workers):
+    transfer, create_receiver = ends
+    receivers = [create_receiver() for _ in range(workers)]
     for _ in range(2):
-        threads = [
-            in_thread(worker.receive, metas_of(tensors), got.update, transfer.group)
-            for worker, got in zip(receivers, received, strict=True)
-        ]
-        send_all(transfer, tensors)
-        for thread in threads:
-            thread.join()
-        for got in received:
-            assert got.keys() == tensors.keys()
-            assert all(torch.equal(got[name], tensors[name]) for name in tensors)
-            got.clear()
+        transfer.connect(Client(receivers))
+        for _ in range(2):
+            for got in received(transfer, receivers, TENSORS):
+                assert got.keys() == TENSORS.keys()
+                assert all(torch.equal(got[name], TENSORS[name]) for name in TENSORS)
+        transfer.disconnect()
+
+
+@pytest.mark.parametrize("leave", ["disconnect", "aborter"])
+def test_a_learner_that_leaves_ends_the_wait_of_its_workers(ends, leave):
+    transfer, create_receiver = ends
+    worker = create_receiver()
+    transfer.connect(Client([worker]))
+    thread, errors = outcome_of(worker.receive, [TensorMeta("t", torch.float32, (4,))], print, transfer.group)
+    (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
+    thread.join(15)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("create", "create_receiver", "fault"),
+    [
+        (tcp_transfer, tcp_receiver, "not in time"),
+        (nccl_transfer, nccl_receiver, r"a bucket was not received within 0.5 s"),
+    ],
+)
+def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token, create, create_receiver, fault):
+    transfer, stands_still = create(port, token, timeout_s=0.5), create_receiver()
+    transfer.connect(Client([stands_still]))
+    with pytest.raises(LinkError, match=fault):
+        transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
+    stands_still.leave()
+    transfer.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_transfer_counts_the_tensors_of_every_worker_and_its_own_proofs(transfer, workers):
+    nbytes = sum(tensor.nbytes for tensor in TENSORS.values())
+    receivers = [tcp_receiver() for _ in range(workers)]
+    for times in (1, 2):
+        transfer.connect(Client(receivers))
+        received(transfer, receivers, TENSORS)
+        transfer.disconnect()
+        assert transfer.sent == times * workers * (nbytes + PROOF_BYTES)
 
 
 def test_a_port_in_use_is_an_error_that_names_it(transfer, port, squatter):
     squatter(port)
     with pytest.raises(ServerError, match=rf"127.0.0.1:{port}.*in use"):
-        transfer.connect(Client([Receiver("tcp", open_tcp)]))
+        transfer.connect(Client([tcp_receiver()]))
 
 
 def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
@@ -112,7 +127,7 @@ def test_a_server_that_refuses_ends_the_wait_for_its_workers(transfer):
 
 def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
     calls = []
-    client = Client([Receiver("tcp", open_tcp)])
+    client = Client([tcp_receiver()])
 
     def post(path, phase, *, body):
         info = GroupInfo(**body["init_info"])
@@ -133,7 +148,7 @@ def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
 def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(transfer, monkeypatch):
     """A worker may be let into a group just before it is given up, and come to know that after it is in the next."""
     worker, let_in, go_on, failures, dial = (
-        Receiver("tcp", open_tcp),
+        tcp_receiver(),
         threading.Event(),
         threading.Event(),
         [],
@@ -171,17 +186,9 @@ def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(trans
     arrives(transfer, worker)
 
 
-def arrives(transfer, worker):
-    got, tensors = {}, {"a": torch.ones(3)}
-    thread = in_thread(worker.receive, metas_of(tensors), got.update, transfer.group)
-    send_all(transfer, tensors)
-    thread.join()
-    assert torch.equal(got["a"], tensors["a"])
-
-
 def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(transfer):
     """A learner was killed while its call waited in the server's queue, and its successor has formed a group."""
-    worker = Receiver("tcp", open_tcp)
+    worker = tcp_receiver()
     client = Client([worker])
     transfer.connect(client)
     earlier = transfer.group
@@ -194,7 +201,7 @@ def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(t
 def test_a_learner_that_sends_over_another_transport_is_told_so():
     info = GroupInfo("nccl", "127.0.0.1", 1, 2, LIMIT, "0" * 32, 1.0)
     with pytest.raises(ValueError, match=r"over nccl and this server receives them over tcp.*sync\.transport"):
-        Receiver("tcp", open_tcp).join(info, 1)
+        tcp_receiver().join(info, 1)
 
 
 @pytest.mark.parametrize("requested", ["auto", "tcp"])
@@ -212,30 +219,12 @@ def test_nccl_without_a_gpu_is_refused(port, token):
 
 def test_tensors_without_a_group_are_refused():
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine comes first"):
-        Receiver("tcp", open_tcp).receive([], print, group="")
-
-
-@pytest.mark.parametrize("leave", ["disconnect", "aborter"])
-def test_a_learner_that_leaves_ends_the_wait_of_its_workers(transfer, leave):
-    worker, failures = Receiver("tcp", open_tcp), []
-    transfer.connect(Client([worker]))
-
-    def work():
-        try:
-            worker.receive([TensorMeta("t", torch.float32, (4,))], print, transfer.group)
-        except LinkError as error:
-            failures.append(error)
-
-    thread = in_thread(work)
-    (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
-    thread.join(15)
-    assert not thread.is_alive()
-    assert len(failures) == 1
+        tcp_receiver().receive([], print, group="")
 
 
 def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
     """A call about an earlier group may fail long after a new one has been formed."""
-    worker = Receiver("tcp", open_tcp)
+    worker = tcp_receiver()
     client = Client([worker])
     transfer.connect(client)
     end_the_first = transfer.aborter()
@@ -246,7 +235,7 @@ def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
 
 
 def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
-    worker = Receiver("tcp", open_tcp)
+    worker = tcp_receiver()
     transfer.connect(Client([worker]))
     tensors = {f"t{i}": torch.zeros(2**20) for i in range(4)}
 
@@ -269,16 +258,6 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
     assert len(failures) == 1
 
 
-def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token):
-    transfer = tcp_transfer(port, token, timeout_s=0.5)
-    stands_still = Receiver("tcp", open_tcp)
-    transfer.connect(Client([stands_still]))
-    with pytest.raises(LinkError, match="not in time"):
-        transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
-    stands_still.leave()
-    transfer.close()
-
-
 def test_memory_is_used_again_only_when_no_tensor_of_it_is_alive():
     buffers = Buffers()
     first = buffers.take(16)
@@ -291,18 +270,3 @@ def test_memory_is_used_again_only_when_no_tensor_of_it_is_alive():
     assert buffers.take(8).data_ptr() == address
     del second
     assert len({buffers.take(1024).data_ptr(), address}) == 2
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_transfer_counts_the_tensors_of_every_worker_and_its_own_proofs(transfer, workers):
-    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
-    nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    receivers = [Receiver("tcp", open_tcp) for _ in range(workers)]
-    for times in (1, 2):
-        transfer.connect(Client(receivers))
-        threads = [in_thread(one.receive, metas_of(tensors), list, transfer.group) for one in receivers]
-        send_all(transfer, tensors)
-        for thread in threads:
-            thread.join()
-        transfer.disconnect()
-        assert transfer.sent == times * workers * (nbytes + PROOF_BYTES)
