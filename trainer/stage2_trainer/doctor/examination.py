@@ -128,12 +128,8 @@ class Examination:
         names = ", ".join(sorted({gpu.name for gpu in found[:wanted]}))
         status = f"{len(found)} visible ({names}, driver {self.machine.driver}), {wanted} needed"
         if busy:
-            yield Requirement(
-                "GPUs",
-                "doubtful",
-                f"{status}; in use: {', '.join(busy)}",
-                "free them, or choose other GPUs",
-            )
+            status += f"; in use: {', '.join(busy)}"
+            yield Requirement("GPUs", "doubtful", status, "free them, or choose other GPUs")
         else:
             yield good("GPUs", status)
 
@@ -151,11 +147,8 @@ class Examination:
         for address in self.config.rollout_matching.vllm.server.resolved_servers():
             host, _ = host_and_port(address.base_url)
             if is_loopback(host) and not _is_free(address.group_port):
-                status, way_out = (
-                    f"group_port {address.group_port} is in use",
-                    "free it, or choose another port",
-                )
-                yield Requirement("ports", "missing", status, way_out)
+                status = f"group_port {address.group_port} is in use"
+                yield Requirement("ports", "missing", status, "free it, or choose another port")
 
     def _model(self) -> Iterator[Requirement]:
         try:
@@ -172,7 +165,7 @@ class Examination:
         except (OSError, ValueError) as error:
             yield Requirement("model", "missing", f"model.model: {error}", "give the folder of a Qwen3-VL checkpoint")
             return
-        yield good("model", f"{_count(found.trained)} parameters train")
+        yield good("model", f"{found.trained / 1e6:,.1f} million parameters train")
         yield self._learner_memory(found)
         yield self._host_memory(found)
         if not in_process(self.config):
@@ -246,9 +239,8 @@ class Examination:
         free = room_at(folder.absolute())
         status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
         if free < needed:
-            return Requirement(
-                "disk", "missing", f"{status}, and {_gib(needed)} are needed", "free some space, or name another folder"
-            )
+            status += f", and {_gib(needed)} are needed"
+            return Requirement("disk", "missing", status, "free some space, or name another folder")
         if kept is None:
             way_out = "set training.save_total_limit, unless you want all of them"
             return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
@@ -277,10 +269,6 @@ def _gib(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count < 10 * GIB else f"{count / GIB:.0f} GiB"
 
 
-def _count(number: int) -> str:
-    return f"{number / 1e6:,.1f} million"
-
-
 def check_images(records: Sequence[Record]) -> Requirement:
     """Return whether the images of these records can be read; only headers are read."""
     broken: list[str] = []
@@ -295,17 +283,12 @@ def check_images(records: Sequence[Record]) -> Requirement:
         if width * height > LARGE_PIXELS:
             large.append(record.sample_id)
     if broken:
-        return Requirement(
-            "images", "missing", f"{_share(broken, sources)} cannot be read: {_few(broken)}", "replace them"
-        )
+        status = f"{len(broken)} of {len(sources)} cannot be read: {_few(broken)}"
+        return Requirement("images", "missing", status, "replace them")
     if large:
-        status = f"{_share(large, sources)} have more than {LARGE_PIXELS // 10**6} megapixels: {_few(large)}"
+        status = f"{len(large)} of {len(sources)} have more than {LARGE_PIXELS // 10**6} megapixels: {_few(large)}"
         return Requirement("images", "doubtful", status, "make them smaller: each is decoded in full, many times")
     return good("images", f"the headers of {len(sources)} can be read")
-
-
-def _share(some: Sequence[object], of: Sequence[object]) -> str:
-    return f"{len(some)} of {len(of)}"
 
 
 def _few(names: Sequence[str]) -> str:

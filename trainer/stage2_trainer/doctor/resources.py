@@ -79,13 +79,19 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
         policy: Any = AutoModelForImageTextToText.from_config(shape, trust_remote_code=trusted)
     dtype = weights_dtype(config) or getattr(shape, "dtype", None) or torch.float32
     weights = sum(one.numel() for one in policy.parameters()) * dtype.itemsize
-    policy = _with_what_trains(config, policy)
+    if config.tuner.train_type == "full":
+        freeze(policy, frozen_parts(config))
+    else:
+        rows, regex = coord_rows(config), config.tuner.target_regex
+        with torch.device("meta"):
+            policy = adapt(policy, frozen_parts(config), adapter_options(config), regex=regex, token_rows=rows)
     trained = sum(one.numel() for one in policy.parameters() if one.requires_grad)
     adapters = sum(one.numel() for name, one in policy.named_parameters() if "lora_" in name and one.requires_grad)
     text = shape.text_config
     weighed = (Part("weights", weights), Part("adapters", adapters * 4))
     optimizer = Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8))
-    buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes(config) else 0)
+    pushes = config.makes_rollouts and not in_process(config)
+    buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes else 0)
     return Footprint(
         learner=(
             *weighed,
@@ -102,11 +108,6 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
         checkpoint=(adapters * 4 if adapters else weights) + optimizer.nbytes,
         trained=trained,
     )
-
-
-def pushes(config: RunConfig) -> bool:
-    """Whether a run sends weights to servers, which an engine in its own process does not need."""
-    return config.makes_rollouts and not in_process(config)
 
 
 def offloaded(config: RunConfig, policy: nn.Module, dtype: torch.dtype) -> tuple[Part, ...]:
@@ -140,26 +141,7 @@ def activations_per_token(text: Any, checkpointing: bool) -> int:
     return int(text.num_hidden_layers * 2 * text.hidden_size + 2 * layer)
 
 
-def _with_what_trains(config: RunConfig, policy: nn.Module) -> nn.Module:
-    frozen = frozen_parts(config)
-    if config.tuner.train_type == "full":
-        freeze(policy, frozen)
-        return policy
-    with torch.device("meta"):
-        return adapt(
-            policy,
-            frozen,
-            adapter_options(config),
-            regex=config.tuner.target_regex,
-            token_rows=coord_rows(config),
-        )
-
-
-QUERY = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,name,memory.total,memory.used",
-    "--format=csv,noheader,nounits",
-)
+QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.used", "--format=csv,noheader,nounits")
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
 _MEMORY = Path("/proc/meminfo")
@@ -198,9 +180,13 @@ class Machine:
     @classmethod
     def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
         """Return the machine, or the container, in which this process runs."""
+        try:
+            listed = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
+        except (OSError, subprocess.SubprocessError):
+            listed = ""  # no driver here, so no GPU
         return cls(
-            gpus=visible(gpus_of(_ask_driver()), visible_names(environment)),
-            shared_memory=shared_memory_left(),
+            gpus=visible(gpus_of(listed), visible_names(environment)),
+            shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
             memory=memory_left(),
             driver=loaded_driver(),
         )
@@ -243,18 +229,6 @@ def room_at(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _ask_driver() -> str:
-    try:
-        return subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""  # no driver here, so no GPU
-
-
-def shared_memory_left() -> int:
-    """Return the free bytes of shared memory; 0 where there is none."""
-    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
 
 
 def memory_left(meminfo: Path = _MEMORY, group: Path = _GROUP) -> int:

@@ -9,9 +9,20 @@ import pytest
 from PIL import Image
 from transformers import AutoConfig
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record
-from stage2_trainer.doctor.examination import Devices, Examination, check_images
-from stage2_trainer.doctor.resources import GIB, Gpu, Machine, activations_per_token, footprint, gpus_of, total, visible
+from stage2_trainer.doctor.examination import Devices, Examination, check_images, missing_from
+from stage2_trainer.doctor.resources import (
+    GIB,
+    Gpu,
+    Machine,
+    activations_per_token,
+    footprint,
+    gpus_of,
+    memory_left,
+    total,
+    visible,
+)
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
@@ -208,3 +219,23 @@ def test_images_are_looked_at_by_their_headers(tmp_path):
     broken = check_images([record])
     assert broken.verdict == "missing"
     assert record.sample_id in broken.status
+
+
+def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemAvailable: 500 kB\n")
+    assert memory_left(meminfo, tmp_path) == 500 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory_left(meminfo, tmp_path) == 500 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert memory_left(meminfo, tmp_path) == 4000
+
+
+@pytest.mark.parametrize("value", [None, 3, "x" * 10_000])
+def test_a_problem_is_reported_as_elsewhere_and_as_short(value):
+    problem = Problem("a.b", value, "must be true", "write it")
+    (missing,) = missing_from("data", ConfigError([problem]))
+    assert (missing.what, missing.verdict) == ("data", "missing")
+    assert f"{missing.status}; {missing.way_out}" == str(problem)
+    assert len(missing.status) < 200
