@@ -123,8 +123,15 @@ def run_charts(runs: Sequence[RunHistory]) -> list[LineChart]:
 
     One run has several lines in a chart. Of several runs each figure has its own chart, with a line for each run.
     """
-    figures = [*_FIGURES, *_reward_figures(runs)]
-    charts = _charts_of_one(runs[0], figures) if len(runs) == 1 else _charts_of_several(runs, figures)
+    charts = []
+    for one in (*_FIGURES, *_reward_figures(runs)):
+        if len(runs) == 1:
+            lines = [(label, _points(runs[0], key)) for label, key in one.lines]
+            charts.append(line_chart(one.title, lines, limits=one.limits))
+            continue
+        for label, key in one.lines:
+            title = f"{one.title}: {label}" if len(one.lines) > 1 else one.title
+            charts.append(line_chart(title, [(run.name, _points(run, key)) for run in runs], limits=one.limits))
     times = [
         area_chart(
             TIME if len(runs) == 1 else f"{TIME}: {run.name}",
@@ -133,25 +140,6 @@ def run_charts(runs: Sequence[RunHistory]) -> list[LineChart]:
         for run in runs
     ]
     return [chart for chart in (*charts[:1], *times, *charts[1:]) if chart is not None]
-
-
-def _charts_of_one(run: RunHistory, figures: Sequence[_Figure]) -> list[LineChart | None]:
-    return [
-        line_chart(one.title, [(label, _points(run, key)) for label, key in one.lines], limits=one.limits)
-        for one in figures
-    ]
-
-
-def _charts_of_several(runs: Sequence[RunHistory], figures: Sequence[_Figure]) -> list[LineChart | None]:
-    return [
-        line_chart(
-            f"{one.title}: {label}" if len(one.lines) > 1 else one.title,
-            [(run.name, _points(run, key)) for run in runs],
-            limits=one.limits,
-        )
-        for one in figures
-        for label, key in one.lines
-    ]
 
 
 def _points(run: RunHistory, key: str) -> Points:

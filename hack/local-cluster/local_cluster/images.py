@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -242,13 +242,11 @@ def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
     )
     assert importer.stdin is not None
     assert importer.stderr is not None
-    try:
+    with suppress(BrokenPipeError):  # ctr has ended early, and its error is raised below
         with tarfile.open(fileobj=importer.stdin, mode="w|") as archive:
             for path in files:
                 archive.add(path, arcname=str(path.relative_to(root)))
         importer.stdin.close()
-    except BrokenPipeError:
-        pass  # ctr has ended early; what it says below is the reason
     error = importer.stderr.read().decode()
     if importer.wait():
         raise ClusterError(f"containerd could not import the image:\n{error.strip()[-2000:]}")

@@ -57,7 +57,8 @@ def load_policy(config: RunConfig) -> Any:
 
     The random values with which adapters begin are seeded: runs are repeatable, and all processes begin alike.
     """
-    _require_gpu()
+    if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
+        raise ConfigError((problem,))
     set_seed(config.training.seed)
     attention = attention_here(config.model.attn_impl)
     model = load_model(
@@ -306,12 +307,6 @@ def pixel_limits(config: RunConfig) -> dict[str, int]:
     """Return the configured limits of an image's pixels, min_pixels and max_pixels; empty for the checkpoint's own."""
     limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def _require_gpu() -> None:
-    """Raise ConfigError if this process should train on a GPU that PyTorch cannot use."""
-    if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
-        raise ConfigError((problem,))
 
 
 def _require_wide_weights(model: Any, config: RunConfig) -> None:

@@ -24,10 +24,7 @@ from stage2_trainer.telemetry.step_time import PARTS
 # Metric name -> key of the step's record, and what it means.
 GAUGES = {
     "stage2_loss": ("loss", "Loss of the last optimizer step."),
-    "stage2_rollout_tokens_per_second": (
-        "rollout/gen_tokens_per_s",
-        "Tokens generated per second of waiting.",
-    ),
+    "stage2_rollout_tokens_per_second": ("rollout/gen_tokens_per_s", "Tokens generated per second of waiting."),
     "stage2_rollout_f1": ("rollout/f1", "F1 of the last step's rollouts against the ground truth."),
     "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Rollouts that were cut at max_new_tokens."),
     "stage2_rollout_staleness_steps": ("rollout/staleness", "Optimizer steps from rollout to training on it, mean."),
@@ -35,10 +32,7 @@ GAUGES = {
     "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
     "stage2_rollout_seconds": ("time/rollout_generate_s", "Seconds of the last step spent waiting for rollouts."),
     "stage2_step_seconds": ("step/wall_s", "Wall seconds of the last step."),
-    "stage2_learner_idle_ratio": (
-        "step/learner_idle_share",
-        "Share of the last step without forward, backward or optimizer.",
-    ),
+    "stage2_learner_idle_ratio": ("step/learner_idle_share", "Share of the step without forward, backward, optimizer."),
     "stage2_forward_seconds": ("time/forward_s", "Seconds of the last step's forward passes."),
     "stage2_peak_memory_bytes": ("memory/peak_bytes", "Peak memory of the accelerator."),
 }

@@ -177,21 +177,19 @@ def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog,
 @contextmanager
 def logged_end(log: EventLog, reporter: Reporter) -> Iterator[None]:
     """Log how the block ends: `done`, `stopped` or `failed`, and why. A process that is killed logs nothing."""
+    outcome, message = "done", ""
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
-        _log_end(log, reporter, "stopped" if stopped else "failed", f"{error}" or type(error).__name__)
+        outcome = "stopped" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
+        message = f"{error}" or type(error).__name__
         raise
-    _log_end(log, reporter, "done", "")
-
-
-def _log_end(log: EventLog, reporter: Reporter, outcome: str, message: str) -> None:
-    figures = {"step": reporter.current.step, "outcome": outcome, "message": one_line(message)[:MESSAGE_CHARACTERS]}
-    try:
-        log.write(END, figures)
-    except OSError as error:  # a full disk: the error that ended the run is being raised, and says more
-        logger.warning("the end of the run could not be logged: %s", error)
+    finally:
+        message = one_line(message)[:MESSAGE_CHARACTERS]
+        try:
+            log.write(END, {"step": reporter.current.step, "outcome": outcome, "message": message})
+        except OSError as error:  # a full disk: an error that ended the run says more
+            logger.warning("the end of the run could not be logged: %s", error)
 
 
 def remove_run(folder: Path) -> list[Path]:
