@@ -1,4 +1,4 @@
-"""Stopping early without losing a step: SIGTERM asks, and the trainer stops where nothing is half done.
+"""Stopping early without losing a step: after a SIGTERM the trainer stops where nothing is half done.
 
 A run of one process stops at once wherever weights do not change: while it loads, waits for servers, pushes weights,
 waits for rollouts, evaluates, or computes gradients. Of several processes, one that left a collective call alone would
@@ -33,22 +33,22 @@ class Interrupt:
 
     def __init__(self, processes: int = 1) -> None:
         self._alone = processes == 1
-        self._asked = False  # no Event: a second signal would ask for its lock in the thread that holds it
+        self._requested = False  # no Event: a second signal would wait for its lock in the thread that holds it
         self._at_once = False
         self._group: ProcessGroup | None = None
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether this process was asked to stop; others may not have been yet."""
-        return self._asked
+        return self._requested
 
     def listen(self) -> None:
         """Handle SIGTERM as the request. Call it from the main thread."""
         signal.signal(signal.SIGTERM, self._on_signal)
 
-    def ask(self) -> None:
-        """Ask the run to stop."""
-        self._asked = True
+    def request(self) -> None:
+        """Request a stop."""
+        self._requested = True
 
     def check(self) -> None:
         """Raise Interrupted in all learner processes at once, if any of them was asked to stop."""
@@ -57,7 +57,7 @@ class Interrupt:
 
         if self._group is None:
             self._group = host_group()
-        if any(gathered(self._asked, self._group)):
+        if any(gathered(self._requested, self._group)):
             raise Interrupted(_REASON)
 
     def hold(self) -> None:
@@ -74,14 +74,14 @@ class Interrupt:
         """
         before, self._at_once = self._at_once, self._alone or others_wait or nothing_to_save
         try:
-            if self._at_once and self._asked:
+            if self._at_once and self._requested:
                 raise Interrupted(_REASON)
             yield
         finally:
-            self._at_once = before and not self._asked  # a second signal does not disturb the clean-up
+            self._at_once = before and not self._requested  # a second signal does not disturb the clean-up
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._requested = True
         if self._at_once:
             self._at_once = False  # the exception's clean-up runs undisturbed
             raise Interrupted(_REASON)

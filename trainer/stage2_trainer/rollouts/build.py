@@ -271,7 +271,7 @@ def local_rollouts(
     reporter, interrupt = context.reporter, context.interrupt
     whole = state.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
-        decoding, stops = Decoding.from_config(matching), lambda: interrupt.asked
+        decoding, stops = Decoding.from_config(matching), lambda: interrupt.requested
         backend = HfBackend(policy.model, policy.encoder, decoding, cache=cache, whole=whole, stops=stops)
         return HfRollouts(backend, seed=seed, reporter=reporter, interrupt=interrupt)
     vllm = matching.vllm
@@ -290,7 +290,7 @@ def local_rollouts(
         infer_batch_size=vllm.infer_batch_size,
         rounding=vllm.sync.rounding,
     )
-    engine.stops = lambda: interrupt.asked
+    engine.stops = lambda: interrupt.requested
     return ColocateRollouts(
         engine,
         state.offload,

@@ -1,4 +1,4 @@
-"""The wall time of an optimizer step, split into its parts, and how busy the servers were meanwhile.
+"""The wall time of an optimizer step, split into its parts, and how busy the servers were during it.
 
 The parts add up to the step: each instant of the training thread belongs to one of them. Where that thread waits for
 rollouts, the instant is `generate` while a server has a request of ours, else `encode` or `match` while another thread
@@ -22,7 +22,6 @@ PARTS = (
     "generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other",
 )  # fmt: skip
 TRAINING = ("forward", "backward", "optimizer")
-_BESIDE = ("encode", "match")
 
 # The part that each stopwatch name belongs to; any other name is `other`.
 PART_OF = {
@@ -101,9 +100,11 @@ def step_time(
     in_flight = {server: _overlaps(edges, times) for server, times in requests.items()}
     if requests:
         names[names == "generate"] = "wait"
-    asked = sum(in_flight.values(), np.zeros(len(lengths), dtype=int))
-    for part, causes in (("generate", asked), *((part, _overlaps(edges, _of(part, beside))) for part in _BESIDE)):
-        names[(names == "wait") & (causes > 0)] = part
+    causes = {"generate": sum(in_flight.values(), np.zeros(len(lengths), dtype=int))}
+    for part in ("encode", "match"):
+        causes[part] = _overlaps(edges, [times for name, *times in beside if PART_OF.get(name) == part])
+    for part, count in causes.items():
+        names[(names == "wait") & (count > 0)] = part
 
     wall = window[1] - window[0]
     parts = {part: float(lengths[names == part].sum()) for part in PARTS}
@@ -114,11 +115,7 @@ def step_time(
     return StepTime(wall, parts, servers)
 
 
-def _of(part: str, spans: Iterable[Named]) -> list[Interval]:
-    return [(start, end) for name, start, end in spans if PART_OF.get(name) == part]
-
-
-def _overlaps(edges: np.ndarray, intervals: Iterable[Interval]) -> np.ndarray:
+def _overlaps(edges: np.ndarray, intervals: Iterable[Sequence[float]]) -> np.ndarray:
     """Return how many of the intervals cover each piece between neighbouring edges."""
     changes = np.zeros(len(edges) + 1, dtype=int)
     for start, end in intervals:
@@ -129,5 +126,5 @@ def _overlaps(edges: np.ndarray, intervals: Iterable[Interval]) -> np.ndarray:
 
 
 def _together(name: str, times: Sequence[ServerTime]) -> ServerTime:
-    """Return one server as several processes saw it: at least as busy as the one that asked most of it."""
+    """Return one server as several processes saw it: at least as busy as the process that used it most saw it."""
     return ServerTime(name, max(one.busy_share for one in times), sum(one.in_flight for one in times))

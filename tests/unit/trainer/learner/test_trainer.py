@@ -108,7 +108,7 @@ def test_an_evaluation_after_a_step_saves_the_next_step_a_sync(make):
 
 def test_a_run_that_is_asked_to_stop_stops_before_its_next_rollouts(make):
     harness = make(max_steps=3)
-    harness.interrupt.ask()
+    harness.interrupt.request()
     with pytest.raises(Interrupted):
         harness.trainer.train()
     assert harness.backend.plans == []
