@@ -11,7 +11,7 @@ from rich.console import Console
 from stage2_api.errors import ConfigError
 from stage2_report.picture import EndSamples
 from stage2_report.tables import EvaluationRows, StepRows, report_run
-from stage2_trainer.telemetry.step_time import PARTS, ServerTime, StepTime
+from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
 
 STEPS = 10_000
 LONG = {"event": "evaluation_sample", "step": 1, "text": "x" * 200_000}

@@ -33,8 +33,7 @@ from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
-from stage2_trainer.telemetry.step_time import StepTime
-from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.telemetry.timeline import TIMELINE, StepTime
 from stage2_trainer.wire.requests import Outcome, Refused, Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"

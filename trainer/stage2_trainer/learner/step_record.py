@@ -14,8 +14,7 @@ from stage2_api.rollout_matching import Runaway
 from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.rollouts.errors import RunawayError
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
-from stage2_trainer.telemetry.step_time import StepTime
-from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.telemetry.timeline import StepTime, Stopwatch
 
 
 @dataclass(frozen=True)

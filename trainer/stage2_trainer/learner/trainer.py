@@ -1,8 +1,7 @@
 """The trainer: a `transformers.Trainer` whose batches are lists of records.
 
-An optimizer step trains when its last raw batch comes, for rows do not follow batches: `step.train_step` tells that
-story, and this class gives it the passes of a row. The rest is the life of a run: dataloader, log, evaluation,
-checkpoints.
+An optimizer step trains when its last raw batch comes, for rows do not follow batches: `step.train_step` is that story,
+and this class has the passes of a row. The rest is the life of a run: dataloader, log, evaluation, checkpoints.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import PrinterCallback
 
 from stage2_trainer.data.encode import PromptCache
-from stage2_trainer.learner.dataloader import as_list, train_dataloader, uses_left
+from stage2_trainer.data.records import Record
+from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.estep import EStep, SupervisedSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, moved, stage2_loss_from_hidden
@@ -35,7 +36,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model, split_learning_rates
-from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng
+from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -80,7 +81,7 @@ class RolloutMatchingTrainer(FiniteSteps):
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
         super().__init__(model=model, data_collator=as_list, **trainer_arguments)
         self._policy = model
-        self.remove_callback(PrinterCallback)  # the run's log has the figures, as JSON
+        self.remove_callback(PrinterCallback)  # the run's log has the figures
         self.components = components
         self._record = StepRecord()
         self._steps = Steps(components.estep, components.rows)
@@ -95,7 +96,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train to the end; warn of samples that still wait for a row then: they are not trained on."""
+        """Train to the end; warn of samples that still wait for a row then: the run does not train on them."""
         if isinstance(resume_from_checkpoint, str):
             self._load_beside(Path(resume_from_checkpoint))
         done = super().train(resume_from_checkpoint, *args, **kwargs)
@@ -116,11 +117,24 @@ class RolloutMatchingTrainer(FiniteSteps):
             ConfigError: the samples cannot be divided evenly among the learner processes.
         """
         records: Any = self.train_dataset
-        sampler = self._get_train_sampler(records) or SequentialSampler(records)
-        loader = train_dataloader(
-            records, sampler, self.args, batch_size=self._train_batch_size, m_steps=self.components.m_steps
+        batches = EvenBatchSampler(
+            self._get_train_sampler(records) or SequentialSampler(records),
+            self._train_batch_size,
+            processes=world_size(),
+            drop_last=self.args.dataloader_drop_last,
+            window=self.args.gradient_accumulation_steps * world_size(),
+            times=self.components.m_steps,
         )
-        self.accelerator.dataloader_config.even_batches = False  # they are, and none is filled up with other samples
+        loader = DataLoader(
+            records,
+            batch_sampler=batches,
+            collate_fn=as_list,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+        self.accelerator.dataloader_config.even_batches = False  # they are even, and none may repeat a sample
         prepared: DataLoader[Any] = self.accelerator.prepare(loader)
         self._batches_of_epoch = len(prepared)
         return prepared
@@ -191,8 +205,8 @@ class RolloutMatchingTrainer(FiniteSteps):
         if last and self.steps_in_backward:
             self.components.interrupt.hold()
         with (
-            self._draws(group),
-            nullcontext() if last else self._apart(),
+            self._seeded(group),
+            nullcontext() if last else self._local_gradients(),
             self._record.stopwatch.measure("backward"),  # the forward pass within counts for itself
         ):
             loss = super().training_step(self._wrapped, dict(batch))
@@ -203,7 +217,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
         assert self.early is not None, "rows train early"
         model, stopwatch = self._wrapped, self._record.stopwatch
-        with self._draws(group):
+        with self._seeded(group):
             model.train()
             inputs = self._prepare_inputs(dict(batch))
             with stopwatch.measure("forward"), self.compute_loss_context_manager():
@@ -218,11 +232,9 @@ class RolloutMatchingTrainer(FiniteSteps):
     def early(self) -> EarlyGradients | None:
         """The gradients of rows that train while answers are awaited; None where no row can.
 
-        Several processes make their rollouts themselves, DeepSpeed takes gradients as they come, and float16 scales
-        them.
+        Several processes generate themselves, DeepSpeed consumes gradients at once, and float16 scales them.
         """
-        alone = self.accelerator.distributed_type == DistributedType.NO
-        if not alone or self.args.fp16:
+        if self.accelerator.distributed_type != DistributedType.NO or self.args.fp16:
             return None
         trained = [one for one in self._policy.parameters() if one.requires_grad]
         return early_gradients(trained, memory_bytes(self.args.device))
@@ -236,10 +248,10 @@ class RolloutMatchingTrainer(FiniteSteps):
     ) -> torch.Tensor:
         """Run the forward pass up to the hidden states, and compute logits and loss only where rows are supervised."""
         with self._record.stopwatch.measure("forward"):
-            self._parts = run_inside(model, self._policy, self._loss_parts, inputs["model"], inputs["targets"])
+            self._parts = run_inside(model, self._policy, self._row_loss, inputs["model"], inputs["targets"])
         return self._parts.total
 
-    def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
+    def _row_loss(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
         return self._loss(self._hidden_states(inputs), targets)
 
     def _loss_sums(self, inputs: Mapping[str, Any], targets: LossTargets) -> tuple[LossParts, LossParts]:
@@ -258,15 +270,15 @@ class RolloutMatchingTrainer(FiniteSteps):
         supervised = hidden[targets.logit_positions].to(table.dtype)
         return stage2_loss_from_hidden(supervised, table, targets, self._coord_ids, self.components.loss, bias=bias)
 
-    def _draws(self, group: RowGroup) -> AbstractContextManager[None]:
+    def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
         """Seed the RNG for each row of a whole step, so that dropout does not depend on when the row trains."""
         if not self._whole:
             return nullcontext()
         return seeded_rng((self.args.seed, self.state.global_step, rank(), group.place), self.args.device)
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Leave gradients in this process: the pass is not the last of its step."""
+    def _local_gradients(self) -> Iterator[None]:
+        """Keep gradients in this process: the pass is not the last of its step."""
         state = self.accelerator.gradient_state
         state._set_sync_gradients(False)
         try:
@@ -371,3 +383,66 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.components.bad.load(checkpoint)
         if waiting := load_waiting(checkpoint):
             self.components.rows.wait(waiting)
+
+
+class EvenBatchSampler(Sampler[list[int]]):
+    """Yields batches of at most `batch_size` samples, never an empty one, `processes` of them at a time.
+
+    Every sample is in exactly one batch: the last batches are shorter where samples cannot be divided evenly. window:
+    batches of one optimizer step in all learner processes; each full window comes `times` times in a row, so that a
+    step that reuses rollouts skips no sample, and a partial one at the end once (semantics, section 9). `drop_last`
+    leaves out the samples that do not fill the last batches.
+
+    Raises:
+        ConfigError: the samples cannot be divided so.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler[int],
+        batch_size: int,
+        *,
+        processes: int,
+        drop_last: bool,
+        window: int = 1,
+        times: int = 1,
+    ) -> None:
+        self.sampler = sampler  # where accelerate finds it, to give all processes the same order
+        self.drop_last = drop_last
+        self._window = window
+        self._times = times
+        self._sizes = batch_sizes(len(sampler), batch_size, processes=processes, drop_last=drop_last)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        samples = iter(self.sampler)
+        window: list[list[int]] = []
+        for size in self._sizes:
+            window.append(list(islice(samples, size)))
+            if len(window) == self._window:
+                for _ in range(self._times):
+                    yield from map(list, window)
+                window = []
+        yield from window
+
+    def __len__(self) -> int:
+        full, left = divmod(len(self._sizes), self._window)
+        return full * self._window * self._times + left
+
+
+def uses_left(batches_before: int, *, batches: int, window: int, times: int) -> int:
+    """Return how many optimizer steps, this one included, train on the window that begins now.
+
+    batches_before: batches of this process before it in the epoch. batches: of an epoch. window: of a window. A resumed
+    run may begin in the middle of a window's steps.
+
+    >>> [uses_left(n, batches=7, window=3, times=2) for n in (0, 3, 6)]
+    [2, 1, 1]
+    """
+    full = batches // (window * times)
+    at, done = divmod(batches_before // window, times)
+    return times - done if at < full else 1
+
+
+def as_list(records: list[Record]) -> Any:
+    """Return the batch unchanged."""
+    return records

@@ -19,7 +19,7 @@ from stage2_api.pod.layout import METRICS_PORT_VARIABLE
 from stage2_api.pod.report import LearnerPhase
 from stage2_trainer.telemetry.progress import BoundedHTTPServer, Reporter
 from stage2_trainer.telemetry.run_log import EventLog
-from stage2_trainer.telemetry.step_time import PARTS
+from stage2_trainer.telemetry.timeline import PARTS
 
 # Metric name -> key of the step's record, and what it means.
 GAUGES = {

@@ -15,8 +15,7 @@ from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.grpo.trainer import _named
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
-from stage2_trainer.telemetry.step_time import PARTS
-from stage2_trainer.telemetry.timeline import TIMELINE, TraceFile
+from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.learner.harness import read_log
 from tests.unit.trainer.log_page import explained

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.telemetry.step_time import PART_OF, PARTS, StepTime, step_time
-from stage2_trainer.telemetry.timeline import TIMELINE, Timeline, TraceFile
+from stage2_trainer.telemetry.timeline import PART_OF, PARTS, TIMELINE, StepTime, Timeline, TraceFile, step_time
 from tests.unit.trainer.learner.harness import box, build, record
 
 
