@@ -225,24 +225,6 @@ def _is_unjudged(pod: Any) -> bool:
     return not judged and "deletionTimestamp" not in pod["metadata"]
 
 
-class Debounced:
-    """Calls a function `after_s` seconds after the first request for it, once for all requests until then."""
-
-    def __init__(self, call: Callable[[], None], after_s: float) -> None:
-        self._call = call
-        self._after_s = after_s
-        self._timer: asyncio.TimerHandle | None = None
-
-    def __call__(self) -> None:
-        """Request a call."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._now)
-
-    def _now(self) -> None:
-        self._timer = None
-        self._call()
-
-
 async def measure_lag(observe: Callable[[float], None]) -> None:
     """Report again and again by how many seconds a short sleep was late: a long computation delays every job."""
     loop = asyncio.get_running_loop()
@@ -265,7 +247,8 @@ async def connect(settings: Settings, options: Options) -> Controller:
         for key in capacity.serve() if capacity else ():
             queue.add(key)
 
-    capacity = Capacity(Debounced(share_room, _SERVE_AFTER_S)) if options.placement else None
+    loop = asyncio.get_running_loop()
+    capacity = Capacity(lambda: loop.call_later(_SERVE_AFTER_S, share_room)) if options.placement else None
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
     queue: WorkQueue[Key] = WorkQueue(

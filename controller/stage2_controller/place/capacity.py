@@ -123,11 +123,11 @@ class _Promise:
 
 
 class Capacity:
-    """The live account. `freed` is called when room becomes free while a job waits for some."""
+    """The live account. `freed` is called each time that room becomes free while a job waits for some."""
 
     def __init__(
         self,
-        freed: Callable[[], None] = lambda: None,
+        freed: Callable[[], object] = lambda: None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -247,6 +247,8 @@ class Capacity:
         """
         self._expire_promises()
         freed, self._freed_nodes = self._freed_nodes, set()
+        if not freed:
+            return []
         served: list[Key] = []
         too_large: list[Need] = []  # jobs are often alike: what does not fit for one does not fit for the next
         for key in sorted(self._waiting, key=self._turn):

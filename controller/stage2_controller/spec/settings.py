@@ -1,11 +1,14 @@
 """The part of the controller's own configuration that shapes jobs: `Settings`, and the admin's policy in it."""
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.alias_generators import to_camel
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob
@@ -15,7 +18,16 @@ _ANY = "*"
 _DEFAULT_START_S = LearnerSpec().start_deadline_seconds
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(
+    frozen=True,
+    config=ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        extra="forbid",
+        coerce_numbers_to_str=True,
+    ),
+)
 class AdminPolicy:
     """What jobs may use of their namespace and its nodes; `*` means everything.
 
@@ -135,19 +147,7 @@ _FOLDER = ("folder of a node", "policy.hostPaths")
 
 def read_policy(text: str) -> AdminPolicy:
     """Return the policy that the chart wrote as JSON under the names of its values; else raise ValueError."""
-    written = json.loads(text)
-    names = {_camel(one.name): one.name for one in fields(AdminPolicy)}
-    if unknown := sorted(written.keys() - names.keys()):
-        raise ValueError(f"{', '.join(unknown)}: a policy has {', '.join(names)}")
-    most = {str(namespace): int(gpus) for namespace, gpus in written.pop("largestJob", {}).items()}
-    longest = int(written.pop("longestStartSeconds", 0))
-    lists = {names[key]: tuple(map(str, values)) for key, values in written.items()}
-    return AdminPolicy(**lists, largest_job=most, longest_start_seconds=longest)
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
+    return TypeAdapter(AdminPolicy).validate_json(text)
 
 
 def _unlisted(path: str, name: Any, allowed: tuple[str, ...], what: tuple[str, str]) -> Iterator[Problem]:

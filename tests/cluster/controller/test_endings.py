@@ -57,16 +57,6 @@ def test_a_job_that_takes_too_long_ends_with_all_its_pods(
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
 
 
-def test_a_learner_that_fails_more_often_than_it_may_fails_the_job(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
-    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
-    kubelet.job_runs("job-3v1")
-    kubelet.learner_ends("job-3v1", 1, "out of luck")
-    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
-    eventually(lambda: not kubectl.list("deployments"), why="servers are released")
-
-
 def test_a_learner_that_has_had_all_its_tries_in_its_own_pod_gets_no_other_pod(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:

@@ -34,14 +34,6 @@ def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Con
     assert {"ServersReady", "LearnerStarted", "LearnerSucceeded"} <= events
 
 
-def test_pods_are_accepted_under_the_restricted_pod_security_standard(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
-    kubectl.apply(job())
-    kubelet.servers_answer("job-3v1")
-    eventually(lambda: kubelet.pod("job-3v1", "learner"), why="the learner's pod is admitted")
-
-
 def test_a_configuration_error_fails_the_job_without_another_try(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:

@@ -306,7 +306,7 @@ def test_a_policy_that_means_something_else_is_refused(template: Template, value
 
 
 def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:
-    with pytest.raises(ValueError, match="hostpaths: a policy has hostPaths, imageRegistries, serviceAccounts"):
+    with pytest.raises(ValueError, match="hostpaths"):
         read_policy(json.dumps({"hostpaths": []}))
 
 

@@ -10,7 +10,7 @@ import pytest
 from stage2_controller.cluster.election import Election
 from stage2_controller.loop import controller as loop_controller
 from stage2_controller.loop import main
-from stage2_controller.loop.controller import Controller, Debounced
+from stage2_controller.loop.controller import Controller
 from stage2_controller.loop.operator import why_ended
 from stage2_controller.metrics import Metrics
 from stage2_controller.spec import names
@@ -273,19 +273,6 @@ def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest
     finally:
         sys.setrecursionlimit(usual)  # main raises it, for a process of its own
     assert ended.value.code == "a bug ended the controller"
-
-
-async def test_many_who_ask_at_once_are_served_once_and_those_who_ask_later_again() -> None:
-    calls: list[int] = []
-    soon = Debounced(lambda: calls.append(1), 0.01)
-    for _ in range(5):
-        soon()
-    assert calls == []
-    await asyncio.sleep(0.05)
-    assert len(calls) == 1
-    soon()
-    await asyncio.sleep(0.05)
-    assert len(calls) == 2
 
 
 async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
