@@ -25,7 +25,7 @@ from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, fr
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.serve.cuda_driver import loaded_driver, visible_names
 from stage2_trainer.sync.fleet.delivery import SLOTS
-from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES
+from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
 
 GIB = 2**30
 CONTEXT_BYTES = GIB  # of a CUDA process, with its libraries

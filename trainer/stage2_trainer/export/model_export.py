@@ -38,7 +38,7 @@ from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.model_folder import INDEX, folder_digests
 from stage2_trainer.sync.tensors.recipe import dtype_name
-from stage2_trainer.sync.transports.buckets import TensorMeta
+from stage2_trainer.sync.transports.protocol import TensorMeta
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -193,7 +193,7 @@ def write_shards(
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return digests.of_tensors()
+    return digests.by_tensor()
 
 
 def model_card(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:

@@ -27,7 +27,7 @@ from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
 from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.transports.buckets import TensorMeta
+from stage2_trainer.sync.transports.protocol import TensorMeta
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

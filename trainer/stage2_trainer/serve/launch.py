@@ -48,8 +48,12 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     endpoint = _endpoint(address, host)
     read_token(os.environ)
     _require_free(endpoint, server, address, rlhf=config.rlhf)
-    if engine == "vllm" and installed_platform() == "cuda":
-        _require_driver()
+    if (
+        engine == "vllm"
+        and installed_platform() == "cuda"
+        and (problem := server_problem(Installation.here(os.environ)))
+    ):
+        raise ConfigError((problem,))
     command, env = server_process(with_local_model(config), server, endpoint, engine)
     logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
     os.execve(command[0], command, env)
@@ -100,12 +104,6 @@ def _require_transport(config: RunConfig, platform: Platform, engine: str) -> No
     if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
         rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
         raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
-
-
-def _require_driver() -> None:
-    """Raise ConfigError when this machine has no NVIDIA driver for a server of the GPU build, or too old a one."""
-    if problem := server_problem(Installation.here(os.environ)):
-        raise ConfigError((problem,))
 
 
 def _require_gpus(config: RunConfig) -> None:

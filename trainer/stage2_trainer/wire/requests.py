@@ -36,9 +36,9 @@ class RepetitionDetection:
     def ends_in_loop(self, answer: Sequence[int]) -> bool:
         """Whether an answer's tokens end in a sequence that stands `min_count` times in a row."""
         longest = min(self.max_pattern_size, len(answer) // self.min_count)
-        return any(self._stands(answer, size) for size in range(max(self.min_pattern_size, 1), longest + 1))
+        return any(self._repeats(answer, size) for size in range(max(self.min_pattern_size, 1), longest + 1))
 
-    def _stands(self, answer: Sequence[int], size: int) -> bool:
+    def _repeats(self, answer: Sequence[int], size: int) -> bool:
         tail = answer[len(answer) - size * self.min_count :]
         return tail[size:] == tail[:-size]
 
@@ -126,7 +126,7 @@ class FurtherAnswers:
 
     @classmethod
     def from_config(cls, matching: RolloutMatching) -> FurtherAnswers | None:
-        """Take them from `recovery`; None where it makes none."""
+        """Read them from `recovery`; None if it samples no further answers."""
         recovery = matching.recovery
         return cls(recovery.rollouts - 1, recovery.temperature) if recovery.rollouts > 1 else None
 
@@ -136,9 +136,9 @@ class RolloutRequest:
     """One prompt in OpenAI's chat format.
 
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
-    are: the server expands them once, and says to which ids. `adapter` names the LoRA adapter that must answer; None
-    means the served weights as they are. images: their names, by which this process may hold them; None = it does not.
-    further: answers that are wanted beside the one that counts; None = none.
+    are: the server expands them once, and returns the ids.
+    adapter: the LoRA adapter that must answer; None = the served weights. images: the names under which this process
+    may cache them; None = it does not. further: the further answers to sample; None = none.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -154,11 +154,10 @@ class Rollout:
     prompt_token_ids: the prompt as the server saw it, image placeholders expanded.
     token_ids: the answer as the server returned it, stop token included where it was generated.
     version: the policy version (optimizer step of the last sync) whose weights generated it.
-    finish_reason: "stop", "length" where it was cut at the most tokens, "repetition" where it repeated itself and was
-    ended for it.
+    finish_reason: "stop", "length" if it reached the token limit, "repetition" if it was cut for repeating itself.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
-    seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
-    further: the ids of the further answers to the prompt that were asked for, in the order of their seeds.
+    seed, seconds: the seed of its request, and how long it took; None where a backend answers many at once.
+    further: the ids of the requested further answers, in the order of their seeds.
     """
 
     prompt_token_ids: list[int]
@@ -174,14 +173,14 @@ class Rollout:
 
 
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""What a server answers where one request is at fault: a prompt too long for it, an image that it does not take."""
+"""The statuses by which a server reports that one request is at fault: a prompt too long, an unreadable image."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """What came of one request in the place of an answer: it could not be made, or the server did not take it.
+    """The outcome of a request without an answer: it could not be built, or the server refused it.
 
-    Another try would end so again, and it says nothing of other requests. error: says why.
+    Another try would end the same way; other requests are not affected. error: why.
     """
 
     error: Exception
@@ -190,11 +189,11 @@ class Refused:
 Outcome = Rollout | Refused
 
 OnRollout = Callable[[int, Outcome], None]
-"""Takes a request's index and what came of it as soon as that is there, in any order; a repeated try repeats it."""
+"""Receives a request's index and its outcome as soon as it is known, in any order; a retry repeats it."""
 
 
 def answers(outcomes: Sequence[Outcome]) -> list[Rollout]:
-    """Return the answers to requests none of which was refused. Raises the error of the first that was."""
+    """Return the answers to requests. Raises the error of the first one that was refused."""
     found = []
     for one in outcomes:
         if isinstance(one, Refused):
@@ -204,7 +203,7 @@ def answers(outcomes: Sequence[Outcome]) -> list[Rollout]:
 
 
 class Backend(Protocol):
-    """A generator of one rollout for each request that it takes, in request order."""
+    """A generator of one rollout for each request, in request order."""
 
     def generate(
         self,
@@ -213,15 +212,15 @@ class Backend(Protocol):
         seed_plan: SeedPlan,
         version: int | None = None,
     ) -> Sequence[Outcome]:
-        """Return what came of each request, in order.
+        """Return the outcome of each request, in order.
 
-        With `version`, a rollout that another policy version made is refused with an error.
+        version: the policy version that must generate the rollouts; another one is an error.
         """
         ...
 
 
 class ServedBackend(Protocol):
-    """A generator over servers, which says of each request what came of it as soon as that is known."""
+    """A generator over servers, which reports the outcome of each request as soon as it is known."""
 
     @property
     def base_urls(self) -> tuple[str, ...]:
@@ -236,7 +235,7 @@ class ServedBackend(Protocol):
         version: int | None = None,
         on_rollout: OnRollout | None = None,
     ) -> list[Outcome]:
-        """Return what came of each request, in order. Raises ServerError."""
+        """Return the outcome of each request, in order. Raises ServerError."""
         ...
 
 
@@ -244,7 +243,7 @@ class ServedBackend(Protocol):
 class Sampling:
     """The sampling of answers. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3).
 
-    repetition: the check that ends answers which repeat themselves; None = no such end.
+    repetition: the check that cuts answers which repeat themselves; None = no check.
     """
 
     max_new_tokens: int
@@ -263,7 +262,7 @@ class Sampling:
         )
 
     def parameters(self) -> dict[str, float | int]:
-        """Return the sampling fields that all servers know: no default of generation_config.json shall get in."""
+        """Return the sampling fields that all servers know; generation_config.json must not set one."""
         return {
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,

@@ -24,7 +24,7 @@ def digests_of(tensors):
     digests = Digests()
     for name, tensor in tensors:
         digests.add(name, tensor)
-    return digests.of_tensors()
+    return digests.by_tensor()
 
 
 def layer(shape, rank, dtype=torch.float32, *, dora, seed=0):

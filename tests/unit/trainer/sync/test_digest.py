@@ -109,16 +109,16 @@ def test_a_tensor_that_was_never_taken_makes_its_layer_another():
     digests.add("l.0.q_proj.weight", some((8, 8)))
     digests.add("l.1.down_proj.weight", some((8, 8)))
     taken = ["l.0.q_proj.weight", "l.1.down_proj.weight"]
-    assert digests.of_layers(taken) == digests.of_layers()
-    assert differing(digests.of_layers([*taken, "l.0.k_proj.weight"]), digests.of_layers()) == ["l.0.qkv_proj"]
-    assert differing(digests.of_layers(taken[1:]), digests.of_layers()) == ["l.0.qkv_proj"]
+    assert digests.by_layer(taken) == digests.by_layer()
+    assert differing(digests.by_layer([*taken, "l.0.k_proj.weight"]), digests.by_layer()) == ["l.0.qkv_proj"]
+    assert differing(digests.by_layer(taken[1:]), digests.by_layer()) == ["l.0.qkv_proj"]
 
 
 def layers(tensors):
     digests = Digests()
     for name, tensor in tensors.items():
         digests.add(name, tensor)
-    return digests.of_layers()
+    return digests.by_layer()
 
 
 def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from stage2_trainer.serve.stub.model import AdapterInfo, StubModel
-from stage2_trainer.sync.transports.buckets import from_wire
-from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.sync.transports.protocol import GroupInfo, from_wire
 from stage2_trainer.sync.transports.receiver import Load, Receiver
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict
@@ -109,7 +108,6 @@ class AdapterSync:
         Raises:
             ServerError: one or more servers do not serve the adapter.
         """
-        start, sent_before = time.monotonic(), self._fleet.sent
         assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
         adapter = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
@@ -122,17 +120,13 @@ class AdapterSync:
             with update.phases.measure("finish"):
                 update.each(_finish, version, name)
         sent = [adapter, base] if rebased else [adapter]
-        return SyncReport.create(
+        return self._fleet.report(
+            update,
             version,
-            time.monotonic() - start,
-            [session.client.base_url for session in self._fleet.sessions],
             bytes=sum(shipment.nbytes for shipment in sent),
             tensors=sum(len(shipment.metas) for shipment in sent),
             everything=bool(rebased),
             adapter=name,
-            wire_bytes=self._fleet.sent - sent_before,
-            phase_seconds=update.phases.seconds,
-            transport=self._fleet.carrier,
         )
 
 

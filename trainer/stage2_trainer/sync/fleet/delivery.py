@@ -26,7 +26,7 @@ from stage2_trainer.sync.fleet.report import Phases
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
 from stage2_trainer.sync.tensors.recipe import MadeTensor, Recipe, digest_request, digested, parts_of
-from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, pack, take, to_wire
+from stage2_trainer.sync.transports.protocol import TensorMeta, bucket_bytes, pack, take, to_wire
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
@@ -94,7 +94,7 @@ class Shipment:
 
     def digest_request(self) -> str | None:
         """Return the request by which a server compares what it has loaded; a tensor that was not sent is missed."""
-        return None if self.digests is None else digest_request(self.digests.of_layers(self.names))
+        return None if self.digests is None else digest_request(self.digests.by_layer(self.names))
 
 
 class Packer:

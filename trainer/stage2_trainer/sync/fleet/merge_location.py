@@ -61,7 +61,7 @@ class BaseWeights:
         for entry in missing:
             digests.add(entry.name, entry.parameter)
         stamps = {entry.name: Stamp.from_parameter(entry.parameter) for entry in missing}
-        added = {name: (stamps[name], digest) for name, digest in digests.of_tensors().items()}
+        added = {name: (stamps[name], digest) for name, digest in digests.by_tensor().items()}
         return BaseWeights({entry.name: added.get(entry.name) or self._known[entry.name] for entry in frozen})
 
 

@@ -34,7 +34,7 @@ from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES, plan_buckets
+from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES, plan_buckets
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
 
@@ -246,7 +246,7 @@ class FullSync:
         self.fleet.close()
 
     def _push(self, model: nn.Module, version: int) -> SyncReport:
-        start, sent_before, kept = time.monotonic(), self.fleet.sent, KeptUpdate()
+        kept = KeptUpdate()
         weights = merged_weights(model, rounding=rounding_for(self._how.rounding, version), kept=kept)
         self.location.require_adapters(weights)
         with self.fleet.update() as update:
@@ -256,16 +256,12 @@ class FullSync:
             with update.phases.measure("finish"):
                 self._finish(weights, version, shipments, update)
         largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
-        return SyncReport.create(
+        return self.fleet.report(
+            update,
             version,
-            time.monotonic() - start,
-            [session.client.base_url for session in self.fleet.sessions],
             bytes=largest.nbytes,
             tensors=len(largest.metas),
             everything=any(shipment.names == weights.names() for shipment, _ in shipments),
-            wire_bytes=self.fleet.sent - sent_before,
-            phase_seconds=update.phases.seconds,
-            transport=self.fleet.carrier,
             merge=self.location.effective,
             merge_reason=self.location.reason,
             rounding_kept=kept.share(),

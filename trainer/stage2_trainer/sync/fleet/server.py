@@ -19,7 +19,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress, SyncTransport, resolve_transport
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer
 from stage2_trainer.sync.fleet.merge_location import BaseWeights
-from stage2_trainer.sync.fleet.report import Phases
+from stage2_trainer.sync.fleet.report import Phases, SyncReport
 from stage2_trainer.sync.tensors.merge import HeldVersions
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
@@ -193,11 +193,16 @@ def _resets(*, vision_moved: bool) -> list[Call]:
 
 
 class Update:
-    """One round: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes."""
+    """One round: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes.
 
-    def __init__(self, sessions: Sequence[ServerSession]) -> None:
+    sent_before: bytes that had gone to all servers before it.
+    """
+
+    def __init__(self, sessions: Sequence[ServerSession], sent_before: int = 0) -> None:
         self.fit = list(sessions)
         self.phases = Phases()
+        self.start = time.monotonic()
+        self.sent_before = sent_before
         self._failures: list[ServerError] = []
 
     def each(
@@ -321,7 +326,7 @@ class Fleet:
         Raises:
             ServerError: at the end, one or more servers failed. The others went through.
         """
-        update = Update(self.sessions)
+        update = Update(self.sessions, self.sent)
         with update.phases.measure("connect"):
             update.each(ServerSession.connect, only=lambda session: not session.connected)
         with update.phases.measure("begin"):
@@ -333,6 +338,18 @@ class Fleet:
                 session.lose()
             raise
         update.raise_failures()
+
+    def report(self, update: Update, version: int, **fields: Any) -> SyncReport:
+        """Return the report of a round that brought all servers to a version. fields: other fields of the report."""
+        return SyncReport.create(
+            version,
+            time.monotonic() - update.start,
+            [session.client.base_url for session in self.sessions],
+            wire_bytes=self.sent - update.sent_before,
+            phase_seconds=update.phases.seconds,
+            transport=self.carrier,
+            **fields,
+        )
 
     def shared_group_ended(self) -> bool:
         """Whether the group of all servers has ended since the last call; then each server gets one of its own."""

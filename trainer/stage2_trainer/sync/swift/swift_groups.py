@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
@@ -29,24 +29,6 @@ UNIQUE_ID = re.compile(
     re.DOTALL,
 )
 BARRIER = re.compile(_START % re.escape(b"\x30") + re.escape(b"\x8c\x2c") + rb"(?P<value>barrier_[0-9a-f-]{36})\x94\.")
-
-
-class SwiftGroup(Protocol):
-    """The learner's side of the group."""
-
-    def send(self, buffer: torch.Tensor, timeout_s: float) -> None:
-        """Broadcast from the learner, and wait for all. Raises RuntimeError."""
-        ...
-
-
-def join_swift_group(device: torch.device, host: str, port: int, *, workers: int, timeout_s: float) -> SwiftGroup:
-    """Join the group that a server of `swift rollout` holds on `port`, as the learner.
-
-    Raises:
-        OSError, RuntimeError: the group was not formed within `timeout_s` seconds.
-    """
-    group = NcclSwiftGroup if device.type == "cuda" else GlooSwiftGroup
-    return group(host, port, workers, workers + 1, timeout_s)
 
 
 class GlooSwiftGroup:
@@ -94,6 +76,9 @@ class NcclSwiftGroup:
                 raise RuntimeError(f"broadcast not received within {timeout_s:g} s")
             time.sleep(POLL_INTERVAL_S)
         self._store.meet(timeout_s)
+
+
+SwiftGroup = NcclSwiftGroup | GlooSwiftGroup
 
 
 class SwiftStore:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,14 +17,13 @@ from torch import nn
 
 from stage2_api.vllm import ServerAddress, SyncRounding
 from stage2_trainer.sync.fleet.report import SyncReport
-from stage2_trainer.sync.swift.swift_groups import SwiftGroup, join_swift_group
+from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup, NcclSwiftGroup, SwiftGroup
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.sync.transports.buckets import (
+from stage2_trainer.sync.transports.protocol import (
     DEFAULT_BUCKET_BYTES,
     TensorMeta,
     bucket_bytes,
-    buffers_for,
     pack,
     plan_buckets,
 )
@@ -75,7 +75,7 @@ class SwiftSync:
         self._each("join")
         tensors = iter(source)
         plan = list(plan_buckets(metas, self._bucket_bytes))
-        (memory,) = buffers_for(plan, self._device, 1)
+        memory = torch.empty(max(map(bucket_bytes, plan), default=0), dtype=torch.uint8, device=self._device)
         for bucket in plan:
             self._each("take", bucket, pack(bucket, tensors, memory))
         self._each("finish")
@@ -125,9 +125,8 @@ class _SwiftServer:
         self.client.post("/init_communicator/", "connect", body=body)
         host, _ = host_and_port(self.client.base_url)
         try:
-            self._group = join_swift_group(
-                self._device, host, self._port, workers=workers, timeout_s=self.client.timeout_s
-            )
+            group = NcclSwiftGroup if self._device.type == "cuda" else GlooSwiftGroup
+            self._group = group(host, self._port, workers, workers + 1, self.client.timeout_s)
         except (OSError, RuntimeError) as error:
             detail = f"transfer group on {host}:{self._port}: {error}"
             raise ServerError(self.client.base_url, "connect", detail) from error
@@ -159,21 +158,15 @@ class _SwiftServer:
 
 def _metadatas(bucket: Sequence[TensorMeta]) -> list[dict[str, Any]]:
     """Return a bucket as ms-swift's FlattenedTensorMetadata: byte ranges in one uint8 tensor."""
-    found = []
-    offset = 0
-    for meta in bucket:
-        end = offset + meta.nbytes
-        numel = meta.nbytes // meta.dtype.itemsize
-        dtype = str(meta.dtype)
-        found.append(
-            {
-                "name": meta.name,
-                "shape": list(meta.shape),
-                "dtype": dtype,
-                "start_idx": offset,
-                "end_idx": end,
-                "numel": numel,
-            }
-        )
-        offset = end
-    return found
+    ends = accumulate(meta.nbytes for meta in bucket)
+    return [
+        {
+            "name": meta.name,
+            "shape": list(meta.shape),
+            "dtype": str(meta.dtype),
+            "start_idx": end - meta.nbytes,
+            "end_idx": end,
+            "numel": meta.nbytes // meta.dtype.itemsize,
+        }
+        for meta, end in zip(bucket, ends, strict=True)
+    ]

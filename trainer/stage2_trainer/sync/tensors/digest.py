@@ -65,7 +65,7 @@ class Digests:
         """Digest one tensor; a later one of the same name replaces it."""
         self._found[name] = (tensor.dtype, tensor.shape, _bytes_digest(tensor.detach()))
 
-    def of_tensors(self) -> dict[str, str]:
+    def by_tensor(self) -> dict[str, str]:
         """Return the digest of each tensor, its name, dtype and shape included."""
         numbers = (number for *_, number in self._found.values())
         on_devices = [number.cpu() for number in numbers if isinstance(number, Tensor)]
@@ -76,13 +76,13 @@ class Digests:
             found[name] = _short_hash(f"{name}|{str(dtype).removeprefix('torch.')}|{list(shape)}|{whole}")
         return found
 
-    def of_layers(self, names: Iterable[str] | None = None) -> dict[str, str]:
+    def by_layer(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return one digest for all tensors of each layer as vLLM fuses them.
 
         names: the tensors that there must be; a layer that lacks one gets a digest that no layer has. None = those
         that were added.
         """
-        found = self.of_tensors()
+        found = self.by_tensor()
         layers: dict[str, list[str]] = {}
         for name in sorted(found if names is None else names):
             layers.setdefault(fused_layer(name), []).append(found.get(name, name))

@@ -34,7 +34,7 @@ from stage2_trainer.sync.tensors.merge_math import (
     TrainedRows,
     served_weight,
 )
-from stage2_trainer.sync.transports.buckets import TensorMeta
+from stage2_trainer.sync.transports.protocol import TensorMeta
 
 VISION_PREFIX = "model.visual."
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...

@@ -48,7 +48,7 @@ def folder_digests(model: str, tensors: Sequence[tuple[str, str]]) -> dict[str, 
     for name, dtype in tensors:
         if name in folder:
             digests.add(name, folder.tensor(name).to(getattr(torch, dtype)))
-    return digests.of_tensors()
+    return digests.by_tensor()
 
 
 def _files_of_tensors(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge_math import Adapter, Change, TrainedRows
-from stage2_trainer.sync.transports.buckets import to_wire
+from stage2_trainer.sync.transports.protocol import to_wire
 
 HEADER = "merge"
 FOLDER_ROUTE = "/stage2/folder-digests"

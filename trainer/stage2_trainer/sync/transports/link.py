@@ -30,8 +30,8 @@ PROOF_BYTES = 32
 HELLO_BYTES = len(MAGIC) + Member.SIZE + PROOF_BYTES
 LEARNER, WORKER = b"learner", b"worker"
 
-SLICE_BYTES = 2**20  # that one call of the socket gets
-KEEP_ALIVE_S = 30  # a machine that is gone says nothing: the kernel asks it
+SLICE_BYTES = 2**20  # of one call to the socket
+KEEP_ALIVE_S = 30  # the kernel probes a silent peer: its machine may be gone
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
 
@@ -48,7 +48,7 @@ class Link:
         self._in_use = threading.Lock()
 
     def send(self, pieces: Iterable[Bytes], timeout_s: float) -> None:
-        """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
+        """Send a message in pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._in_use, _as_link_errors():
             for part in _slices(pieces):
@@ -78,10 +78,10 @@ class Link:
         return bytes(data)
 
     def admit(self, token: str, is_expected: Callable[[Member], bool], timeout_s: float) -> Member:
-        """Let the worker that has dialled prove itself, and answer it; on the learner.
+        """On the learner: check the proof of the worker that dialled, and prove the token back.
 
         Raises:
-            LinkError: it shows no certificate of the job's, lacks the token, is not expected, or is too slow.
+            LinkError: the worker has no certificate of the job, lacks the token, is not expected, or is too slow.
         """
         deadline = time.monotonic() + timeout_s
         self._shake_hands(deadline)
@@ -96,7 +96,7 @@ class Link:
         return member
 
     def introduce(self, token: str, member: Member, certificate: str, deadline: float) -> None:
-        """Prove this worker to the learner, and let the learner prove itself.
+        """On a worker: prove the token to the learner, and check the learner's proof.
 
         certificate: SHA-256 of the certificate that the learner must show, in hex; empty = without TLS.
 

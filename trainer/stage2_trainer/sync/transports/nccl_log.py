@@ -1,8 +1,8 @@
-"""The ways that NCCL chose between the members of a group, such as NET/IB or P2P/CUMEM, as its own log tells them.
+"""The ways that NCCL chose between the members of a group, such as NET/IB or P2P/CUMEM, as its own log reports them.
 
-NCCL has no call that says it. With NCCL_DEBUG=INFO it writes a line for each channel, at the latest at the first
+No call of NCCL reports them. With NCCL_DEBUG=INFO it writes a line for each channel, at the latest at the first
 broadcast: `... NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/3/GDRDMA`. Source: NCCL's net.cc, p2p.cc and
-shm.cc (src/transport). What cannot be read is not known; nothing of a run depends on it.
+shm.cc (src/transport). An unreadable log leaves the ways unknown; nothing in a run depends on them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def logging_nccl_choices(environment: MutableMapping[str, str]) -> Iterator[None
         try:
             folder = stack.enter_context(TemporaryDirectory(prefix="stage2-nccl-", ignore_cleanup_errors=True))
         except OSError as error:
-            logger.info("what NCCL chooses will not be known: no temporary folder: %s", error)
+            logger.info("the ways that NCCL chooses will be unknown: no temporary folder: %s", error)
             yield
             return
         own = {LEVEL: "INFO", PARTS: environment.get(PARTS, "INIT"), FILE: f"{folder}/log.%p"}
@@ -62,7 +62,6 @@ class NcclLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._start = 0
-        self._found: tuple[str, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> NcclLog:
@@ -75,15 +74,14 @@ class NcclLog:
 
     def begin(self) -> None:
         """Forget what was written before: a group is about to be formed."""
-        self._start, self._found = self._size(), ()
+        self._start = self._size()
 
     def ways(self) -> tuple[str, ...]:
         """Return the ways that were chosen since, in the order of their first mention; empty if the log names none."""
-        self._found = self._found or ways_in(self._text())
-        return self._found
+        return ways_in(self._text())
 
     def _size(self) -> int:
-        """Return the bytes of the log; 0 where it is no ordinary file: a pipe would be waited for."""
+        """Return the bytes of the log; 0 where it is no ordinary file: reading a pipe would block."""
         try:
             found = self._path.stat() if self._path is not None else None
         except OSError:
@@ -102,18 +100,13 @@ class NcclLog:
 
 
 def ways_in(text: bytes) -> tuple[str, ...]:
-    """Return the ways that lines of NCCL's log tell, in the order of first mention, without numbers of devices."""
-    found: dict[str, None] = {}
-    for match in _LINE.finditer(text):
-        if way := _way(match[1].decode(errors="replace")):
-            found[way] = None
-            if len(found) == MOST_WAYS:
-                break
-    return tuple(found)
+    """Return the ways in lines of NCCL's log, in the order of first mention, without device numbers."""
+    ways = (_way(match[1].decode(errors="replace")) for match in _LINE.finditer(text))
+    return tuple(dict.fromkeys(filter(None, ways)))[:MOST_WAYS]
 
 
 def _way(text: str) -> str | None:
-    """Return what stands behind `via`, as short as it tells the ways apart; None where it is nothing of NCCL's."""
+    """Return a way without its details; None if it is none of NCCL's."""
     kind, *rest = text.split("/")
     if kind == "SHM":
         return kind

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -141,7 +141,7 @@ class WeightTransfer(ABC):
                 context = None if certificate is None else certificate.learner_context(os.environ)
                 self._listener = LinkListener(info.master_address, self._port, self._token, context)
             self._listener.expect(info.members(workers))
-            init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
+            init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": asdict(info)})
             self._links = self._wait_for_links(self._listener, info, workers, init)
             if enter is not None:
                 enter()

@@ -1,8 +1,8 @@
-"""What a server loads, and answers for: tensors that the learner sends whole, and those that it merges itself.
+"""The server's end of a push: it loads tensors that arrive whole, merges others itself, and confirms all by digests.
 
 A merge takes base weights from the server's own model folder and adapters from the learner, by one recipe. The weights
 that the engine holds are never read: each update begins again from the folder, so nothing accumulates, and a server
-that was started with random weights becomes whole by its first update.
+that started with random weights has all weights after its first update.
 """
 
 from __future__ import annotations
@@ -17,31 +17,25 @@ from torch import Tensor
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.merge_math import Rounding, served_weight
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.tensors.recipe import DIFFERS, MARK, MadeTensor, Recipe, change_from, digested
+from stage2_trainer.sync.tensors.recipe import DIFFERS, MARK, Recipe, change_from, digested
 
 Item = TypeVar("Item")
 END: Any = object()
 
 
 def one_ahead(items: Iterator[Item], device: torch.device) -> Iterator[Item]:
-    """Yield the items, of which a thread of its own makes the next: at most one more is held than is in use.
+    """Yield items; a thread computes the next one while the caller uses the current one, and no more than that.
 
-    device: on a GPU, what that thread does is queued on the caller's stream, so that an item's making comes before its
-    use. What making an item raises is raised where it is asked for. A caller who stops waits for the item being made.
+    device: on a GPU, the thread works on the caller's stream, so an item is complete before its use. An error of the
+    thread is raised to the caller. A caller who stops waits for the item under way.
     """
-    with _maker(device) as maker:
-        coming = maker.submit(next, items, END)
+    stream = (torch.cuda.set_stream, (torch.cuda.current_stream(device),)) if device.type == "cuda" else ()
+    with ThreadPoolExecutor(1, "one-ahead", *stream) as executor:
+        coming = executor.submit(next, items, END)
         while (item := coming.result()) is not END:
-            coming = maker.submit(next, items, END)
+            coming = executor.submit(next, items, END)
             yield item
-            del item  # or two would be held while the next one is waited for
-
-
-def _maker(device: torch.device) -> ThreadPoolExecutor:
-    if device.type != "cuda":
-        return ThreadPoolExecutor(1, "one-ahead")
-    stream = torch.cuda.current_stream(device)
-    return ThreadPoolExecutor(1, "one-ahead", torch.cuda.set_stream, (stream,))
+            del item  # or two would be held while the caller waits for the next one
 
 
 Named = list[tuple[str, Tensor]]
@@ -49,10 +43,7 @@ NAMED_LAYERS = 8  # in an error
 
 
 class ServerMerge:
-    """What one worker loads of what it is sent, and makes of its folder.
-
-    model: the folder. device: where merges are computed.
-    """
+    """The weights that one worker loads in an update. model: its folder. device: where merges are computed."""
 
     def __init__(self, model: str, device: torch.device) -> None:
         self._model = model
@@ -66,46 +57,42 @@ class ServerMerge:
         receive: Callable[[Callable[[Named], Any]], None],
         load: Callable[[Iterable[tuple[str, Tensor]]], Any],
     ) -> None:
-        """Receive what the header's recipe needs, and load all that comes of it; or answer for what was loaded.
+        """Receive what the header's recipe needs and load the result; or, given digests, check what was loaded.
 
-        receive: hands every bucket of tensors that arrives to the function it is given.
+        receive: passes every bucket of tensors that arrives to its argument.
 
         Raises:
-            RuntimeError: what was loaded last has other digests than the header says.
+            RuntimeError: the weights loaded last have other digests than the header expects.
         """
         if (expected := header.get("expected")) is not None:
-            self._answer_for(expected)
+            self._check_digests(expected)
             return
         recipe, digests = Recipe.from_wire(header), Digests()
         parts: dict[str, Tensor] = {}
 
         def arrived(tensors: Named) -> None:
             self._loaded = {}  # not before: a call that is refused has loaded nothing
-            # none is copied, though a fused layer waits for what is made last: what is cut from a bucket may be kept
+            # not copied: tensors cut from a bucket may be kept
             parts.update({name: tensor.to(self._device) for name, tensor in tensors if MARK in name})
             if whole := [(name, tensor) for name, tensor in tensors if MARK not in name]:
                 load(digested(whole, digests))
 
         receive(arrived)
         if recipe.tensors:
-            load(digested(one_ahead(self._made(recipe, parts), self._device), digests))
-        self._loaded = digests.of_layers()
+            load(digested(one_ahead(self._merged(recipe, parts), self._device), digests))
+        self._loaded = digests.by_layer()
 
     @torch.no_grad()
-    def _made(self, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        self._folder = self._folder or ModelFolder(self._model)
+    def _merged(self, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        self._folder, rounding = self._folder or ModelFolder(self._model), Rounding(recipe.rounding)
         for made in recipe.tensors:
             base = self._folder.tensor(made.name).to(self._device, getattr(torch, made.dtype))
-            yield made.name, _served(made, base, parts, Rounding(recipe.rounding))
+            change = change_from(made, parts)
+            yield made.name, base if change is None else served_weight(made.name, base, change, rounding)
 
-    def _answer_for(self, expected: Mapping[str, str]) -> None:
+    def _check_digests(self, expected: Mapping[str, str]) -> None:
         wrong = differing(expected, self._loaded)
         if wrong:
             more = f" and {len(wrong) - NAMED_LAYERS} more" if len(wrong) > NAMED_LAYERS else ""
             layers = ", ".join(wrong[:NAMED_LAYERS]) + more
             raise RuntimeError(f"{DIFFERS} in {layers}")
-
-
-def _served(made: MadeTensor, base: Tensor, parts: Mapping[str, Tensor], rounding: Rounding) -> Tensor:
-    change = change_from(made, parts)
-    return base if change is None else served_weight(made.name, base, change, rounding)

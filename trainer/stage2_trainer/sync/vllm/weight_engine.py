@@ -19,9 +19,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.buckets import from_wire
 from stage2_trainer.sync.transports.link import Link
-from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.sync.transports.protocol import GroupInfo, from_wire
 from stage2_trainer.sync.transports.receiver import Inlet, Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
