@@ -219,10 +219,6 @@ def _weights_do_not_pair(config: RunConfig) -> bool:
     return rlhf is not None and rlhf.reward_weights is not None and len(rlhf.reward_weights) != len(rlhf.reward_funcs)
 
 
-def _repeats_a_reward(config: RunConfig) -> bool:
-    return config.rlhf is not None and len(set(config.rlhf.reward_funcs)) < len(config.rlhf.reward_funcs)
-
-
 def _scores_summaries(config: RunConfig) -> bool:
     return config.rlhf is not None and any(name.startswith("summary.") for name in config.rlhf.reward_funcs)
 
@@ -243,7 +239,7 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="rlhf.reward_funcs",
-        broken=_repeats_a_reward,
+        broken=lambda c: c.rlhf is not None and len(set(c.rlhf.reward_funcs)) < len(c.rlhf.reward_funcs),
         cel=None,
         rule="every reward counts once",
         way_out="remove the one that stands twice, and raise the other's weight",

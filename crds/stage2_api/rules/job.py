@@ -50,10 +50,6 @@ def _tensor_parallel(spec: JobSpec) -> int:
     return spec.config.rollout_matching.vllm.tensor_parallel_size or 1
 
 
-def _volume_without_one_source(spec: JobSpec) -> bool:
-    return any(len(volume.source) != 1 for volume in spec.volumes)
-
-
 def _claims(spec: JobSpec) -> bool:
     """Tell whether the learner has a ResourceClaimTemplate: where there are servers, they have one too, or none has."""
     return spec.learner.resource_claim_template is not None
@@ -62,10 +58,6 @@ def _claims(spec: JobSpec) -> bool:
 def _claims_differ(spec: JobSpec) -> bool:
     servers = spec.rollout.resource_claim_template is not None
     return servers != (_claims(spec) and spec.rollout.servers > 0)
-
-
-def _paths_collide(spec: JobSpec) -> bool:
-    return len({layout.cleaned(volume.mount_path) for volume in spec.volumes}) < len(spec.volumes)
 
 
 def _goes_up(spec: JobSpec) -> bool:
@@ -78,10 +70,6 @@ def _may_lead_to_ours(parts: Sequence[str]) -> bool:
     return ".." in parts and (parts[-1] == ".." or not _LEADS_TO_OURS.isdisjoint(parts))
 
 
-def _takes_reserved(spec: JobSpec) -> bool:
-    return any(v.name in layout.VOLUMES or _is_reserved(layout.cleaned(v.mount_path)) for v in spec.volumes)
-
-
 def _is_reserved(path: str) -> bool:
     return path in _RESERVED_PATHS or any(path == one or path.startswith(f"{one}/") for one in layout.MOUNTED)
 
@@ -89,10 +77,6 @@ def _is_reserved(path: str) -> bool:
 def _in_any_words(folder: str) -> str:
     """Return the expression of a path's beginning, also where slashes are doubled and a part is `.`."""
     return "".join(f"/+([.]/+)*{part}" for part in folder.split("/") if part)
-
-
-def _names_twice(spec: JobSpec) -> bool:
-    return len({volume.name for volume in spec.volumes}) < len(spec.volumes)
 
 
 def _required(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
@@ -293,14 +277,14 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
-        broken=_names_twice,
+        broken=lambda s: len({volume.name for volume in s.volumes}) < len(s.volumes),
         cel=None,  # the list's map keys already see to it
         rule="every volume needs a name of its own",
         way_out="rename one of those that share a name",
     ),
     Rule(
         path="volumes",
-        broken=_paths_collide,
+        broken=lambda s: len({layout.cleaned(volume.mount_path) for volume in s.volumes}) < len(s.volumes),
         cel="!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
         rule="every volume needs a mountPath of its own",
         way_out="change one of those that share a mountPath",
@@ -317,7 +301,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
-        broken=_takes_reserved,
+        broken=lambda s: any(v.name in layout.VOLUMES or _is_reserved(layout.cleaned(v.mount_path)) for v in s.volumes),
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
             f"!(v.name in {list(layout.VOLUMES)}) && !v.mountPath.matches('{_RESERVED}'))"
@@ -327,7 +311,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
-        broken=_volume_without_one_source,
+        broken=lambda s: any(len(volume.source) != 1 for volume in s.volumes),
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
             f"[{', '.join(f'has(v.{source})' for source in _SOURCES)}].filter(x, x).size() == 1)"

@@ -38,19 +38,11 @@ def _trains_narrow_weights(config: RunConfig) -> bool:
     return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
 
 
-def _needs_model_len(config: RunConfig) -> bool:
-    return config.rollout_matching.colocates and config.rollout_matching.vllm.max_model_len is None
-
-
 def _answer_does_not_fit(config: RunConfig) -> bool:
     matching = config.rollout_matching
     limit = matching.vllm.max_model_len
     of_grpo = config.rlhf is not None  # which has a rule about its own keys
     return not of_grpo and matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
-
-
-def _adapter_without_adapters(config: RunConfig) -> bool:
-    return config.rollout_matching.vllm.sync.mode == "adapter" and config.tuner.train_type != "lora"
 
 
 def _merges_at_server(config: RunConfig) -> bool:
@@ -62,16 +54,8 @@ def _pushes_random_base(config: RunConfig) -> bool:
     return vllm.sync.mode == "adapter" and vllm.load_format == "dummy"
 
 
-def _unpickles(config: RunConfig) -> bool:
-    return config.rollout_matching.vllm.load_format == "pt" and not config.model.allow_pickled_weights
-
-
 def _offloads(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
-
-
-def _packs_without_length(config: RunConfig) -> bool:
-    return config.training.packing and config.max_length is None and config.training.packing_length is None
 
 
 def _returns_more_than_beams(config: RunConfig) -> bool:
@@ -104,7 +88,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.max_model_len",
-        broken=_needs_model_len,
+        broken=lambda c: c.rollout_matching.colocates and c.rollout_matching.vllm.max_model_len is None,
         cel=f"{_NOT_COLOCATE} || $?({_VLLM}.max_model_len)",
         rule="colocate mode needs the longest prompt plus answer",
         way_out="set vllm.max_model_len to prompt length + max_new_tokens, or rollout_backend to hf",
@@ -132,7 +116,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.sync.mode",
-        broken=_adapter_without_adapters,
+        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and c.tuner.train_type != "lora",
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $(tuner.train_type) == 'lora'",
         rule="there is no adapter to send when tuner.train_type is full",
         way_out="set vllm.sync.mode to full, or tuner.train_type to lora",
@@ -174,7 +158,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.load_format",
-        broken=_unpickles,
+        broken=lambda c: c.rollout_matching.vllm.load_format == "pt" and not c.model.allow_pickled_weights,
         cel=f"$({_VLLM}.load_format, '') != 'pt' || $(model.allow_pickled_weights)",
         rule="pt reads pickled weights, and a pickle may name any command",
         way_out="set vllm.load_format to auto, or model.allow_pickled_weights to true",
@@ -228,7 +212,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="global_max_length",
-        broken=_packs_without_length,
+        broken=lambda c: c.training.packing and c.max_length is None and c.training.packing_length is None,
         cel="!$(training.packing) || $?(global_max_length) || $?(template.max_length) || $?(training.packing_length)",
         rule="training.packing needs the length of a packed row",
         way_out="set global_max_length (or template.max_length), or training.packing to false",
