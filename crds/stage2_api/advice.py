@@ -1,11 +1,10 @@
-"""Settings that are right in form but do nothing, or little, in this run, or need what our image lacks.
-
-Told to a person, never an error.
-"""
+"""Advice, never an error: valid settings that do little or nothing in this run, or need a package our image lacks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 from stage2_api.errors import Problem
 from stage2_api.rollout_matching import RolloutMatching
@@ -14,18 +13,29 @@ from stage2_api.validation import key_paths
 
 _MATCHING = "custom.extra.rollout_matching"
 
-Idle = Callable[[RunConfig], bool]
 
-
-def _asks_swift(matching: RolloutMatching) -> bool:
+def _uses_swift(matching: RolloutMatching) -> bool:
     return matching.rollout_backend == "vllm" and not matching.colocates and matching.vllm.server.protocol == "swift"
 
 
-_IDLE: tuple[tuple[str, Idle, str, str], ...] = (
+_TOO_LONG = "a prompt that is too long is refused: a cut prompt would not be the one that was rolled out"
+_IGNORED = {
+    "training.eval_packing": "evaluation has no forward pass to pack",
+    "training.add_version": "checkpoints go into output_dir itself, where a restarted job finds them",
+    "training.logging_dir": "trackers write into output_dir",
+    "training.save_delay_steps": "checkpoints are written from the start, so that a restarted job loses little",
+    "training.save_last_epoch": "the last step is always saved",
+    "template.truncation_strategy": _TOO_LONG,
+    "rlhf.truncation_strategy": _TOO_LONG,
+    "custom.extra.rollout_server.vllm_use_async_engine": "the servers always run vLLM's asynchronous engine",
+}
+"""Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
+
+_IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
     (
         "model.attn_impl",
         lambda c: c.model.attn_impl == "flash_attention_3",
-        "needs a package that the trainer image of this project does not have: a learner without it ends at its start",
+        "needs a package that stage2's trainer image does not have; without it the learner fails at its start",
         "set it to auto, or install the package into an image of your own",
     ),
     (
@@ -42,63 +52,12 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
             and c.rollout_matching.post_rollout_pack_scope == "micro"
             and c.training.per_device_train_batch_size == 1
         ),
-        "micro packs the answers of one micro-step and what is left of others, here one answer a row",
-        "set it to step: as few rows as hold the answers of an optimizer step",
-    ),
-    (
-        "training.eval_packing",
-        lambda c: c.training.eval_packing,
-        "evaluation has no forward pass to pack",
-        "remove it",
-    ),
-    (
-        "training.add_version",
-        lambda c: c.training.add_version,
-        "checkpoints go into output_dir itself, where a restarted job finds them",
-        "remove it",
-    ),
-    (
-        "training.logging_dir",
-        lambda c: c.training.logging_dir is not None,
-        "trackers write into output_dir",
-        "remove it",
-    ),
-    (
-        "training.save_delay_steps",
-        lambda c: c.training.save_delay_steps is not None,
-        "checkpoints are written from the start, so that a restarted job loses little",
-        "remove it, or raise save_steps",
-    ),
-    (
-        "training.save_last_epoch",
-        lambda c: c.training.save_last_epoch,
-        "the last step is saved anyway",
-        "remove it",
-    ),
-    (
-        "template.truncation_strategy",
-        lambda c: c.template.truncation_strategy != "raise",
-        "a prompt that is too long is refused: cut, it would not be the one that was rolled out",
-        "remove it",
-    ),
-    (
-        "rlhf.truncation_strategy",
-        lambda c: c.rlhf is not None and "truncation_strategy" in c.rlhf.model_fields_set,
-        "a prompt that is too long is refused: cut, it would not be the one that was rolled out",
-        "remove it",
-    ),
-    (
-        "custom.extra.rollout_server.vllm_use_async_engine",
-        lambda c: (
-            c.custom.extra.rollout_server is not None
-            and c.custom.extra.rollout_server.vllm_use_async_engine is not None
-        ),
-        "these servers always run vLLM's asynchronous engine",
-        "remove it",
+        "micro packs only the answers of one micro-step and leftovers, here one answer per row",
+        "set it to step, which packs the answers of an optimizer step into as few rows as possible",
     ),
     (
         f"{_MATCHING}.repeat_terminate.enabled",
-        lambda c: c.rollout_matching.repeat_terminate.enabled and _asks_swift(c.rollout_matching),
+        lambda c: c.rollout_matching.repeat_terminate.enabled and _uses_swift(c.rollout_matching),
         "servers of `swift rollout` have no such check",
         "raise repetition_penalty a little, or set vllm.server.protocol to vllm",
     ),
@@ -162,10 +121,17 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
 
 
 def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
-    """Return the settings of a configuration that do nothing, with the reason and what to do about it."""
-    written = config.model_dump(exclude_unset=True)
-    return tuple(
+    """Return the settings of a configuration that do nothing, with the reason and the way out."""
+    written: Any = config.model_dump(exclude_unset=True)
+    ignored = [
+        Problem(path, value, reason, "remove it")
+        for path, reason in _IGNORED.items()
+        if (value := functools.reduce(lambda section, key: (section or {}).get(key), path.split("."), written))
+        not in (None, False, "raise")
+    ]
+    idle = [
         Problem(path, key_paths.value_at(config, written, path), reason, way_out)
-        for path, idle, reason, way_out in _IDLE
-        if idle(config)
-    )
+        for path, is_idle, reason, way_out in _IDLE
+        if is_idle(config)
+    ]
+    return (*ignored, *idle)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from stage2_api.pod.report import REASON_CHARACTERS
-from stage2_api.section import Count, KubernetesObject, free_mapping
+from stage2_api.pod.report import ReportPart, SyncStatus
+from stage2_api.section import Count, free_mapping
 
 Phase = Literal["Pending", "Starting", "Running", "Succeeded", "Failed", "Suspended"]
 _Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 _Word = Annotated[str, Field(max_length=316)]
 _Line = Annotated[str, Field(max_length=32768)]
-_Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 
 
-class StatusPart(KubernetesObject):
-    """Part of a status: what a newer controller wrote beside the known fields is left alone."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    filled_in: ClassVar[bool] = False
-
-
-class JobCondition(StatusPart):
+class JobCondition(ReportPart):
     """One aspect of the job's state, in the form that all Kubernetes objects share."""
 
     type: _Word
@@ -41,7 +32,7 @@ class JobCondition(StatusPart):
     """Generation of the spec that the condition is about."""
 
 
-class ServerStatus(StatusPart):
+class ServerStatus(ReportPart):
     """One rollout server."""
 
     name: _Word
@@ -56,60 +47,7 @@ class ServerStatus(StatusPart):
     """Times that the server's container was started again."""
 
 
-class SyncedServer(StatusPart):
-    """The version of weights that one server holds."""
-
-    base_url: _Word
-    """Address of the server."""
-    version: int
-    """Version of the weights that it holds."""
-
-
-class PhaseShares(StatusPart):
-    """The share of a weight sync's time that each of its phases took."""
-
-    connect: float | None = None
-    """Share of forming transfer groups."""
-    begin: float | None = None
-    """Share of stopping generation, and opening the update."""
-    pack: float | None = None
-    """Share of merging and packing."""
-    send: float | None = None
-    """Share of waiting for bytes to go out."""
-    load: float | None = None
-    """Share of waiting for servers to load what had been sent."""
-    finish: float | None = None
-    """Share of closing the update."""
-    prove: float | None = None
-    """Share of comparing log-probabilities."""
-
-
-class SyncStatus(StatusPart):
-    """The last weight sync."""
-
-    version: int | None = None
-    """Version of the weights that were sent: the optimizer step after which they were sent."""
-    requested_mode: _Word | None = None
-    """Mode that the configuration asks for."""
-    effective_mode: _Word | None = None
-    """Mode that was used."""
-    merge: _Word | None = None
-    """Where adapters were merged: `server` or `learner`; null where they were not merged."""
-    merge_reason: _Reason | None = None
-    """Why they were merged there: what was found, or that the configuration says so."""
-    transport: _Word | None = None
-    """What carried the weights: `tcp`, or `nccl` and the ways that it chose between members: `nccl (NET/IB)`."""
-    gigabytes_per_second: float | None = None
-    """Bytes that were sent to all servers in 1e9, for each second of packing to loading."""
-    phases: PhaseShares | None = None
-    """Share of the sync's time that each of its phases took; what is left is between them."""
-    seconds: float | None = None
-    """Seconds that the sync took."""
-    servers: list[SyncedServer] = Field(default=[], max_length=64)
-    """List of the versions that the servers hold."""
-
-
-class ImageStatus(StatusPart):
+class ImageStatus(ReportPart):
     """The image that a container really runs."""
 
     name: _Word
@@ -120,7 +58,7 @@ class ImageStatus(StatusPart):
     """Digest of the image, by which it can be had again whatever its tag means by then."""
 
 
-class JobStatus(StatusPart):
+class JobStatus(ReportPart):
     """What the controller observes of the job."""
 
     phase: Phase | None = None

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-
-class PodDocument(BaseModel):
-    """A JSON object from a pod; unknown keys of a newer pod are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True)
-
+from stage2_api.section import KubernetesObject, Section
 
 LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
 """The phases of a learner; a newer learner may have others."""
@@ -38,14 +32,16 @@ _Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class LearnerDocument(PodDocument):
-    """A part of the report: camelCase in JSON, as the job's status has it, snake_case in Python."""
+class ReportPart(KubernetesObject):
+    """Part of a learner's report or of a job's status; keys that a newer version wrote are ignored."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
+
+    filled_in: ClassVar[bool] = False
 
 
-class ReportedServer(LearnerDocument):
-    """The weights that one server holds."""
+class SyncedServer(ReportPart):
+    """The version of the weights on one server."""
 
     base_url: _Url
     """Address of the server."""
@@ -53,56 +49,56 @@ class ReportedServer(LearnerDocument):
     """Version of its weights: the optimizer step after which they were sent."""
 
 
-class ReportedShares(LearnerDocument):
-    """The share of a weight sync's time that each of its phases took."""
+class PhaseShares(ReportPart):
+    """How a weight sync's time divides among its phases."""
 
     connect: _Share = 0.0
-    """Forming transfer groups."""
+    """Share spent forming transfer groups."""
     begin: _Share = 0.0
-    """Stopping generation, and opening the update."""
+    """Share spent pausing generation and opening the update."""
     pack: _Share = 0.0
-    """Merging and packing."""
+    """Share spent merging and packing."""
     send: _Share = 0.0
-    """Waiting for bytes to go out."""
+    """Share spent waiting for bytes to go out."""
     load: _Share = 0.0
-    """Waiting for servers to load what had been sent."""
+    """Share spent waiting for servers to load what was sent."""
     finish: _Share = 0.0
-    """Closing the update."""
+    """Share spent closing the update."""
     prove: _Share = 0.0
-    """Comparing log-probabilities."""
+    """Share spent comparing log-probabilities."""
 
 
-class ReportedSync(LearnerDocument):
+class SyncStatus(ReportPart):
     """The last weight sync."""
 
     version: int = -1
-    """Optimizer step whose weights the servers hold; -1 before the first sync."""
+    """Version of the servers' weights: the optimizer step after which they were sent; -1 before the first sync."""
     requested_mode: _Word
-    """Mode that the configuration asks for."""
+    """Mode in the configuration."""
     effective_mode: _Word
     """Mode that was used."""
     merge: _Word | None = None
-    """Where adapters were merged: `server` or `learner`; null where they were not merged."""
+    """Where adapters were merged: `server` or `learner`; null if they were not merged."""
     merge_reason: _Reason | None = None
-    """Why they were merged there: what was found, or that the configuration says so."""
+    """Why adapters were merged there."""
     transport: _Word | None = None
-    """What carried the weights: `tcp`, or `nccl` and the ways that it chose between members: `nccl (NET/IB)`."""
+    """Transport of the weights: `tcp`, or `nccl` with the network that NCCL chose, such as `nccl (NET/IB)`."""
     gigabytes_per_second: _Figure | None = None
-    """Bytes that were sent to all servers in 1e9, for each second of packing to loading."""
-    phases: ReportedShares | None = None
-    """Share of the sync's time that each of its phases took; what is left is between them."""
+    """Throughput from packing to loading, over all servers, in GB (1e9 bytes) per second."""
+    phases: PhaseShares | None = None
+    """Share of the sync's time that each phase took; the rest was spent between phases."""
     seconds: _Figure = 0.0
-    """Seconds that the sync took."""
-    servers: list[ReportedServer] = Field(default=[], max_length=64)
-    """List of the versions that the servers hold."""
+    """Duration of the sync in seconds."""
+    servers: list[SyncedServer] = Field(default=[], max_length=64)
+    """List of the servers with the version of their weights."""
 
     def pushed(self, version: int, seconds: float, servers: Sequence[str]) -> Self:
-        """Return the state after a sync that all of `servers` have taken."""
-        held = [ReportedServer(base_url=url, version=version) for url in servers]
+        """Return the status after a sync to all of `servers`."""
+        held = [SyncedServer(base_url=url, version=version) for url in servers]
         return self.model_copy(update={"version": version, "seconds": seconds, "servers": held})
 
 
-class LearnerReport(LearnerDocument):
+class LearnerReport(ReportPart):
     """One state of the learner."""
 
     step: int = 0
@@ -119,7 +115,7 @@ class LearnerReport(LearnerDocument):
     """Optimizer step of the best checkpoint."""
     best_score: float | None = None
     """Value that it has of the metric by which checkpoints are compared."""
-    sync: ReportedSync | None = None
+    sync: SyncStatus | None = None
     """Last weight sync."""
     reproducibility: dict[str, Any] = Field(default={}, max_length=64)
     """What the run is made of: `reproducibility.ReproducibilityRecord`, or nothing where it did not fit."""
@@ -154,7 +150,13 @@ _Text = Annotated[str, StringConstraints(max_length=4096)]
 _Sha256 = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]+$")]
 
 
-class SyncModes(PodDocument):
+class RecordPart(Section):
+    """Part of the reproducibility record; keys that a newer learner wrote are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class SyncModes(RecordPart):
     """How weights travel to the servers."""
 
     requested: _Text
@@ -169,7 +171,7 @@ class SyncModes(PodDocument):
     """What carries the weights: `tcp` or `nccl`; null where it is neither."""
 
 
-class DatasetDigest(PodDocument):
+class DatasetDigest(RecordPart):
     """The file of training records."""
 
     path: _Text
@@ -180,7 +182,7 @@ class DatasetDigest(PodDocument):
     """Digest of its bytes."""
 
 
-class ReproducibilityRecord(PodDocument):
+class ReproducibilityRecord(RecordPart):
     """Everything that shows whether two runs were the same."""
 
     model: _Text

@@ -14,26 +14,22 @@ from stage2_api.vllm import ENGINE_OPTIONS, foreign_options
 _SERVER = "custom.extra.rollout_server"
 _PLAN = "custom.grpo.batch_plan"
 _FORCED = f"{_PLAN}.rollout_server"
-
-
 _CHORD = "custom.grpo.chord"
 _CHORD_KEYS = (
     "sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley",
     "enable_phi_function",
 )  # fmt: skip
-
-
 _MATCHING = "custom.extra.rollout_matching"
 _OF_BOTH = {"server", "sync"}  # sections of rollout_matching.vllm that GRPO uses too
 
 
 def _sets_matching(config: RunConfig) -> bool:
-    """Tell whether keys of rollout matching are set beside those that GRPO shares with it."""
+    """Return whether keys of rollout matching are set that GRPO does not share."""
     own = config.custom.extra.rollout_matching
     return config.rlhf is not None and bool(own.model_fields_set - {"vllm"} or own.vllm.model_fields_set - _OF_BOTH)
 
 
-def _gives_grpo_keys_alone(config: RunConfig) -> bool:
+def _sets_grpo_keys_without_rlhf(config: RunConfig) -> bool:
     custom = config.custom
     return config.rlhf is None and ("grpo" in custom.model_fields_set or custom.use_summary)
 
@@ -57,14 +53,14 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
         path="rlhf.use_vllm",
         broken=lambda c: c.rlhf is not None and not c.rlhf.use_vllm,
         cel="!$?(rlhf) || $(rlhf.use_vllm)",
-        rule="rollouts of GRPO are made by vLLM",
+        rule="vLLM makes the rollouts of GRPO",
         way_out="set it to true",
     ),
     Rule(
         path="rlhf.vllm_mode",
         broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode != "server",
         cel="!$?(rlhf) || $(rlhf.vllm_mode) == 'server'",
-        rule="rollouts of GRPO are made by a server on GPUs of its own",
+        rule="the rollouts of GRPO come from a server with its own GPUs",
         way_out="set it to server, and describe the server under custom.extra.rollout_server",
     ),
     Rule(
@@ -86,15 +82,13 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_MATCHING,
         broken=_sets_matching,
-        cel=None,
         rule="GRPO takes only its sections vllm.server and vllm.sync",
         way_out=f"remove the other keys; rlhf describes sampling, {_SERVER} the server",
     ),
     Rule(
         path="custom.grpo",
-        broken=_gives_grpo_keys_alone,
+        broken=_sets_grpo_keys_without_rlhf,
         reads=("custom.use_summary", "rlhf"),
-        cel=None,
         rule="custom.grpo and custom.use_summary belong to GRPO, which rlhf turns on",
         way_out="remove them, or write rlhf",
     ),
@@ -102,7 +96,7 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
         path="training.packing",
         broken=lambda c: c.rlhf is not None and c.training.packing,
         cel="!$?(rlhf) || !$(training.packing)",
-        rule="GRPO pads its batches, it does not pack them",
+        rule="GRPO pads its batches; it does not pack them",
         way_out="set it to false",
     ),
 )
@@ -131,29 +125,21 @@ def _contradicts(config: RunConfig, name: str) -> bool:
     return bool(given and _forced(config, name) not in (None, given))
 
 
-def _too_short(config: RunConfig) -> bool:
-    server = _server(config)
-    return server is not None and server.vllm_max_model_len < (config.global_max_length or 0)
-
-
 def _answer_does_not_fit(config: RunConfig) -> bool:
     server, rlhf = _server(config), config.rlhf
     return server is not None and rlhf is not None and rlhf.max_completion_length >= server.vllm_max_model_len
 
 
-def _sets_foreign_options(config: RunConfig) -> bool:
-    server = config.custom.extra.rollout_server
-    return server is not None and bool(foreign_options(server.vllm_engine_kwargs))
-
-
 SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_SERVER}.vllm_engine_kwargs",
-        broken=_sets_foreign_options,
-        cel=None,  # a free mapping, whose keys CEL cannot see
+        broken=lambda c: (
+            (s := c.custom.extra.rollout_server) is not None and bool(foreign_options(s.vllm_engine_kwargs))
+        ),
+        # Not in CEL, which cannot read the keys of a free mapping.
         rule=(
-            "may hold engine arguments of speed and memory only; what is served, where, to whom, by which code and how"
-            " weights arrive is stage2's"
+            "may hold engine arguments of speed and memory only; stage2 sets what is served, where, to whom, by which"
+            " code and how weights arrive"
         ),
         way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS))}",
     ),
@@ -162,7 +148,6 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
             path=f"{_SERVER}.vllm_{name}",
             broken=lambda c, name=name: _misses(c, name),  # type: ignore[misc]
             reads=(f"{_FORCED}.force_vllm_{name}", f"{_PLAN}.enabled"),
-            cel=None,
             rule="is required",
             way_out=f"set it: {meaning}",
         )
@@ -176,7 +161,6 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
             path=f"{_FORCED}.force_vllm_{name}",
             broken=lambda c, name=name: _contradicts(c, name),  # type: ignore[misc]
             reads=(f"{_SERVER}.vllm_{name}", f"{_PLAN}.enabled"),
-            cel=None,
             rule=f"differs from {_SERVER}.vllm_{name}",
             way_out="remove one of the two",
         )
@@ -184,9 +168,9 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_SERVER}.vllm_max_model_len",
-        broken=_too_short,
+        broken=lambda c: (s := _server(c)) is not None and s.vllm_max_model_len < (c.global_max_length or 0),
         cel=f"!$?({_SERVER}) || $({_SERVER}.vllm_max_model_len, 1) >= $(global_max_length, 0)",
-        rule="must be at least global_max_length, or answers that the learner takes could not be made",
+        rule="must be at least global_max_length, so that the server can make every answer that the learner accepts",
         way_out="raise it, or lower global_max_length",
     ),
     Rule(
@@ -207,7 +191,7 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_SERVER}.vllm_max_lora_rank",
         broken=lambda c: (s := _server(c)) is not None and s.vllm_max_lora_rank is not None,
         cel=f"!$?({_SERVER}.vllm_max_lora_rank)",
-        rule="no adapter is loaded by this server, so none has a rank",
+        rule="this server loads no adapters",
         way_out="remove it; tuner.lora_rank is the learner's",
     ),
 )
@@ -240,31 +224,27 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path="rlhf.reward_funcs",
         broken=lambda c: c.rlhf is not None and len(set(c.rlhf.reward_funcs)) < len(c.rlhf.reward_funcs),
-        cel=None,
         rule="every reward counts once",
-        way_out="remove the one that stands twice, and raise the other's weight",
+        way_out="remove the duplicate, and raise the other's weight",
     ),
     Rule(
         path="custom.grpo.summary",
         broken=lambda c: _scores_summaries(c) and c.custom.grpo.summary is None,
         reads=("rlhf.reward_funcs",),
-        cel=None,
         rule="rewards named summary.* score against the contract of summaries",
-        way_out="write the section, or take other rewards",
+        way_out="write the section, or choose other rewards",
     ),
     Rule(
         path="custom.use_summary",
         broken=lambda c: _scores_summaries(c) and not c.custom.use_summary,
         reads=("rlhf.reward_funcs",),
-        cel=None,
         rule="rewards named summary.* need records with summaries",
-        way_out="set it to true, or take other rewards",
+        way_out="set it to true, or choose other rewards",
     ),
     Rule(
         path="custom.assistant_prefix_format",
         broken=lambda c: _scores_summaries(c) and not c.custom.assistant_prefix_format,
         reads=("rlhf.reward_funcs",),
-        cel=None,
         rule="rewards named summary.* need to know the header line",
         way_out='set it, such as "<DOMAIN={domain}>, <TASK={task}>"',
     ),
@@ -272,7 +252,6 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
         path=_CHORD,
         broken=_chord_lacks,
         reads=tuple(f"{_CHORD}.{name}" for name in ("enabled", *_CHORD_KEYS)),
-        cel=None,
         rule=f"needs all of {', '.join(_CHORD_KEYS)} when it is enabled",
         way_out="set those that are missing, or enabled to false",
     ),

@@ -20,7 +20,7 @@ def _plan(config: RunConfig) -> BatchPlan | None:
 
 
 def _training_differs(config: RunConfig, key: str, wanted: int | None) -> bool:
-    """Tell whether a key of `training` was written with another value than the plan's."""
+    """Return whether a key of `training` was set to another value than the plan's."""
     training = config.training
     value = getattr(training, key)
     return key in training.model_fields_set and value is not None and wanted is not None and value != wanted
@@ -65,7 +65,6 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_PLAN}.per_device_eval_batch_size",
         broken=_evaluates_otherwise,
         reads=(f"{_PLAN}.per_device_train_batch_size", f"{_PLAN}.enabled"),
-        cel=None,
         rule=f"must equal {_PLAN}.per_device_train_batch_size",
         way_out="remove it",
     ),
@@ -76,7 +75,6 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
                 (plan := _plan(c)) is not None and _training_differs(c, key, getattr(plan, name))
             ),
             reads=(f"training.{key}", f"{_PLAN}.enabled"),
-            cel=None,
             rule=f"differs from training.{key}, which the plan sets",
             way_out=f"remove training.{key}, or set both to the same number",
         )
@@ -90,7 +88,6 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_PLAN}.unified_batch_size",
         broken=_generation_differs,
         reads=("rlhf.generation_batch_size", f"{_PLAN}.enabled"),
-        cel=None,
         rule="differs from rlhf.generation_batch_size, which the plan sets",
         way_out="remove rlhf.generation_batch_size, or set both to the same number",
     ),

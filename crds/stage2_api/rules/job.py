@@ -31,7 +31,7 @@ def _grpo(spec: JobSpec) -> bool:
 
 
 def _needs_other_gpus(spec: JobSpec) -> bool:
-    """Tell whether a GRPO server's copies of the model take another number of GPUs than it has."""
+    """Return whether a GRPO server's copies of the model need more or fewer GPUs than it has."""
     wanted = _tensor_parallel(spec) * spec.config.data_parallel_size
     return _grpo(spec) and spec.gpu_resource != "" and spec.rollout.gpus_per_server != wanted
 
@@ -51,7 +51,7 @@ def _tensor_parallel(spec: JobSpec) -> int:
 
 
 def _claims(spec: JobSpec) -> bool:
-    """Tell whether the learner has a ResourceClaimTemplate: where there are servers, they have one too, or none has."""
+    """Return whether the learner has a ResourceClaimTemplate."""
     return spec.learner.resource_claim_template is not None
 
 
@@ -74,8 +74,8 @@ def _is_reserved(path: str) -> bool:
     return path in _RESERVED_PATHS or any(path == one or path.startswith(f"{one}/") for one in layout.MOUNTED)
 
 
-def _in_any_words(folder: str) -> str:
-    """Return the expression of a path's beginning, also where slashes are doubled and a part is `.`."""
+def _spelling_pattern(folder: str) -> str:
+    """Return a pattern of a path prefix that allows repeated slashes and `.` parts."""
     return "".join(f"/+([.]/+)*{part}" for part in folder.split("/") if part)
 
 
@@ -89,7 +89,7 @@ def _preferred(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
 
 
 def _incomparable(terms: Callable[[NodeAffinity], list[NodeSelectorTerm]]) -> Callable[[JobSpec], bool]:
-    """Return a function that tells whether some requirement of a job's terms has too few values or too many."""
+    """Return a check for requirements with too few or too many values."""
 
     def broken(spec: JobSpec) -> bool:
         affinity = spec.placement.affinity
@@ -117,8 +117,8 @@ _COMPARE = (
     " e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || size(e.values) == 0 :"
     " has(e.values) && size(e.values) == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))"
 )
-# CEL cannot clean a path: the rule about `..` is what lets this one do without.
-_EXACTLY, _BELOW = ("|".join(map(_in_any_words, paths)) for paths in (_RESERVED_PATHS, layout.MOUNTED))
+# CEL cannot normalise a path; the rule about `..` makes these patterns sufficient.
+_EXACTLY, _BELOW = ("|".join(map(_spelling_pattern, paths)) for paths in (_RESERVED_PATHS, layout.MOUNTED))
 _RESERVED = f"^(({_EXACTLY})(/+[.])*/*$|({_BELOW})(/|$))"
 _UP = "/[.][.](/|$)"
 _TO_OURS = f"/({'|'.join(sorted(_LEADS_TO_OURS))})(/|$)|/[.][.](/+[.]?)*$"
@@ -200,7 +200,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         broken=lambda s: _claims(s) and s.placement.mode != "Scheduler",
         cel="!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler'",
         rule="which node has devices for a claim only the scheduler knows",
-        way_out="set spec.placement.mode to Scheduler where a job has ResourceClaimTemplates",
+        way_out="set spec.placement.mode to Scheduler",
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
@@ -219,7 +219,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             f"{_GRPO} || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate' ||"
             f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"
         ),
-        rule="must divide spec.learner.gpus, for there is one learner process for each GPU",
+        rule="must divide spec.learner.gpus, because each GPU has one learner process",
         way_out="lower vllm.tensor_parallel_size or change spec.learner.gpus",
     ),
     Rule(
@@ -232,7 +232,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     Rule(
         path="rollout.gpusPerServer",
         broken=_needs_other_gpus,
-        cel=None,  # the sizes may stand in the server's section or in the batch plan
+        # Not in CEL: the sizes come from the server's section or from the batch plan.
         reads=("config.custom.extra.rollout_server", "config.custom.grpo.batch_plan", "gpuResource"),
         rule="must be vllm_tensor_parallel_size times vllm_data_parallel_size of custom.extra.rollout_server",
         way_out="change one of the three",
@@ -247,7 +247,6 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     Rule(
         path="config.rlhf",
         broken=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1))),
-        cel=None,
         reads=("learner.gpus", "config.training", "config.custom.grpo.batch_plan"),
         rule=(
             "a round of rollouts must be a multiple of num_generations, and of per_device_train_batch_size times "
@@ -272,13 +271,13 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path="rollout.port",
         broken=lambda s: s.rollout.port + s.rollout.servers - 1 > 65535,
         cel="$(rollout.port) + $(rollout.servers) - 1 <= 65535",
-        rule="the servers take this port and those after it, up to 65535",
+        rule="the servers use this port and the ones after it, up to 65535",
         way_out="lower spec.rollout.port; 8000 is the default",
     ),
     Rule(
         path="volumes",
         broken=lambda s: len({volume.name for volume in s.volumes}) < len(s.volumes),
-        cel=None,  # the list's map keys already see to it
+        # Not in CEL: the list's map keys enforce it already.
         rule="every volume needs a name of its own",
         way_out="rename one of those that share a name",
     ),
@@ -297,7 +296,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             f"v.mountPath.matches('{_UP}') && v.mountPath.matches('{_TO_OURS}'))"
         ),
         rule="no part of a mountPath that may lead to a folder of stage2's is `..`",
-        way_out="write the path that it leads to",
+        way_out="write the path without `..`",
     ),
     Rule(
         path="volumes",

@@ -5,8 +5,10 @@ Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 
 from __future__ import annotations
 
+import math
+
 from stage2_api.rules.grpo import GRPO_RULES
-from stage2_api.rules.variants import MIXING_RULES, SUPERVISED_RULES, VARIANT_RULES
+from stage2_api.rules.variants import VARIANT_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.validate import Rule
 from stage2_api.vllm import VllmServer
@@ -17,23 +19,22 @@ _VLLM = f"{_MATCHING}.vllm"
 
 _KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
 _SILENT = "$(custom.trainer_variant) == 'sft' && $(training.eval_strategy) == 'no'"
-"""In CEL: nothing is generated."""
+"""CEL: the run generates nothing."""
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _NOT_COLOCATE = f"($?(rlhf) || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
 
 NARROW_WEIGHTS = (
-    "16 bits lose an update that is below half of a weight's last digit, as nearly all are at small rates, and nothing"
-    " keeps a copy in float32"
+    "16-bit weights round away nearly every update at a small learning rate, and nothing keeps a float32 copy"
 )
 WIDEN_WEIGHTS = (
-    "set it to float32 (training.bf16 computes in bfloat16 all the same; servers hold float32 too), or use deepspeed"
-    " with bf16, which keeps float32 copies, or train adapters alone (train_type lora without modules_to_save)"
+    "set it to float32 (training.bf16 still computes in bfloat16; servers then hold float32 too), use deepspeed with"
+    " bf16, which keeps float32 copies, or train only adapters (train_type lora without modules_to_save)"
 )
 
 
 def _trains_narrow_weights(config: RunConfig) -> bool:
-    """Whether weights of 16 bits train in full, as far as the file shows; with `auto` the checkpoint decides."""
+    """Return whether the file trains 16-bit weights in full; with `auto` the checkpoint's dtype decides."""
     in_full = config.tuner.train_type == "full" or bool(config.tuner.modules_to_save)
     return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
 
@@ -41,7 +42,7 @@ def _trains_narrow_weights(config: RunConfig) -> bool:
 def _answer_does_not_fit(config: RunConfig) -> bool:
     matching = config.rollout_matching
     limit = matching.vllm.max_model_len
-    of_grpo = config.rlhf is not None  # which has a rule about its own keys
+    of_grpo = config.rlhf is not None  # GRPO has its own rule
     return not of_grpo and matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
 
 
@@ -49,26 +50,12 @@ def _merges_at_server(config: RunConfig) -> bool:
     return config.rollout_matching.vllm.sync.merge == "server"
 
 
-def _pushes_random_base(config: RunConfig) -> bool:
-    vllm = config.rollout_matching.vllm
-    return vllm.sync.mode == "adapter" and vllm.load_format == "dummy"
-
-
 def _offloads(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
 
 
-def _returns_more_than_beams(config: RunConfig) -> bool:
-    matching = config.rollout_matching
-    return matching.num_return_sequences is not None and matching.num_return_sequences > matching.num_beams
-
-
 def _compares_checkpoints(config: RunConfig) -> bool:
     return config.training.load_best_model_at_end or config.training.save_strategy == "best"
-
-
-def _pixels_cross(config: RunConfig) -> bool:
-    return (config.template.min_pixels or 0) > (config.template.max_pixels or 0)
 
 
 RUN_RULES: tuple[Rule[RunConfig], ...] = (
@@ -76,12 +63,12 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_MATCHING}.decode_mode",
         broken=lambda c: c.rollout_matching.rollout_backend == "vllm" and c.rollout_matching.decode_mode != "greedy",
         cel=f"{_NOT_VLLM} || $({_MATCHING}.decode_mode) == 'greedy'",
-        rule="vLLM decodes greedily or samples; it has no beam search",
+        rule="vLLM samples or decodes greedily; it has no beam search",
         way_out="set decode_mode to greedy, or rollout_backend to hf",
     ),
     Rule(
         path=f"{_MATCHING}.num_return_sequences",
-        broken=_returns_more_than_beams,
+        broken=lambda c: (c.rollout_matching.num_return_sequences or 1) > c.rollout_matching.num_beams,
         cel=f"$({_MATCHING}.num_return_sequences, 1) <= $({_MATCHING}.num_beams)",
         rule="beam search cannot return more sequences than it has beams",
         way_out="lower num_return_sequences or raise num_beams",
@@ -112,7 +99,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and c.tuner.use_dora,
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || !$(tuner.use_dora)",
         rule="vLLM cannot load DoRA adapters",
-        way_out="set vllm.sync.mode to full (or auto, which takes full with DoRA), or tuner.use_dora to false",
+        way_out="set vllm.sync.mode to full (or to auto, which uses full with DoRA), or tuner.use_dora to false",
     ),
     Rule(
         path=f"{_VLLM}.sync.mode",
@@ -125,7 +112,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_VLLM}.sync.merge",
         broken=lambda c: _merges_at_server(c) and c.rollout_matching.vllm.server.protocol == "swift",
         cel=f"$({_VLLM}.sync.merge) != 'server' || $({_VLLM}.server.protocol) != 'swift'",
-        rule="servers of `swift rollout` load weights as they come; they merge nothing",
+        rule="servers of `swift rollout` cannot merge adapters",
         way_out="set vllm.sync.merge to auto or learner",
     ),
     Rule(
@@ -139,21 +126,21 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_VLLM}.sync.merge",
         broken=lambda c: _merges_at_server(c) and c.rollout_matching.colocates,
         cel=f"{_NOT_COLOCATE} || $({_VLLM}.sync.merge) != 'server'",
-        rule="a colocated engine is in the learner's own processes, and there are no servers to merge",
+        rule="a colocated engine runs inside the learner; there is no server to merge adapters",
         way_out="set vllm.sync.merge to auto or learner, or vllm.mode to server",
     ),
     Rule(
         path=f"{_VLLM}.sync.rounding",
         broken=lambda c: c.rollout_matching.vllm.sync.rounding == "stochastic" and c.model.torch_dtype == "float16",
         cel=f"$({_VLLM}.sync.rounding) != 'stochastic' || $(model.torch_dtype) != 'float16'",
-        rule="stochastic rounding is made for bfloat16",
+        rule="stochastic rounding supports only bfloat16",
         way_out="set model.torch_dtype to bfloat16, or vllm.sync.rounding to nearest",
     ),
     Rule(
         path=f"{_VLLM}.load_format",
-        broken=_pushes_random_base,
+        broken=lambda c: (v := c.rollout_matching.vllm).sync.mode == "adapter" and v.load_format == "dummy",
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.load_format, '') != 'dummy'",
-        rule="adapters go on top of the checkpoint's weights, and dummy leaves these out",
+        rule="adapters need the checkpoint's weights, which dummy does not load",
         way_out="set vllm.load_format to auto, or vllm.sync.mode to full",
     ),
     Rule(
@@ -167,7 +154,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path="model.torch_dtype",
         broken=_trains_narrow_weights,
         reads=("deepspeed", "tuner.train_type", "tuner.modules_to_save"),
-        cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
+        # Not in CEL, which cannot read an untyped key such as deepspeed.
         rule=f"weights that train in full need float32: {NARROW_WEIGHTS}",
         way_out=WIDEN_WEIGHTS,
     ),
@@ -206,8 +193,8 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_MATCHING}.offload.enabled",
         broken=lambda c: _offloads(c) and c.uses_deepspeed,
         reads=("deepspeed", f"{_VLLM}.mode", f"{_MATCHING}.rollout_backend", "custom.trainer_variant"),
-        cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
-        rule="DeepSpeed holds the training state itself and does not let it be moved",
+        # Not in CEL, which cannot read an untyped key such as deepspeed.
+        rule="DeepSpeed holds the training state itself, so it cannot be offloaded",
         way_out="set offload.enabled to false, or rollout_backend to hf, or remove deepspeed",
     ),
     Rule(
@@ -228,7 +215,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path="training.fp16",
         broken=lambda c: c.training.fp16 and c.training.bf16,
         cel="!($(training.fp16) && $(training.bf16))",
-        rule="a forward pass runs in one number format, but bf16 and fp16 are both true",
+        rule="a forward pass has one dtype, but bf16 and fp16 are both true",
         way_out="set one of the two to false",
     ),
     Rule(
@@ -243,38 +230,36 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         broken=lambda c: _compares_checkpoints(c) and c.rlhf is not None and c.best_metric is None,
         cel=f"!{_KEEPS_BEST} || !$?(rlhf) || $?(training.metric_for_best_model)",
         rule="keeping the best checkpoint of a GRPO run needs a metric",
-        way_out="set metric_for_best_model to eval_reward, or stop load_best_model_at_end and save_strategy best",
+        way_out="set metric_for_best_model to eval_reward, or turn off load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="training.eval_strategy",
         broken=lambda c: _compares_checkpoints(c) and c.training.eval_strategy == "no",
         cel=f"!{_KEEPS_BEST} || $(training.eval_strategy) != 'no'",
         rule="keeping the best checkpoint needs evaluation",
-        way_out="set eval_strategy to steps, or stop load_best_model_at_end and save_strategy best",
+        way_out="set eval_strategy to steps, or turn off load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="template.min_pixels",
-        broken=lambda c: None not in (c.template.min_pixels, c.template.max_pixels) and _pixels_cross(c),
+        broken=lambda c: (c.template.min_pixels or 0) > (c.template.max_pixels or math.inf),
         cel="!$?(template.max_pixels) || $(template.min_pixels, 1) <= $(template.max_pixels, 1)",
-        rule="the fewest pixels must not be above the most",
+        rule="min_pixels must not exceed max_pixels",
         way_out="lower min_pixels or raise max_pixels",
     ),
     Rule(
         path="training.dataloader_prefetch_factor",
         broken=lambda c: c.training.dataloader_prefetch_factor is not None and c.training.dataloader_num_workers == 0,
         cel="!$?(training.dataloader_prefetch_factor) || $(training.dataloader_num_workers) > 0",
-        rule="without reading processes nothing is read ahead",
+        rule="prefetching needs worker processes",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
     *VARIANT_RULES,
-    *SUPERVISED_RULES,
-    *MIXING_RULES,
     *GRPO_RULES,
 )
 """Rules of every training YAML, alone or inside a job."""
 
 
-_SERVER = "custom.extra.rollout_matching.vllm.server"
+_SERVER = f"{_VLLM}.server"
 
 
 def _server(config: RunConfig) -> VllmServer:
@@ -286,7 +271,7 @@ def _has_legacy(server: VllmServer) -> bool:
 
 
 def _pairs_badly(config: RunConfig) -> bool:
-    """Tell whether the older form does not pair: text needs a port, a list needs a port or a list as long."""
+    """Return whether the older form does not pair: a URL needs a port, a list a port or an equally long list."""
     urls, ports = _server(config).base_url, _server(config).group_port
     if urls is None or ports is None:
         return (urls is None) != (ports is None)
@@ -304,30 +289,26 @@ STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SERVER,
         broken=lambda c: c.rollout_matching.uses_servers and _server(c).servers is None and not _has_legacy(_server(c)),
-        cel=None,
         rule="server mode needs the addresses of its servers",
         way_out="set vllm.server.servers to a list of {base_url, group_port}, or vllm.mode to colocate",
     ),
     Rule(
         path=_SERVER,
         broken=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
-        cel=None,
-        rule="the addresses are given in two forms, servers and base_url with group_port",
+        rule="give the addresses in one form, not in two forms: servers, or base_url with group_port",
         way_out="keep servers and remove base_url and group_port",
     ),
     Rule(
         path=f"{_SERVER}.group_port",
         broken=_pairs_badly,
-        cel=None,
-        rule="base_url and group_port must pair: one with one, a list with a list of the same length or with one port",
+        rule="base_url and group_port must pair: one URL with one port, a list with one port or an equally long list",
         way_out="write servers, a list of {base_url, group_port}, instead",
     ),
     Rule(
         path=_SERVER,
         broken=_shares_an_address,
-        cel=None,
         rule="every server needs a base_url and a group_port of its own",
-        way_out="change the one that stands twice",
+        way_out="change the duplicate",
     ),
 )
-"""Rules of a training YAML that runs without a job: nobody else fills in the servers."""
+"""Rules of a training YAML that runs without a job, and so must name its servers."""

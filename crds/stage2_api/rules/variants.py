@@ -8,13 +8,9 @@ from stage2_api.validation.validate import Rule
 _MATCHING = "custom.extra.rollout_matching"
 _SHARE = f"{_MATCHING}.supervised_share"
 _BUFFER = f"{_MATCHING}.rollout_buffer"
-
-
 _SCALES = f"{_MATCHING}.maskiou_scales"
 _ROLLOUTS = f"{_MATCHING}.recovery.rollouts"
 _PROTOCOL = f"{_MATCHING}.vllm.server.protocol"
-
-
 _SYNC_MODE = f"{_MATCHING}.vllm.sync.mode"
 _STAGE_2 = "$(custom.trainer_variant) != 'sft'"
 _TABLES = ("embed_tokens", "lm_head")
@@ -25,7 +21,7 @@ def _trains_tables_twice(config: RunConfig) -> bool:
     return tuner.train_coord_rows and any(name.rpartition(".")[2] in _TABLES for name in tuner.modules_to_save)
 
 
-SUPERVISED_RULES: tuple[Rule[RunConfig], ...] = (
+VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
         broken=lambda c: c.is_supervised and c.rollout_matching.pipeline.enabled,
@@ -44,7 +40,7 @@ SUPERVISED_RULES: tuple[Rule[RunConfig], ...] = (
         path="custom.object_ordering",
         broken=lambda c: c.custom.object_ordering == "shuffled" and not c.is_supervised,
         cel=f"$(custom.object_ordering) != 'shuffled' || !({_STAGE_2})",
-        rule="stage 2 appends what an answer missed in the order of the record",
+        rule="stage 2 appends missed objects in the order of the record",
         way_out="set object_ordering to sorted, or trainer_variant to sft",
     ),
     Rule(
@@ -65,96 +61,73 @@ SUPERVISED_RULES: tuple[Rule[RunConfig], ...] = (
         path="tuner.train_coord_rows",
         broken=_trains_tables_twice,
         reads=("tuner.modules_to_save",),
-        cel=None,  # names count by their ends, in a list
+        # Not in CEL: modules are named by their last part.
         rule="modules_to_save trains the whole table already",
-        way_out="take embed_tokens and lm_head out of tuner.modules_to_save, or set tuner.train_coord_rows to false",
+        way_out="remove embed_tokens and lm_head from tuner.modules_to_save, or set tuner.train_coord_rows to false",
     ),
     Rule(
         path=_SYNC_MODE,
         broken=lambda c: c.tuner.train_coord_rows and c.rollout_matching.vllm.sync.mode == "adapter",
         cel=f"!$(tuner.train_coord_rows) || $({_SYNC_MODE}) != 'adapter'",
-        rule="an adapter that vLLM loads cannot hold rows of the vocabulary (tuner.train_coord_rows)",
+        rule="an adapter in vLLM cannot hold rows of the vocabulary (tuner.train_coord_rows)",
         way_out="set vllm.sync.mode to full, or tuner.train_coord_rows to false",
     ),
-)
-"""Rules of every training YAML that read `custom.trainer_variant: sft` or `tuner.train_coord_rows`."""
-
-
-def _asks_again(config: RunConfig) -> bool:
-    return config.rollout_matching.recovery.rollouts > 1
-
-
-def _too_coarse(config: RunConfig) -> bool:
-    matching = config.rollout_matching
-    return any(2 * side > matching.maskiou_resolution for side in matching.maskiou_scales)
-
-
-def _mixes(config: RunConfig) -> bool:
-    return config.rollout_matching.supervised_share > 0
-
-
-MIXING_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SHARE,
-        broken=lambda c: c.is_supervised and _mixes(c),
-        cel=f"$(custom.trainer_variant) != 'sft' || $({_SHARE}) == 0.0",
+        broken=lambda c: c.is_supervised and c.rollout_matching.supervised_share > 0,
+        cel=f"{_STAGE_2} || $({_SHARE}) == 0.0",
         rule="stage 1 trains on the ground truth in every step already",
         way_out="remove it, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(
         path=_SHARE,
-        broken=lambda c: _mixes(c) and c.rollout_matching.pipeline.enabled,
+        broken=lambda c: c.rollout_matching.supervised_share > 0 and c.rollout_matching.pipeline.enabled,
         cel=f"$({_SHARE}) == 0.0 || !$({_MATCHING}.pipeline.enabled)",
         rule="steps that make no rollouts leave nothing to make one step ahead",
         way_out="set supervised_share to 0, or pipeline.enabled to false",
     ),
     Rule(
         path=_SHARE,
-        broken=lambda c: _mixes(c) and c.rollout_matching.rollout_buffer.reuses,
+        broken=lambda c: c.rollout_matching.supervised_share > 0 and c.rollout_matching.rollout_buffer.reuses,
         cel=f"$({_SHARE}) == 0.0 || !$({_BUFFER}.enabled) || $({_BUFFER}.m_steps) == 1",
-        rule="steps that train on kept rollouts are no steps of their own, so no share of steps can be kept",
+        rule="reused rollouts make several steps of one window, so no share of steps can be kept",
         way_out="set supervised_share to 0, or rollout_buffer.enabled to false",
     ),
-)
-"""Rules of every training YAML that read `supervised_share`."""
-
-
-VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SCALES,
         broken=lambda c: bool(c.rollout_matching.maskiou_scales) and c.rollout_matching.maskiou_mode != "canvas",
         cel=f"$({_SCALES}).size() == 0 || $({_MATCHING}.maskiou_mode) == 'canvas'",
-        rule="coarser grids are laid over the one canvas of the whole image, which analytic and supersample do without",
+        rule="coarser grids are laid over the one canvas of the whole image, which only maskiou_mode canvas has",
         way_out="set maskiou_mode to canvas, or remove maskiou_scales",
     ),
     Rule(
         path=_SCALES,
-        broken=_too_coarse,
+        broken=lambda c: any(2 * n > c.rollout_matching.maskiou_resolution for n in c.rollout_matching.maskiou_scales),
         reads=(f"{_MATCHING}.maskiou_resolution",),
-        cel=None,  # a look at each item of a list that may be missing costs more than the API server allows
+        # Not in CEL: the API server's cost limit does not allow a loop over an optional list.
         rule="a grid needs at least two cells a side, and the canvas has maskiou_resolution pixels",
         way_out="remove the largest cells from maskiou_scales, or raise maskiou_resolution",
     ),
     Rule(
         path=_SCALES,
         broken=lambda c: len(set(c.rollout_matching.maskiou_scales)) < len(c.rollout_matching.maskiou_scales),
-        cel=None,  # the same
-        rule="a grid that stands twice would count twice",
-        way_out="name each side of cells once",
+        # Not in CEL, for the same reason.
+        rule="a repeated grid would count twice",
+        way_out="list each cell size once",
     ),
     Rule(
         path=_ROLLOUTS,
-        broken=lambda c: c.is_supervised and _asks_again(c),
-        cel=f"$(custom.trainer_variant) != 'sft' || $({_ROLLOUTS}) == 1",
+        broken=lambda c: c.is_supervised and c.rollout_matching.recovery.rollouts > 1,
+        cel=f"{_STAGE_2} || $({_ROLLOUTS}) == 1",
         rule="stage 1 trains on the ground truth: it misses nothing that another rollout could find",
         way_out="remove recovery, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(
         path=_ROLLOUTS,
-        broken=lambda c: _asks_again(c) and c.rollout_matching.vllm.server.protocol == "swift",
+        broken=lambda c: (m := c.rollout_matching).recovery.rollouts > 1 and m.vllm.server.protocol == "swift",
         cel=f"$({_ROLLOUTS}) == 1 || $({_PROTOCOL}) != 'swift'",
-        rule="servers of `swift rollout` are asked for one answer to a prompt, all with one temperature",
-        way_out="set recovery.rollouts to 1, or ask servers that `stage2 serve` starts (vllm.server.protocol: vllm)",
+        rule="servers of `swift rollout` give one answer per prompt, at one temperature",
+        way_out="set recovery.rollouts to 1, or use servers that `stage2 serve` starts (vllm.server.protocol: vllm)",
     ),
 )
-"""Rules of every training YAML that read variants of section 20."""
+"""Rules of the training variants, for every training YAML."""

@@ -60,16 +60,16 @@ class Rule(Generic[M]):
 
     path: the dotted key to blame, relative to the object.
     broken: whether an object breaks the rule.
-    cel: the same rule for the API server, true where it is kept; None where only Python can check it.
-    reads: keys that `broken` reads besides `path` and those in `cel`.
     rule, way_out: as in Problem.
+    cel: the same rule for the API server, true where it is kept; None if only Python can check it.
+    reads: keys that `broken` reads besides `path` and those in `cel`.
     """
 
     path: str
     broken: Callable[[M], bool]
-    cel: str | None
     rule: str
     way_out: str
+    cel: str | None = None
     reads: tuple[str, ...] = ()
 
     def keys_read(self) -> tuple[str, ...]:
@@ -84,7 +84,6 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
         return Rule(
             path=key_paths.joined(root, rule.path),
             broken=lambda whole: rule.broken(part(whole)),
-            cel=None,
             rule=rule.rule,
             way_out=rule.way_out,
             reads=tuple(key_paths.joined(root, path) for path in rule.keys_read()),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from stage2_api.pod import layout
-from stage2_api.pod.report import LearnerReport, ReportedServer, ReportedSync
+from stage2_api.pod.report import LearnerReport, SyncedServer, SyncStatus
 from stage2_controller.children import build, manifest
 from stage2_controller.observed import Observed
 from stage2_controller.place.capacity import Snapshot
@@ -179,8 +179,8 @@ def report(
 ) -> LearnerReport:
     """What the learner's /progress answers; `more` replaces fields."""
     urls = [f"https://job-3v1-rollout.team-a.svc:{8000 + index}" for index in range(len(held))]
-    servers = [ReportedServer(base_url=url, version=version) for url, version in zip(urls, held, strict=True)]
-    sync = ReportedSync(version=pushed, requested_mode="full", effective_mode="full", seconds=0.2, servers=servers)
+    servers = [SyncedServer(base_url=url, version=version) for url, version in zip(urls, held, strict=True)]
+    sync = SyncStatus(version=pushed, requested_mode="full", effective_mode="full", seconds=0.2, servers=servers)
     parts: Object = {
         "max_steps": 10,
         "loss": 0.5,

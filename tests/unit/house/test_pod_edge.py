@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.pod.layout import TOKEN_KEY
-from stage2_api.pod.report import EVENT, ReportedSync, ReproducibilityRecord, read_termination_message
+from stage2_api.pod.report import EVENT, SyncStatus, ReproducibilityRecord, read_termination_message
 from stage2_cli.run_console import parse_record
 from stage2_controller.cluster.progress import ProgressReader
 from stage2_trainer.data.records import Fingerprint
@@ -25,13 +25,13 @@ POD = {**builders.learner_pod(), "status": {**builders.learner_pod()["status"], 
 
 @pytest.fixture
 def record() -> ReproducibilityRecord:
-    sync = ReportedSync(requested_mode="auto", effective_mode="full", merge="server")
+    sync = SyncStatus(requested_mode="auto", effective_mode="full", merge="server")
     return reproducibility_record(run_config(model={"model": "tiny"}), Fingerprint("train.jsonl", 3, "ff"), sync)
 
 
 @pytest.fixture
 def reporter(record: ReproducibilityRecord) -> Reporter:
-    sync = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"])
+    sync = SyncStatus(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"])
     made = Reporter()
     made.update(step=3, max_steps=9, phase="training", loss=1.5, tokens_per_second=80.0, sync=sync)
     made.update(reproducibility=record.document())

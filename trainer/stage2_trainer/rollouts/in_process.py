@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import nn
 
 from stage2_api.errors import ConfigError
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
@@ -69,7 +69,7 @@ class HfRollouts(RolloutSource):
         self._interrupt = interrupt
         self._seed = seed
         self._reporter = reporter
-        self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
+        self.sync_state = SyncStatus(requested_mode=OWN, effective_mode=OWN)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Generate one rollout for each chat, by the weights as they are; all are there when it returns.
@@ -114,7 +114,7 @@ class ColocateRollouts(RolloutSource):
         self._reporter = reporter
         self._started = False
         self._synced: int | None = None
-        self.sync_state: ReportedSync = SyncReport(requested_mode=sync_mode)
+        self.sync_state: SyncStatus = SyncReport(requested_mode=sync_mode)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Sync, and generate one rollout for each chat; all are there when it returns.

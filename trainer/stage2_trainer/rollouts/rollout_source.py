@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
 from stage2_trainer.sync.fleet.push import WeightSync
@@ -156,7 +156,7 @@ class RolloutSource(ABC):
     A chat with an unreadable image, or one that a server does not accept, is refused; the others are answered.
     """
 
-    sync_state: ReportedSync
+    sync_state: SyncStatus
     """The last sync."""
 
     def sync(self, request: GenerationRequest) -> SyncReport | None:
@@ -188,7 +188,7 @@ class NoRollouts(RolloutSource):
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.sync_state = ReportedSync(requested_mode=NONE, effective_mode=NONE)
+        self.sync_state = SyncStatus(requested_mode=NONE, effective_mode=NONE)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Return an empty answer for each chat; no image is read."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 from stage2_api.pod.layout import PROGRESS_ROUTE
-from stage2_api.pod.report import LearnerPhase, LearnerReport, ReportedSync, termination_message
+from stage2_api.pod.report import LearnerPhase, LearnerReport, SyncStatus, termination_message
 
 MOST_CONNECTIONS = 32
 LONGEST_S = 10.0
@@ -37,7 +37,7 @@ class ReportChanges(TypedDict, total=False):
     tokens_per_second: float | None
     best_step: int | None
     best_score: float | None
-    sync: ReportedSync
+    sync: SyncStatus
     reproducibility: Mapping[str, Any]
     message: str
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from stage2_api.pod.report import EVENT, DatasetDigest, ReportedSync, ReproducibilityRecord, SyncModes
+from stage2_api.pod.report import EVENT, DatasetDigest, SyncStatus, ReproducibilityRecord, SyncModes
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.interrupt import Interrupt
@@ -35,14 +35,14 @@ class RunContext:
     proved: ProvedStep = field(default_factory=ProvedStep)
 
 
-def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: ReportedSync) -> None:
+def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: SyncStatus) -> None:
     """Log and report what the run is made of, once, before anything is trained."""
     record = reproducibility_record(config, dataset, sync).document()
     context.log.write(EVENT, record)
     context.reporter.update(reproducibility=record, sync=sync)
 
 
-def reproducibility_record(config: RunConfig, dataset: Fingerprint, sync: ReportedSync) -> ReproducibilityRecord:
+def reproducibility_record(config: RunConfig, dataset: Fingerprint, sync: SyncStatus) -> ReproducibilityRecord:
     """Return what shows whether two runs were the same. config: the effective configuration."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     return ReproducibilityRecord(

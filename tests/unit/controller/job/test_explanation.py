@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stage2_api.pod.report import ReportedShares
+from stage2_api.pod.report import PhaseShares
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
 from stage2_controller.report import explanation
@@ -136,7 +136,7 @@ def test_the_last_push_is_told_with_what_carried_it_and_where_adapters_were_merg
         "gigabytes_per_second": 1.25,
         "merge": "learner",
         "merge_reason": "its folder differs",
-        "phases": ReportedShares(send=0.5),
+        "phases": PhaseShares(send=0.5),
     }
     made = b.planned(raw, b.started(raw, progress=b.report(sync=sync.model_copy(update=found))))
     assert explanation.chain(b.with_status(raw, made))[-1].message.endswith(

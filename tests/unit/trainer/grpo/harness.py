@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from stage2_api.parsing import parse_run_config
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import load_records
@@ -106,7 +106,7 @@ class Scripted:
     def __init__(self, encoder: Encoder, answers: Sequence[list[int]]) -> None:
         self._encoder = encoder
         self._answers = list(answers)
-        self.sync_state = ReportedSync(requested_mode="full", effective_mode="full")
+        self.sync_state = SyncStatus(requested_mode="full", effective_mode="full")
         self.sync: SyncReport | None = None
         self.steps: list[tuple[int, int]] = []
 

@@ -10,12 +10,12 @@ import time
 import httpx
 import pytest
 
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.wire import credentials
 from tests import certificates
 
-SYNC = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
+SYNC = SyncStatus(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stage2_api.pod.layout import METRICS_PORT_VARIABLE
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_trainer.learner.step_record import StepRecord, rollout_metrics
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
@@ -69,7 +69,7 @@ def test_the_parts_of_a_step_and_each_server_are_told(served):
 
 def test_phase_and_sync_are_told_as_they_are_now(served):
     _, reporter, scrape = served
-    sync = ReportedSync(requested_mode="full", effective_mode="full", version=3)
+    sync = SyncStatus(requested_mode="full", effective_mode="full", version=3)
     reporter.update(phase="rollout", step=3, max_steps=9, sync=sync)
     found = scrape()
     assert (found["stage2_step"], found["stage2_max_steps"], found["stage2_sync_version"]) == (3, 9, 3)

@@ -7,7 +7,7 @@ import os
 
 from prometheus_client import CollectorRegistry
 
-from stage2_api.pod.report import ReportedSync
+from stage2_api.pod.report import SyncStatus
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.prometheus import MeteredLog
 from stage2_trainer.telemetry.run_context import config_sha256, reproducibility_record
@@ -17,7 +17,7 @@ from tests.unit.trainer.learner.configs import SERVER, run_config
 
 def test_the_record_names_all_that_a_run_is_made_of():
     config = run_config(model={"model": "tiny"}, training={"seed": 17})
-    sync = ReportedSync(
+    sync = SyncStatus(
         requested_mode="auto", effective_mode="full", merge="server", merge_reason="why", transport="tcp"
     )
     record = reproducibility_record(config, Fingerprint("train.jsonl", 3, "ff"), sync).document()

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import field_validator
 
-from stage2_api.pod.report import REASON_CHARACTERS, ReportedShares, ReportedSync
+from stage2_api.pod.report import REASON_CHARACTERS, PhaseShares, SyncStatus
 
 PHASES = ("connect", "begin", "pack", "send", "load", "finish", "prove")
 MOVING = ("pack", "send", "load")
@@ -64,7 +64,7 @@ class Phases:
             self.seconds[phase] += time.monotonic() - start
 
 
-class SyncReport(ReportedSync):
+class SyncReport(SyncStatus):
     """One finished sync, or before the first one what is known of it: as the job's status shows it, and more.
 
     version: what every server now reports (the optimizer step of the weights); servers: those that hold it.
@@ -115,7 +115,7 @@ class SyncReport(ReportedSync):
         whole = max(self.seconds + (prove_s or 0.0), sum(seconds.values()))
         shares = {phase: round(taken / whole, DIGITS) for phase, taken in seconds.items()} if whole else {}
         changes = {"requested_mode": requested, "effective_mode": effective, "phase_seconds": seconds}
-        return self.model_copy(update={**changes, "phases": ReportedShares(**shares) if shares else None})
+        return self.model_copy(update={**changes, "phases": PhaseShares(**shares) if shares else None})
 
     def record(self) -> dict[str, Any]:
         """Return what rollouts.jsonl has of the sync of an answer's weights."""
