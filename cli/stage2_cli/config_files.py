@@ -1,7 +1,4 @@
-"""Job files and training YAML: read from disk, and asked which fields only the controller applies.
-
-Errors name the file and, where YAML has one, the line.
-"""
+"""Job files and training YAML from disk. Errors name the file and, for invalid YAML, the line."""
 
 from __future__ import annotations
 
@@ -17,11 +14,9 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 
 WATCHED = ("spec.suspend", "spec.active_deadline_seconds", "spec.ttl_seconds_after_finished")
-"""Fields that need a controller which watches the job."""
-TEMPLATES = ("spec.rollout.template", "spec.learner.template")
-"""Fields that change a container through its pod; processes have none."""
-NETWORK = ("spec.tls.enabled", "spec.network.egress")
-"""Fields of the network; processes on one machine use loopback."""
+"""Fields that need a running controller."""
+CLUSTER = (*WATCHED, "spec.rollout.template", "spec.learner.template", "spec.tls.enabled", "spec.network.egress")
+"""Fields that need a cluster: local processes have neither pods nor a network."""
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
@@ -84,7 +79,7 @@ def is_job(raw: Mapping[str, Any]) -> bool:
 
 
 def set_fields(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
-    """Return those of the fields (in Python's spelling) that the job sets, in the spelling of the file."""
+    """Return the fields (given in snake_case) that the job sets, in camelCase."""
     return [_camel_case(path) for path in fields if _is_set(job, path.split("."))]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,45 +43,40 @@ COLORS = ("#cf222e", "#0969da", "#1a7f37", "#8250df", "#bc4c00", "#bf3989", "#1b
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
 
 
-@dataclass(frozen=True)
-class DataRequest:
-    """The options of the command line; None where one is missing."""
-
-    path: Path
-    units: Unit | None = None
-    model: Path | None = None
-    pictures: Path | None = None
-    coco: Path | None = None
-    as_json: bool = False
-
-
-def show_data(request: DataRequest) -> int:
-    """Describe a data file; return 0, or 64 where lines are no valid records. Raises ConfigError."""
-    for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
-        if path is not None:
-            check_new_file(option, path)
-    if request.coco is not None and request.pictures == request.coco:
-        rule = "must not be the file of --pictures"
-        raise ConfigError([Problem("--coco", str(request.coco), rule, "name another one")])
-    rules = RecordRules(units=request.units)
-    lengths_of = _token_counts(request.model) if request.model else (lambda texts: [len(text) for text in texts])
-    with file_progress(request.path) as on_line:
-        found = profile(request.path, rules, lengths_of, on_line)
-    unit = "tokens" if request.model else "characters"
-    if request.as_json:
+def show_data(
+    path: Path,
+    *,
+    units: Unit | None = None,
+    model: Path | None = None,
+    pictures: Path | None = None,
+    coco: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
+    for option, output in (("--pictures", pictures), ("--coco", coco)):
+        if output is not None:
+            check_new_file(option, output)
+    if coco is not None and pictures == coco:
+        raise ConfigError([Problem("--coco", str(coco), "must not be the file of --pictures", "name another one")])
+    rules = RecordRules(units=units)
+    lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
+    with file_progress(path) as on_line:
+        found = profile(path, rules, lengths_of, on_line)
+    unit = "tokens" if model else "characters"
+    if as_json:
         print(json.dumps(document(found, unit), ensure_ascii=False, indent=1))
     else:
         _show(found, unit)
     if found.problems:
-        show_config_error(ConfigError(found.problems), source=str(request.path))
+        show_config_error(ConfigError(found.problems), source=str(path))
         return EXIT_CONFIG
-    if request.pictures is not None:
-        write_page(found.shown, request.pictures)
-    if request.coco is not None:
+    if pictures is not None:
+        write_page(found.shown, pictures)
+    if coco is not None:
         tally = Tally()
-        with file_progress(request.path) as on_line:
-            write_coco(request.path, request.coco, rules, tally, on_line)
-        print_tally(tally, request.coco, to_stderr=request.as_json)
+        with file_progress(path) as on_line:
+            write_coco(path, coco, rules, tally, on_line)
+        print_tally(tally, coco, to_stderr=as_json)
     return os.EX_OK
 
 
@@ -203,10 +197,7 @@ def write_page(records: Sequence[Record], path: Path) -> None:
         width = max(1, min(PICTURE_WIDTH, PICTURE_HEIGHT * image.width // image.height))
         cells.append((draw_outlines(image, outlines, width=width), f"{record.sample_id} ({len(outlines)} objects)"))
     if not cells:
-        rule, way_out = (
-            "a page needs records with objects and readable images",
-            "the text names what is wrong",
-        )
-        raise ConfigError([Problem("--pictures", str(path), rule, way_out)])
+        rule = "a page needs records with objects and readable images"
+        raise ConfigError([Problem("--pictures", str(path), rule, "see the problems listed above")])
     path.parent.mkdir(parents=True, exist_ok=True)
     captioned_page(cells, columns=PAGE_COLUMNS, width=PICTURE_WIDTH).save(path, format="PNG")

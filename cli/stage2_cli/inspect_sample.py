@@ -1,6 +1,6 @@
-"""`stage2 inspect`: one record, an answer to it, and its E-step.
+"""`stage2 inspect`: one record, an answer to it, and its E-step or, in a GRPO run, its rewards.
 
-The answer comes from a file, or from the configured servers.
+The answer comes from a file or from the configured servers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+from stage2_cli.config_files import load_config
 from stage2_report.inspection import Inspection, document, show
 from stage2_trainer.data.files import check_file, read_named
 from stage2_trainer.data.records import AS_DECLARED, Record, load_record
@@ -21,7 +24,7 @@ from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, cut_
 from stage2_trainer.wire.errors import ServerError
 
 if TYPE_CHECKING:
-    from stage2_api.runconfig import RunConfig
+    from stage2_trainer.grpo.rewards import Reward, Scores
     from stage2_trainer.wire.requests import Rollout
 
 _WAY_OUT = (
@@ -59,7 +62,7 @@ def inspect_sample(request: Request) -> int:
     Returns 0, or EXIT_RETRYABLE when the server failed; raises ConfigError for what a person must change.
     """
     _check(request)
-    config = _config(request.config) if request.config else None
+    config = load_config(request.config) if request.config else None
     record = _record(request, config)
     model, option = _model(request, config)
     spelling = read_spelling(model, option=option)
@@ -96,12 +99,6 @@ def _check(request: Request) -> None:
         check_file("--picture", request.picture)
 
 
-def _config(path: Path) -> RunConfig:
-    from stage2_cli.config_files import load_config  # heavy, and not needed without CONFIG
-
-    return load_config(path)
-
-
 def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
     if config is None:
         raise ConfigError([Problem("CONFIG", None, f"is required without {instead}", _WAY_OUT)])
@@ -112,7 +109,7 @@ def _record(request: Request, config: RunConfig | None) -> Record:
     """Return the record as the learner reads it; its images need not exist. Raises ConfigError."""
     rules = AS_DECLARED
     if config:
-        from stage2_trainer.preflight import record_rules
+        from stage2_trainer.preflight import record_rules  # imports Pillow
 
         rules = record_rules(config)
     rules = rules.without_images()
@@ -236,3 +233,42 @@ def read_text(path: Path, option: str) -> str:
         raise ConfigError([Problem(option, str(path), rule, "correct the path")]) from error
     except UnicodeDecodeError as error:
         raise ConfigError([Problem(option, str(path), f"must be UTF-8 ({error})", "save it as UTF-8")]) from error
+
+
+def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
+    """Print the rewards of an answer to a training record, and their weighted sum; return 0. Raises ConfigError."""
+    from stage2_trainer.grpo import task
+    from stage2_trainer.grpo.rewards import Sample, load_rewards, score
+
+    run = load_config(_required_file(config, "CONFIG"))
+    if run.rlhf is None:
+        raise ConfigError([Problem("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")])
+    custom, number = run.custom, sample or 0
+    rules = task.record_rules(run).without_images()
+    record = load_record(custom.train_jsonl, number, limit=custom.train_sample_limit, rules=rules, named="--sample")
+    rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
+    text = read_text(_required_file(answer, "--response-file"), "--response-file")
+    scores = score(rewards, Sample(text, record.metadata, task.Task.from_config(run).contract))
+    if as_json:
+        print(json.dumps({"sample": number, "rewards": dict(scores.by_name), "total": scores.total}))
+    else:
+        Console().print(table(rewards, scores))
+    return 0
+
+
+def table(rewards: list[Reward], scores: Scores) -> Table:
+    """Return the rewards of one answer: score, weight, and weighted score."""
+    shown = Table("reward", "score", "weight", "adds")
+    for reward in rewards:
+        value = scores.by_name[reward.name]
+        shown.add_row(reward.name, f"{value:.3f}", f"{reward.weight:g}", f"{reward.weight * value:.3f}")
+    shown.add_section()
+    shown.add_row("total", "", "", f"{scores.total:.3f}")
+    return shown
+
+
+def _required_file(path: Path | None, name: str) -> Path:
+    if path is None:
+        way_out = "write `stage2 inspect CONFIG --rewards --sample N --response-file FILE`"
+        raise ConfigError([Problem(name, None, "is needed with --rewards", way_out)])
+    return path

@@ -88,7 +88,7 @@ def prepare(
     start: Annotated[str, typer.Option(help="Initial values of the new rows: numerals, ramp or mean.")] = "numerals",
 ) -> None:
     """Add the 1,000 coordinate tokens to a stock Qwen3-VL, and save the model."""
-    from stage2_cli.prepare import prepare_model
+    from stage2_cli.init import prepare_model
 
     raise typer.Exit(prepare_model(model, output, start=start))
 
@@ -124,9 +124,9 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
-    from stage2_cli.data import DataRequest, show_data
+    from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(DataRequest(file, units, model, pictures, coco, as_json)))
+    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, coco=coco, as_json=as_json))
 
 
 @app.command()
@@ -346,22 +346,12 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Show one sample's E-step: the answer, its matches, and the supervision of each token."""
     if rewards:
-        from stage2_cli.inspect_rewards import inspect_rewards
+        from stage2_cli.inspect_sample import inspect_rewards
 
         raise typer.Exit(inspect_rewards(config, sample=sample, answer=response_file, as_json=as_json))
     from stage2_cli.inspect_sample import Request, inspect_sample
 
-    request = Request(
-        config=config,
-        sample=sample,
-        record=record,
-        line=line,
-        tokenizer=tokenizer,
-        response_ids=response_ids,
-        response_file=response_file,
-        as_json=as_json,
-        picture=picture,
-    )
+    request = Request(config, sample, record, line, tokenizer, response_ids, response_file, as_json, picture)
     raise typer.Exit(inspect_sample(request))
 
 

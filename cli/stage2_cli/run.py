@@ -7,44 +7,162 @@ exit code 64.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import yaml
+from rich.console import Console
+from rich.status import Status
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_api.pod.report import GRACE_S
-from stage2_cli.config_files import NETWORK, TEMPLATES, WATCHED, load_config, load_job, set_fields
+from stage2_api.pod.report import GRACE_S, LearnerPhase, LearnerReport, read_report
+from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
-from stage2_cli.run_console import LocalClient, Watcher, console
 from stage2_controller.spec import credentials
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
+from stage2_report.run_history import parse_record
 from stage2_trainer.data.files import check_place
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
 
+_PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
+"""Phases that alternate many times a step: shown in a status line, which overwrites itself, and not in a log."""
+
+
+TIMEOUT_S = 2.0
+
+
+@functools.cache
+def console() -> Console:
+    """Return the console on standard output that all of `stage2 run` uses."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+class LocalClient:
+    """A client of a run's processes. authority: the certificate that signed theirs."""
+
+    def __init__(self, authority: Path, token: str) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"}
+        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
+
+    def get(self, url: str) -> bytes | None:
+        """Return the body of an answer with status 200; None for any other, and where nobody answers."""
+        try:
+            with self._opener.open(urllib.request.Request(url, headers=self._headers), timeout=TIMEOUT_S) as answer:
+                body: bytes = answer.read()
+                return body if answer.status == HTTPStatus.OK else None
+        except (OSError, HTTPException):
+            return None
+
+
+class Watcher:
+    """Shows the progress of a run, from the learner's /progress and from the JSON lines in its log."""
+
+    def __init__(self, log: Path | None = None, client: LocalClient | None = None, progress_url: str = "") -> None:
+        self._client, self._progress_url = client, progress_url
+        self._log = log
+        self._offset = log.stat().st_size if log is not None and log.exists() else 0
+        self._status = Status("starting", console=console())
+        self._last = ""
+
+    def __enter__(self) -> Watcher:
+        if console().is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Show a status; where there is no terminal, each new text once."""
+        if text == self._last:
+            return
+        self._last = text
+        if console().is_terminal:
+            self._status.update(text)
+        else:
+            console().print(text)
+
+    def refresh(self) -> None:
+        """Print new records of the learner's log, then show its progress."""
+        for record in self._new_records():
+            if line := describe(record):
+                console().print(line)
+        progress = self._progress()
+        if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
+            self.show(f"learner: {progress.phase}, step {progress.step} of {progress.max_steps}")
+
+    def failure(self, process: LocalProcess, what: str) -> None:
+        """Print what happened to a process and the last lines of its log."""
+        console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
+        console().print(process.tail(), markup=False)
+
+    def _progress(self) -> LearnerReport | None:
+        # Nobody answers before the learner listens, and after it has gone: the exit code tells the rest.
+        body = self._client.get(self._progress_url) if self._client is not None else None
+        return None if body is None else read_report(json.loads(body))
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        """Return the records of the lines that are complete since the last call."""
+        if self._log is None or not self._log.exists():
+            return []
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        complete = new[: new.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := parse_record(line))]
+
+
+def describe(record: dict[str, Any]) -> str | None:
+    """Return a line about a record for people; None for a record that is only for machines."""
+    if record["event"] == "step" and "reward" in record:
+        return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
+    if record["event"] == "step" and "supervised/objects" in record:
+        return f"step {record['step']}: loss {record['loss']:.3f}, {record['supervised/objects']:.0f} objects"
+    if record["event"] == "step":
+        return (
+            f"step {record['step']}: loss {record['loss']:.3f}, "
+            f"matched {record.get('rollout/matched_for_supervision', 0):.0f} "
+            f"of {record.get('rollout/gt_objects', 0):.0f} objects"
+        )
+    if record["event"] == "evaluation" and "eval_reward" in record:
+        return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
+    if record["event"] == "evaluation":
+        named = record.get("eval_rollout_f1_class_iou50")
+        with_class = "" if named is None else f", {named:.3f} with class at IoU 0.5"
+        return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}{with_class}"
+    return None
+
+
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
 CONFIG, TOKEN, TLS = Path("etc", "config", "config.yaml"), Path("etc", "token", "token"), Path("etc", "tls")
-_CERTIFICATES = {
-    "ca.crt": layout.CA_KEY,
-    "tls.crt": layout.certificate_key("local"),
-    "tls.key": layout.private_key_key("local"),
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +176,7 @@ class LocalRun:
     engine: str
 
     def client(self) -> LocalClient:
-        """A client of the run's processes, with its token and its authority."""
+        """Return a client for the run's processes."""
         return LocalClient(self.work_dir / TLS / "ca.crt", (self.work_dir / TOKEN).read_text())
 
     def process(self, container: Container, gpus: Sequence[int]) -> LocalProcess:
@@ -78,12 +196,12 @@ class LocalRun:
 def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm", overwrite: bool = False) -> int:
     """Run a job file to its end on this machine; return the learner's exit code.
 
-    overwrite: first remove what an earlier run left in the output folder. Raises ConfigError when the job is invalid
-    or one of its volumes is not on this machine.
+    overwrite: first remove an earlier run's files from the output folder. Raises ConfigError if the job is invalid or
+    one of its volumes is not on this machine.
     """
     job, mappings = load_job(file), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
-    if ignored := set_fields(job, (*WATCHED, *TEMPLATES, *NETWORK)):
+    if ignored := set_fields(job, CLUSTER):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
@@ -111,25 +229,27 @@ def prepare(
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=True)
     require_gpus(sum(container.gpus for container in (*workload.servers, workload.learner)))
-    _write(work_dir / CONFIG, _localised(workload.config_text, paths), mode=0o644)
-    made = credentials.new({"local": (_HOST,)}, datetime.now(UTC))
-    _write(work_dir / TOKEN, made[layout.TOKEN_KEY], mode=0o600)
-    for name, key in _CERTIFICATES.items():
-        _write(work_dir / TLS / name, made[key], mode=0o600)
+    config = paths.localise(yaml.safe_load(workload.config_text))
+    _write(work_dir / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), mode=0o644)
+    secrets = credentials.new({"local": (_HOST,)}, datetime.now(UTC))
+    _write(work_dir / TOKEN, secrets[layout.TOKEN_KEY], mode=0o600)
+    certificates = {
+        "ca.crt": layout.CA_KEY,
+        "tls.crt": layout.certificate_key("local"),
+        "tls.key": layout.private_key_key("local"),
+    }
+    for name, key in certificates.items():
+        _write(work_dir / TLS / name, secrets[key], mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
     return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
 
 
 def _check(local: LocalRun) -> None:
-    """Raise ConfigError for what the learner would report only after the servers have started."""
+    """Raise ConfigError for mistakes that the learner would find only after the servers have started."""
     config = load_config(local.work_dir / CONFIG)
     processes = max(1, local.workload.learner.gpus)
     check_supported(config, world_size=processes)
     checked_records(config, world_size=processes)
-
-
-def _localised(config_text: str, paths: PathMap) -> str:
-    return yaml.safe_dump(paths.localise(yaml.safe_load(config_text)), sort_keys=False, allow_unicode=True)
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:
@@ -223,12 +343,11 @@ def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -
 
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
-    """Show the last log lines of the servers that the end of the learner's log names."""
-    addresses = local.workload.addresses
+    """Show the last log lines of each server that the end of the learner's log mentions."""
     last_lines = learner.tail()
-    for address, server in zip(addresses, servers, strict=True):
+    for address, server in zip(local.workload.addresses, servers, strict=True):
         if f"server {address.base_url}" in last_lines:
-            watcher.failure(server, "is named in it")
+            watcher.failure(server, "is mentioned there")
 
 
 def _interrupt(*_: object) -> None:

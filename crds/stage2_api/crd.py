@@ -25,11 +25,11 @@ from stage2_api.validation.validate import SET, VALUE, Rule
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Stage of the job's life."),
-    ("Step", "string", ".status.progress", "Optimizer steps that are done, of all."),
-    ("Rollout", "string", ".status.rollout", "Servers that answer, of all."),
-    ("Node", "string", ".status.node", "Node on which servers and learner run."),
-    ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name", "Kueue queue that the job waits in."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Training")].reason', "Why the job does not train."),
+    ("Step", "string", ".status.progress", "Optimizer steps done, of all steps."),
+    ("Rollout", "string", ".status.rollout", "Ready servers, of all servers."),
+    ("Node", "string", ".status.node", "Node of servers and learner."),
+    ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name", "Kueue queue of the job."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Training")].reason', "Why the job is not training."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 
@@ -90,8 +90,8 @@ def _object_schema() -> Schema:
             "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
-            "spec": {**spec, "description": "What the job is to do. Required."},
-            "status": {**structural(JobStatus), "description": "What the controller observes of the job."},
+            "spec": {**spec, "description": "Specification of the job. Required."},
+            "status": {**structural(JobStatus), "description": "Status of the job, written by the controller."},
         },
     }
 

@@ -1,7 +1,7 @@
 """GRPO: `rlhf`, `custom.extra.rollout_server` and `custom.grpo`.
 
-What the learner does stands under `rlhf`, what its rollout server is started with under `rollout_server`, and neither
-takes a key of the other: a key that does nothing where it stands would be believed.
+`rlhf` configures the learner and `rollout_server` the server. Neither accepts the other's keys, because nobody would
+notice a key that does nothing.
 
 Source: semantics section 15; key names as ms-swift has them.
 """
@@ -20,14 +20,14 @@ _DIGITS = re.compile(r"[0-9]+")
 
 
 def integral(value: object) -> object:
-    """Take `6.0` and `"6"` for 6, as files of ms-swift write it; anything else stays as it is."""
+    """Return 6 for `6.0` and `"6"`, as files of ms-swift write it; return anything else unchanged."""
     if isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
         return int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def from_json(value: object) -> object:
-    """Take a JSON text for what it says, as files of ms-swift write mappings."""
+    """Parse JSON text, as files of ms-swift write mappings; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -48,60 +48,61 @@ class Rlhf(Section):
     rlhf_type: Literal["grpo"] = "grpo"
     """Algorithm: group-relative policy optimisation."""
     use_vllm: bool = False
-    """Whether vLLM makes the rollouts. A GRPO run needs it."""
+    """Whether vLLM makes the rollouts. Must be true in a GRPO run."""
     vllm_mode: Literal["colocate", "server"] = "colocate"
-    """Where vLLM runs. A GRPO run needs `server`."""
+    """Where vLLM runs. Must be `server` in a GRPO run."""
     vllm_server_host: list[Literal["127.0.0.1", "localhost"]] = Field(default=["127.0.0.1"], min_length=1, max_length=1)
-    """List of the one host of the rollout server: this machine. In a job the controller puts its own address there."""
+    """List with the host of the one rollout server: this machine. In a job the controller fills in the address."""
     vllm_server_port: list[Port] = Field(default=[8080], min_length=1, max_length=1)
-    """List of the one TCP port of the rollout server."""
+    """List with the TCP port of the one rollout server."""
     vllm_server_group_port: list[Port] = Field(default=[51216], min_length=1, max_length=1)
-    """List of the one TCP port on the learner's side at which the server joins the weight-transfer group."""
+    """List with the learner's TCP port at which the server joins the weight-transfer group."""
     vllm_server_timeout: Scale = 240.0
     """Seconds to wait for the server to answer and to join the weight-transfer group."""
     reward_funcs: list[RewardName] = Field(min_length=1, max_length=64)
     """List of rewards by name, such as `summary.format`. Packages add their own under the entry point
     `stage2.rewards`."""
     reward_weights: list[Annotated[float, Field()]] | None = Field(None, min_length=1, max_length=64)
-    """List of the rewards' weights, in the order of `reward_funcs`; null means 1 for each."""
+    """List of weights, in the order of `reward_funcs`; null means 1 for each."""
     num_generations: Annotated[int, Field(ge=2, le=4096)] = 8
-    """Answers to each prompt: the group over which advantages are relative."""
+    """Answers per prompt: the group that advantages are relative to."""
     generation_batch_size: Positive | None = None
-    """Answers of one round of rollouts over all learner processes; null means that `steps_per_generation` decides."""
+    """Answers of one round of rollouts over all learner processes; null means `steps_per_generation` decides."""
     steps_per_generation: Positive | None = None
-    """Micro-steps that train on one round of rollouts; null means that `generation_batch_size` decides, or as many as
-    gradient accumulation has."""
+    """Micro-steps that train on one round of rollouts; null means `generation_batch_size` decides, else gradient
+    accumulation."""
     num_iterations: Positive = 1
     """Passes over each round of rollouts."""
     temperature: Scale = 1.0
-    """Sampling temperature of rollouts, by which the learner divides its logits too."""
+    """Sampling temperature of rollouts. The learner divides its logits by it too."""
     repetition_penalty: Scale = 1.0
-    """Factor against tokens that an answer already holds; 1 means none."""
+    """Penalty on tokens that an answer already contains; 1 means none."""
     max_completion_length: Positive = 512
-    """Most tokens of one answer. Prompt and answer together must fit `rollout_server.vllm_max_model_len`."""
+    """Maximum number of tokens of one answer. Prompt and answer together must fit
+    `rollout_server.vllm_max_model_len`."""
     beta: Weight = 0.04
-    """Weight of the divergence from the model before training; 0 means none, and saves a forward pass."""
+    """Weight of the KL divergence from the initial model; 0 means none, and saves a forward pass."""
     epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Clipping of the probability ratio below, and above where `epsilon_high` is unset."""
+    """Lower clipping range of the probability ratio; the upper one too unless `epsilon_high` is set."""
     epsilon_high: Scale | None = None
-    """Clipping of the probability ratio above; null means `epsilon`."""
+    """Upper clipping range of the probability ratio; null means `epsilon`."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "grpo"
-    """What the loss is a mean over: `grpo` tokens of each answer and then answers, `bnpo` tokens of the micro-batch,
-    `dr_grpo` a constant length, `dapo` tokens of the whole step."""
+    """How the loss is averaged: `grpo` over the tokens of each answer and then over answers, `bnpo` over the tokens of
+    the micro-batch, `dr_grpo` by a constant length, `dapo` over the tokens of the whole step."""
     advantage_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = "grpo"
-    """How rewards become advantages: `grpo` subtracts the group's mean, `rloo` the mean of the group's others,
-    `reinforce_plus_plus` the group's mean, and scales by the spread of what is left."""
+    """How rewards become advantages: `grpo` subtracts the group's mean, `rloo` the mean of the other answers, and
+    `reinforce_plus_plus` subtracts the group's mean and scales by the standard deviation of the result."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
-    """Over what the spread is taken that advantages are divided by; null means `group` for grpo, `none` for rloo,
-    `batch` for reinforce_plus_plus."""
+    """Scope of the standard deviation that divides advantages; null means `group` for grpo, `none` for rloo, `batch`
+    for reinforce_plus_plus."""
     kl_in_reward: bool = False
-    """Whether the divergence is taken off the rewards instead of being added to the loss."""
+    """Whether to subtract the KL divergence from the rewards instead of adding it to the loss."""
     truncation_strategy: Literal["left", "delete"] = "left"
-    """What ms-swift does with prompts that are too long; ignored, a prompt that is too long is refused."""
+    """Treatment of prompts that are too long in ms-swift. Ignored: such prompts are refused."""
     dynamic_sample: bool = False
-    """Whether prompts whose answers all score the same are replaced by others."""
+    """Whether to replace prompts whose answers all score the same."""
     max_resample_times: Positive = 3
-    """Most rounds of such replacement."""
+    """Maximum rounds of replacement."""
 
     @property
     def resolved_scale(self) -> Literal["group", "batch", "none"]:
@@ -116,52 +117,52 @@ class Rlhf(Section):
 
 
 class RolloutServer(Section):
-    """The rollout server of a GRPO run: how vLLM is started. None of it is read by the learner's side."""
+    """The rollout server of a GRPO run: arguments of vLLM. The learner reads none of them."""
 
     lists_its_keys: ClassVar[bool] = True
 
     vllm_tensor_parallel_size: PositiveNumber | None = None
-    """GPUs that share one copy of the model. Needed, unless `custom.grpo.batch_plan` forces it."""
+    """GPUs that share one copy of the model. Required unless `custom.grpo.batch_plan` forces it."""
     vllm_data_parallel_size: PositiveNumber | None = None
-    """Copies of the model. Needed, unless `custom.grpo.batch_plan` forces it; copies times GPUs of each are the rollout
-    GPUs."""
+    """Copies of the model. Required unless `custom.grpo.batch_plan` forces it. The server needs copies times GPUs per
+    copy."""
     vllm_max_model_len: PositiveNumber
-    """Longest prompt plus answer in tokens; at least `global_max_length`."""
+    """Maximum length of prompt plus answer in tokens; at least `global_max_length`."""
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of each GPU's memory that vLLM takes. Raise it once a run is stable."""
+    """Share of each GPU's memory for vLLM. Raise it once a run is stable."""
     vllm_max_num_seqs: PositiveNumber = 256
-    """Most sequences that each copy runs at once."""
+    """Maximum number of concurrent sequences per copy."""
     vllm_enable_prefix_caching: bool = True
-    """Whether vLLM reuses the attention cache of equal prompt beginnings: the answers to one prompt share it."""
+    """Whether vLLM reuses the KV cache of common prompt prefixes, which the answers to one prompt share."""
     vllm_disable_custom_all_reduce: bool = True
-    """Whether vLLM leaves all-reduce to NCCL."""
+    """Whether vLLM uses NCCL for all-reduce."""
     vllm_enforce_eager: bool = False
-    """Whether vLLM runs without CUDA graphs: slower, starts sooner, needs less memory."""
+    """Whether vLLM runs without CUDA graphs: slower, but it starts sooner and needs less memory."""
     vllm_limit_mm_per_prompt: Annotated[dict[str, Count] | None, BeforeValidator(from_json)] = Field(
         None, max_length=16
     )
-    """Mapping, or JSON, from a kind of input to how many one prompt may hold, such as `{image: 1, video: 0}`."""
+    """Mapping, or JSON, of the inputs of each kind that a prompt may have, such as `{image: 1, video: 0}`."""
     vllm_enable_lora: bool = False
-    """Whether vLLM could load adapters. Refused: adapters of image encoders and DoRA travel merged."""
+    """Whether vLLM can load adapters. Must be false: the learner sends merged weights."""
     vllm_max_lora_rank: PositiveNumber | None = None
-    """Rank of such adapters. Refused, whatever it is."""
+    """Rank of such adapters. Must be unset."""
     vllm_use_async_engine: bool | None = None
-    """Whether ms-swift would start vLLM's asynchronous engine; ignored, these servers always do."""
+    """Whether ms-swift starts vLLM's asynchronous engine. Ignored: stage2's servers always do."""
     vllm_engine_kwargs: Annotated[
         dict[str, Any] | None,
         BeforeValidator(from_json),
         Field(json_schema_extra={"x-stage2-schema": free_mapping(64)}),
     ] = Field(None, max_length=64)
-    """Mapping, or JSON, of more of vLLM's engine arguments of speed and memory, by their names there."""
+    """Mapping, or JSON, of other engine arguments of vLLM for speed and memory."""
     vllm_mm_processor_cache_gb: Weight | None = None
-    """GiB of main memory in which vLLM keeps processed images. Unset leaves vLLM's own default."""
+    """GiB of main memory for vLLM's cache of processed images. Unset means vLLM's default."""
     vllm_disable_cascade_attn: bool | None = None
-    """Whether vLLM leaves cascade attention out. Unset leaves vLLM's own default."""
+    """Whether vLLM turns cascade attention off. Unset means vLLM's default."""
     vllm_quantization: Name | None = None
-    """Quantisation of vLLM's weights by its name there. Unset means none."""
+    """Quantisation of vLLM's weights, by its name in vLLM. Unset means none."""
 
     def passed_through(self) -> dict[str, Any]:
-        """Return the engine arguments that only a GRPO server takes, by vLLM's names."""
+        """Return the engine arguments that only a GRPO server has, by vLLM's names."""
         named = ("mm_processor_cache_gb", "disable_cascade_attn", "quantization")
         given = {name: value for name in named if (value := getattr(self, f"vllm_{name}")) is not None}
         return {**given, **(self.vllm_engine_kwargs or {})}
@@ -187,44 +188,44 @@ class SummaryKeys(Section):
 
 
 class SummaryIrrelevant(Section):
-    """Images that are to be answered with a fixed text."""
+    """Images that need a fixed answer."""
 
     source: Name = "irrelevant_summary"
     """Value of the record's `_fusion_source` that marks them."""
     text: Annotated[Text, Field(min_length=1)] = "irrelevant image"
-    """Answer to such an image, whole."""
+    """The whole answer to such an image."""
 
 
 class SummaryCategory(Section):
-    """What an item of one category must and may say."""
+    """Required and allowed attributes of one category."""
 
     name: Word
     """Name of the category."""
     required: Words = Field(default=[])
     """List of attributes that an item must have."""
     any_of: list[Words] = Field(default=[], max_length=64)
-    """List of groups of attributes; an item must have one of each group."""
+    """List of attribute groups; an item must have one attribute of each."""
     allowed: Words = Field(default=[])
-    """List of attributes that an item may have beside those."""
+    """List of further attributes that an item may have."""
 
 
 class SummaryDomain(Section):
-    """One kind of images with a vocabulary of its own."""
+    """One kind of images with its own vocabulary."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Z]+$")]
-    """Name of the domain, as the header line has it."""
+    """Name of the domain in the header line."""
     template: Name
     """Value of the record's `_fusion_template` that marks it."""
     prompt: Text | None = None
-    """Text part of the user's turn; null means `custom.user_prompt`."""
+    """Text of the user message; null means `custom.user_prompt`."""
     notes: bool = False
     """Whether summaries may have notes."""
     groups: bool = False
     """Whether summaries may have group counts."""
     tversky_fp: Fraction = 0.3
-    """Weight of a fact too many in `summary.content_structured_tversky`; one that is missing weighs 1."""
+    """Weight of an extra fact in `summary.content_structured_tversky`; a missing fact weighs 1."""
     tversky_ignored: Words = Field(default=[])
-    """List of attributes, and of the key of notes, that this reward leaves out."""
+    """List of attributes, or the key of notes, that this reward ignores."""
     digit_attributes: Words = Field(default=[])
     """List of attributes whose values must be numbers."""
     categories: list[SummaryCategory] = Field(default=[], max_length=256)
@@ -232,74 +233,74 @@ class SummaryDomain(Section):
 
 
 class Summary(Section):
-    """Contract of summaries."""
+    """Format of the summaries."""
 
     task: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Z]+$")] = "SUMMARY"
-    """Name of the task, as the header line has it."""
+    """Name of the task in the header line."""
     keys: SummaryKeys = SummaryKeys()
     """Keys of the JSON line."""
     irrelevant: SummaryIrrelevant = SummaryIrrelevant()
-    """Images that are to be answered with a fixed text."""
+    """Images that need a fixed answer."""
     domains: list[SummaryDomain] = Field(min_length=1, max_length=16)
     """List of the domains."""
     text_attributes: Words = Field(default=[])
-    """List of attributes whose values are text read from the image."""
+    """List of attributes with text read from the image."""
     number_attributes: Words = Field(default=[])
-    """List of attributes of whose values only the first digits count."""
+    """List of attributes whose first digits alone count."""
     stable_attributes: Words = Field(default=[])
-    """List of attributes whose values are a closed set, scored one by one by `summary.attr_path_recall`."""
+    """List of attributes with a closed set of values, which `summary.attr_path_recall` scores individually."""
 
 
 class Chord(Section):
     """Supervised fine-tuning mixed into GRPO: loss = (1 - mu) GRPO + mu SFT (CHORD, arXiv 2508.11408)."""
 
     enabled: bool = False
-    """Whether reference answers are learnt beside the rollouts; all keys of this section are needed then."""
+    """Whether to train on reference answers too; then every key of this section is required."""
     sft_per_device_train_batch_size: Positive | None = None
     """Reference answers of one micro-step in each learner process."""
     mu_warmup_steps: Count | None = None
-    """Optimizer steps in which mu rises from 0 to `mu_peak`."""
+    """Optimizer steps over which mu rises from 0 to `mu_peak`."""
     mu_decay_steps: Count | None = None
-    """Optimizer steps after that in which mu falls along a cosine to `mu_valley`."""
+    """Optimizer steps after the warm-up over which mu falls along a cosine to `mu_valley`."""
     mu_peak: Fraction | None = None
     """Largest share of the supervised loss."""
     mu_valley: Fraction | None = None
-    """Share of the supervised loss from then on."""
+    """Final share of the supervised loss."""
     enable_phi_function: bool | None = None
-    """Whether tokens of which the model is sure, either way, count less: each is weighed with p (1 - p)."""
+    """Whether to weight each token by p (1 - p), so that tokens the model is sure about count less."""
 
 
 class BatchPlanServer(Section):
-    """What the batch plan says about the rollout server."""
+    """Settings that the batch plan forces on the rollout server."""
 
     force_vllm_tensor_parallel_size: PositiveNumber | None = None
     """GPUs that share one copy of the model."""
     force_vllm_data_parallel_size: PositiveNumber | None = None
     """Copies of the model."""
     max_num_seqs_per_gpu: PositiveNumber | None = None
-    """Most sequences at once for each GPU of a copy."""
+    """Maximum number of concurrent sequences per GPU of a copy."""
 
 
 class BatchPlan(Section):
-    """One number for all batches: what an optimizer step trains on is what a round of rollouts makes."""
+    """One size for all batches: an optimizer step trains on exactly one round of rollouts."""
 
     enabled: bool = False
     """Whether the plan sets batch sizes."""
     per_device_train_batch_size: PositiveNumber | None = None
-    """Answers of one micro-step in each learner process. Needed."""
+    """Answers of one micro-step in each learner process. Required."""
     per_device_eval_batch_size: PositiveNumber | None = None
-    """Answers of one evaluation step; the same, or unset."""
+    """Answers of one evaluation step; unset or equal to `per_device_train_batch_size`."""
     unified_batch_size: PositiveNumber | None = None
-    """Answers of one optimizer step and of one round of rollouts. Needed."""
+    """Answers of one optimizer step and of one round of rollouts. Required."""
     rollout_server: BatchPlanServer = BatchPlanServer()
-    """Rollout server: what the plan forces there."""
+    """Settings forced on the rollout server."""
 
 
 class Grpo(Section):
-    """What GRPO trains on, beside `rlhf`."""
+    """Data and batches of GRPO, in addition to `rlhf`."""
 
     summary: Summary | None = None
-    """Contract of summaries, in the words of their owner; needed by rewards named `summary.*`."""
+    """Format of the summaries, which rewards named `summary.*` need."""
     chord: Chord = Chord()
     """Supervised fine-tuning mixed in."""
     batch_plan: BatchPlan = BatchPlan()

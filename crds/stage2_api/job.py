@@ -1,4 +1,4 @@
-"""RolloutMatchingJob, the custom resource: what a cluster must know around a training YAML.
+"""RolloutMatchingJob, the custom resource: a training YAML and what a cluster needs to run it.
 
 Group stage2.dev, version v1alpha1, short name rmj, namespaced. camelCase in YAML, snake_case in Python.
 """
@@ -31,7 +31,7 @@ PLURAL = "rolloutmatchingjobs"
 SINGULAR = "rolloutmatchingjob"
 SHORT_NAME = "rmj"
 LONGEST_PREFIX = 58
-"""Characters of `generateName` that the API server keeps: a name that it makes is a DNS label."""
+"""Characters of `generateName` that the API server keeps, so that the name is a DNS label."""
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
@@ -40,40 +40,39 @@ class RolloutSpec(KubernetesObject):
     """The rollout servers: one pod with one container for each server."""
 
     servers: Annotated[int, Field(ge=0, le=16)] = 0
-    """Number of vLLM servers. With `vllm.mode: server` at least one; otherwise the learner makes its rollouts itself
-    and this stays 0."""
+    """Number of vLLM servers: at least one with `vllm.mode: server`; otherwise 0, because the learner makes the
+    rollouts."""
     gpus_per_server: Annotated[int, Field(ge=0, le=16)] = 1
-    """GPUs of each server; equals `vllm.tensor_parallel_size`."""
+    """GPUs of each server; must equal `vllm.tensor_parallel_size`."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 8000
-    """TCP port of the first server; the next ones take the ports after it."""
+    """TCP port of the first server; the others use the following ports."""
     resource_claim_template: Name | None = None
-    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) from which each server gets a claim of its own, for
-    `gpusPerServer` GPUs, in place of `gpuResource`. The learner then has one too."""
+    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) for the `gpusPerServer` GPUs of each server, which
+    replaces `gpuResource`. The learner then needs one too."""
     resources: Resources | None = None
     """Compute resources of each server's container, besides GPUs."""
     template: PodTemplate = Field(default={})
-    """Pod template that is merged over the servers' own, as `kubectl patch` merges. In `spec.containers`, the name
-    `server` stands for every server, `server-0` for the first."""
+    """Pod template to merge into the servers', as `kubectl patch` does. In `spec.containers`, the name `server` means
+    every server, and `server-0` the first one."""
 
 
 class LearnerSpec(KubernetesObject):
     """The learner: a Job with one pod, on the servers' node."""
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
-    """GPUs of the learner: 1 with servers; in colocate mode as many as there are, one learner process for each."""
+    """GPUs of the learner: 1 with servers; in colocate mode any number, with one learner process per GPU."""
     resource_claim_template: Name | None = None
-    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) from which the learner gets its claim, for `gpus` GPUs,
-    in place of `gpuResource`. Servers then have one too."""
+    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) for the learner's `gpus` GPUs, which replaces
+    `gpuResource`. Servers then need one too."""
     resources: Resources | None = None
     """Compute resources of the learner's container, besides GPUs."""
     template: PodTemplate = Field(default={})
-    """Pod template that is merged over the learner's own, as `kubectl patch` merges; its container is `learner`."""
+    """Pod template to merge into the learner's, as `kubectl patch` does; its container is `learner`."""
     backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
-    """Times that a learner that failed is started again, from its last checkpoint. A configuration error is never
-    tried again."""
+    """Number of restarts of a failed learner, from its last checkpoint. A configuration error is never retried."""
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 3600
-    """Seconds that the servers have, once they have a node, until all of them answer and the learner starts; then the
-    job fails. Waiting for a node or for quota does not count."""
+    """Seconds from the choice of a node until all servers answer and the learner starts; after that the job fails.
+    Waiting for a node or for quota does not count."""
 
 
 class Placement(KubernetesObject):
@@ -82,44 +81,42 @@ class Placement(KubernetesObject):
     node_selector: dict[QualifiedName, LabelValue] = Field(default={}, max_length=32)
     """Mapping of labels that the node must have."""
     affinity: Affinity | None = None
-    """Affinity to nodes, for choices that `nodeSelector` cannot tell: one of several GPU models, not one pool."""
+    """Node affinity, for choices that `nodeSelector` cannot express, such as one of several GPU models."""
     tolerations: list[Toleration] = Field(default=[], max_length=32)
-    """List of taints that the pods accept."""
+    """List of taints that the pods tolerate."""
     priority_class_name: SubdomainOrNone = ""
     """Name of the pods' PriorityClass; empty means the cluster's default."""
     mode: Literal["Reserve", "Scheduler"] = "Reserve"
-    """Who finds the node: `Reserve`, the controller, which keeps room there for the whole job; `Scheduler`, the
-    scheduler, for pods that are pending from the beginning: where only an autoscaler knows which nodes could be made,
-    or volumes tie the job to some."""
+    """Who chooses the node: with `Reserve` the controller, which reserves room for the whole job; with `Scheduler` the
+    scheduler, for clusters where an autoscaler adds nodes for pending pods, or volumes tie the job to certain nodes."""
 
 
 class Tls(KubernetesObject):
-    """TLS between servers, learner and controller, with certificates of the job's own that the controller makes."""
+    """TLS between servers, learner and controller, with certificates that the controller creates for the job."""
 
     enabled: bool = True
-    """Whether servers answer and the learner tells its progress over TLS alone. Without it the job's token, images and
-    answers cross the cluster's network in clear text."""
+    """Whether servers and learner accept only TLS. Without it the job's token, images and answers cross the cluster's
+    network in clear text."""
 
 
 class Network(KubernetesObject):
-    """What the pods may reach. What may reach them is each other, the controller and Prometheus alone."""
+    """Egress of the pods. Ingress is always limited to the job's own pods, the controller and Prometheus."""
 
     egress: Literal["Auto", "Closed", "Open"] = "Auto"
-    """Where servers and learner may connect to: `Closed`, to each other and to name servers; `Open`, anywhere; `Auto`,
-    closed unless the job names something that lies elsewhere: a model or a sentence-embedding model as on a hub, a
-    tracker but TensorBoard, a container of its own in a template. Another NetworkPolicy over the pods may open more."""
+    """Allowed connections of servers and learner: `Closed`, only to each other and to DNS; `Open`, anywhere; `Auto`,
+    open only if the job needs it: for a model or a sentence-embedding model on a hub, a tracker other than TensorBoard,
+    or an extra container in a template. Other NetworkPolicies may allow more."""
 
 
 class JobSpec(KubernetesObject):
-    """What the job is to do."""
+    """Specification of the job."""
 
     suspend: bool = False
-    """Whether the job waits without pods. Setting it back resumes from the last checkpoint; while it is set, the spec
-    can be edited."""
+    """Whether the job waits without pods. Then its spec can be edited. False resumes from the last checkpoint."""
     image: Image | None = None
-    """Container image of servers and learner; unset means the one with which stage2 was installed."""
+    """Container image of servers and learner; unset means the image of the stage2 installation."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When nodes fetch the image."""
+    """When nodes pull the image."""
     image_pull_secrets: list[ObjectReference] = Field(default=[], max_length=16)
     """List of Secrets with credentials for the image's registry."""
     gpu_resource: Annotated[
@@ -128,16 +125,16 @@ class JobSpec(KubernetesObject):
             max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
         ),
     ] = "nvidia.com/gpu"
-    """Resource name under which nodes offer GPUs; empty for runs on the CPU. Containers with a ResourceClaimTemplate
-    do not ask for it."""
+    """Resource name of GPUs on the nodes; empty for runs on the CPU. Containers with a ResourceClaimTemplate do not
+    request it."""
     rollout: RolloutSpec = RolloutSpec()
-    """Rollout servers: how many, with what, where they listen."""
+    """Rollout servers: number, resources and ports."""
     learner: LearnerSpec = LearnerSpec()
-    """Learner: its GPUs, its retries."""
+    """Learner: GPUs, resources and retries."""
     tls: Tls = Tls()
-    """Encryption of what servers, learner and controller ask each other over HTTP."""
+    """Encryption of HTTP between servers, learner and controller."""
     network: Network = Network()
-    """Limits on what the pods may reach, where the cluster enforces NetworkPolicies."""
+    """Limits on the pods' connections, if the cluster enforces NetworkPolicies."""
     placement: Placement = Placement()
     """Node choice for all pods: selector, tolerations, priority."""
     volumes: list[Volume] = Field(
@@ -147,9 +144,9 @@ class JobSpec(KubernetesObject):
     )
     """List of volumes for model, data and output, mounted in every container."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Seconds after its start at which a job that has not ended fails; unset means no limit."""
+    """Seconds after its start when an unfinished job fails; unset means no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Seconds after its end at which the job is deleted; unset keeps it."""
+    """Seconds after its end when the job is deleted; unset keeps it."""
     managed_by: (
         Annotated[
             str,
@@ -159,10 +156,10 @@ class JobSpec(KubernetesObject):
         ]
         | None
     ) = None
-    """Name of the controller that works on the job. Unset or `stage2.dev/controller` means stage2's own; anything else
-    makes stage2 leave the job alone."""
+    """Name of the controller that manages the job. Unset or `stage2.dev/controller` means stage2; stage2 ignores jobs
+    with any other value."""
     config: RunConfig
-    """Training configuration: the YAML that `stage2 learn` takes, with its own snake_case keys."""
+    """Training configuration: the YAML of `stage2 learn`, with its snake_case keys."""
 
 
 class ObjectMeta(KubernetesObject):
@@ -171,16 +168,16 @@ class ObjectMeta(KubernetesObject):
     model_config = ConfigDict(extra="ignore")
 
     name: Subdomain
-    """Name of the job: at most 253 lower-case letters, digits, dashes and dots, no dash or dot beside a dot."""
+    """Name of the job: at most 253 lower-case letters, digits, dashes and dots, no dash or dot next to a dot."""
     generate_name: SubdomainPrefix | None = None
-    """What the API server makes a name from where there is none: as a name, but a dash may end it. Such a job is for
-    `kubectl create`; before that, five `x` stand for the characters that the API server chooses."""
+    """Prefix of a name that the API server generates; it may end in a dash. Such a job is for `kubectl create`;
+    locally, five `x` stand for the generated characters."""
     namespace: DnsLabel | None = None
     """Namespace of the job: at most 63 lower-case letters, digits and dashes, no dash first or last."""
     uid: str | None = None
-    """Identity that the API server gave."""
+    """Unique ID from the API server."""
     generation: int | None = None
-    """Number that grows with each change of the spec."""
+    """Number that increases with each change of the spec."""
     labels: dict[str, str] | None = None
     """Mapping of labels."""
     annotations: dict[str, str] | None = None
@@ -189,7 +186,7 @@ class ObjectMeta(KubernetesObject):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, value: object) -> object:
-        """Name what only has a prefix as the API server does, with five characters of its choice for `xxxxx`."""
+        """Generate a name from a prefix as the API server does, with `xxxxx` for its random characters."""
         prefix = value.get("generateName") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(prefix, str) or not prefix or value.get("name"):
             return value
@@ -202,7 +199,7 @@ class ObjectMeta(KubernetesObject):
 
 
 class RolloutMatchingJob(KubernetesObject):
-    """A rollout-matching training run: rollout servers and a learner on one node, from a training YAML."""
+    """A rollout-matching training run: rollout servers and a learner on one node."""
 
     api_version: Literal["stage2.dev/v1alpha1"]
     """Version of the schema of this object."""
@@ -211,6 +208,6 @@ class RolloutMatchingJob(KubernetesObject):
     metadata: ObjectMeta
     """Name, namespace, labels."""
     spec: JobSpec
-    """What the job is to do."""
+    """Specification of the job."""
     status: JobStatus | None = None
-    """What the controller observes of the job."""
+    """Status of the job, written by the controller."""

@@ -23,13 +23,13 @@ class JobCondition(ReportPart):
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     reason: _Word
-    """Word for programs that says why."""
+    """Machine-readable reason."""
     message: _Line = ""
-    """Sentence for people that says why, and what to do."""
+    """Explanation for people, and what to do."""
     last_transition_time: _Timestamp | None = None
-    """Time at which `status` last changed."""
+    """Time of the last change of `status`."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation of the spec that the condition is about."""
+    """Generation of the spec that the condition describes."""
 
 
 class ServerStatus(ReportPart):
@@ -42,70 +42,70 @@ class ServerStatus(ReportPart):
     ready: bool = False
     """Whether the server answers."""
     version: int | None = None
-    """Version of the weights that the server holds: the optimizer step after which they were sent."""
+    """Version of the server's weights: the optimizer step after which they were sent."""
     restarts: Count = 0
-    """Times that the server's container was started again."""
+    """Restarts of the server's container."""
 
 
 class ImageStatus(ReportPart):
-    """The image that a container really runs."""
+    """The image of a running container."""
 
     name: _Word
     """Name of the container: server-0, learner."""
     image: _Line | None = None
-    """Image as the node resolved its name."""
+    """Image name as the node resolved it."""
     digest: _Line
-    """Digest of the image, by which it can be had again whatever its tag means by then."""
+    """Digest of the image, which identifies it even if its tag moves."""
 
 
 class JobStatus(ReportPart):
-    """What the controller observes of the job."""
+    """Status of the job, written by the controller."""
 
     phase: Phase | None = None
-    """Stage of the job's life, in one word; the conditions say why."""
+    """Stage of the job's life; the conditions give the reasons."""
     conditions: list[JobCondition] = Field(
         default=[],
         max_length=32,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """List of the aspects of the job's state."""
+    """List of the conditions of the job."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation of the spec that this status is about."""
+    """Generation of the spec that this status describes."""
     spec_hash: _Word | None = None
-    """Hash of what the job's pods are made from: a job that failed runs again when it becomes another one."""
+    """Hash of the inputs of the job's pods. A failed job runs again when it changes."""
     node: _Word | None = None
-    """Name of the node on which servers and learner run."""
+    """Name of the node of servers and learner."""
     rollout: _Word | None = None
-    """Servers that answer, of all: `3/3`."""
+    """Ready servers, of all servers, such as `3/3`."""
     servers: list[ServerStatus] = Field(default=[], max_length=64)
     """List of the rollout servers."""
     step: Count | None = None
-    """Optimizer steps that are done."""
+    """Optimizer steps done."""
     max_steps: Count | None = None
     """Optimizer steps of the whole run."""
     progress: _Word | None = None
-    """Optimizer steps that are done, of all: `12/40`."""
+    """Optimizer steps done, of all steps, such as `12/40`."""
     loss: float | None = None
     """Loss of the last optimizer step."""
     tokens_per_second: float | None = None
-    """Tokens that were generated per second of waiting for rollouts, in the last optimizer step."""
+    """Generated tokens per second of waiting for rollouts, in the last optimizer step."""
     best_step: Count | None = None
-    """Optimizer step of the best checkpoint, which is kept."""
+    """Optimizer step of the best checkpoint."""
     best_score: float | None = None
-    """Value that it has of `training.metric_for_best_model`."""
+    """The best checkpoint's value of `training.metric_for_best_model`."""
     images: list[ImageStatus] = Field(default=[], max_length=64)
-    """List of the images that the containers run, with their digests."""
+    """List of the containers' images, with their digests."""
     sync: SyncStatus | None = None
-    """Weight sync: the last one."""
+    """Last weight sync."""
     reproducibility: Annotated[
         dict[str, Any] | None, Field(json_schema_extra={"x-stage2-schema": free_mapping(64)})
     ] = None
-    """Record of what is needed to run the job again: servers, sync modes, seeds, hashes, versions."""
+    """Record for reproducing the run: servers, sync modes, seeds, hashes, versions."""
     start_time: _Timestamp | None = None
-    """Time at which the controller first worked on the job, or resumed it."""
+    """Time when the controller started or resumed the job."""
     completion_time: _Timestamp | None = None
-    """Time at which the job ended."""
+    """Time when the job ended."""
     restarts: Count | None = None
-    """Times that the learner was started again."""
+    """Restarts of the learner."""
     message: _Line | None = None
-    """Sentence that says what the job is doing or why it ended."""
+    """What the job is doing, or why it ended."""

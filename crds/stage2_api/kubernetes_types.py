@@ -1,6 +1,6 @@
 """Parts of a job that become parts of its pods: volumes, resources, tolerations, affinity to nodes, templates.
 
-Names and meaning are Kubernetes' own. Affinity to pods is missing on purpose: servers and learner follow each other.
+Names and meanings are those of Kubernetes. There is no pod affinity, because servers and learner share a node anyway.
 """
 
 from __future__ import annotations
@@ -43,74 +43,74 @@ class Resources(KubernetesObject):
     """Compute resources of one container, besides GPUs."""
 
     requests: dict[QualifiedName, Quantity] | None = Field(None, max_length=32)
-    """Mapping from a resource to the amount that the container is given at least, such as `{cpu: 8, memory: 64Gi}`."""
+    """Mapping of each resource to its minimum amount, such as `{cpu: 8, memory: 64Gi}`."""
     limits: dict[QualifiedName, Quantity] | None = Field(None, max_length=32)
-    """Mapping from a resource to the amount that the container gets at most."""
+    """Mapping of each resource to its maximum amount."""
 
 
 class Toleration(KubernetesObject):
-    """A taint that the pods accept on their node."""
+    """A taint that the pods tolerate."""
 
     key: QualifiedName | None = None
-    """Key of the taint; unset with operator Exists accepts every taint."""
+    """Key of the taint; unset with operator Exists tolerates every taint."""
     operator: Literal["Exists", "Equal"] | None = None
-    """How the value is compared: `Equal` (default) or `Exists`, which takes any value."""
+    """Comparison of the value: `Equal` (default), or `Exists` for any value."""
     value: LabelValue | None = None
     """Value of the taint, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint; unset accepts all effects."""
+    """Effect of the taint; unset means all effects."""
     toleration_seconds: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Seconds that pods stay on a node with a NoExecute taint; unset means for ever."""
+    """Seconds that pods stay on a node with a NoExecute taint; unset means forever."""
 
 
 class NodeSelectorRequirement(KubernetesObject):
-    """What one label of a node must be."""
+    """A requirement on one label of a node."""
 
     key: QualifiedName
     """Key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    """How the label is compared with `values`; `Gt` and `Lt` compare whole numbers."""
+    """Comparison of the label with `values`; `Gt` and `Lt` compare whole numbers."""
     values: list[LabelValue] = Field(default=[], max_length=32)
     """List of values: at least one for `In` and `NotIn`, one whole number for `Gt` and `Lt`, none for the others."""
 
 
 class NodeSelectorTerm(KubernetesObject):
-    """Labels that a node must have, all of them."""
+    """Requirements that a node must meet together."""
 
     match_expressions: list[NodeSelectorRequirement] = Field(min_length=1, max_length=16)
-    """List of requirements, all of which a node must meet."""
+    """List of requirements; a node must meet all of them."""
 
 
 class NodeSelector(KubernetesObject):
-    """Kinds of nodes, of which any will do."""
+    """Alternative requirements on a node."""
 
     node_selector_terms: list[NodeSelectorTerm] = Field(min_length=1, max_length=8)
-    """List of terms, one of which a node must meet."""
+    """List of terms; a node must meet at least one."""
 
 
 class PreferredNodes(KubernetesObject):
-    """A kind of nodes that is better than others."""
+    """A preference for some nodes."""
 
     weight: Annotated[int, Field(ge=1, le=100)]
-    """How much better, from 1 to 100: a node has the sum of all that it meets."""
+    """Weight from 1 to 100; a node's score is the sum of the weights of the preferences that it meets."""
     preference: NodeSelectorTerm
-    """Labels of these nodes."""
+    """Requirements on the preferred nodes."""
 
 
 class NodeAffinity(KubernetesObject):
-    """Nodes on which the job may run, and those that it prefers."""
+    """Required and preferred nodes."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    """What a node must be, in terms of which one has to be met."""
+    """Requirements on the node."""
     preferred_during_scheduling_ignored_during_execution: list[PreferredNodes] = Field(default=[], max_length=8)
-    """List of preferences among nodes that have room; the heaviest sum wins."""
+    """List of preferences among nodes with room; the highest score wins."""
 
 
 class Affinity(KubernetesObject):
-    """What the job's node must be, in more words than a nodeSelector has."""
+    """Affinity of the job."""
 
     node_affinity: NodeAffinity | None = None
-    """Affinity to nodes by their labels."""
+    """Node affinity, by labels."""
 
 
 class ClaimSource(KubernetesObject):
@@ -119,7 +119,7 @@ class ClaimSource(KubernetesObject):
     claim_name: Name
     """Name of the PersistentVolumeClaim in the job's namespace."""
     read_only: bool = False
-    """Whether the claim is attached for reading only."""
+    """Whether the claim is mounted read-only."""
 
 
 class HostPathSource(KubernetesObject):
@@ -128,34 +128,34 @@ class HostPathSource(KubernetesObject):
     path: Path
     """Path on the node."""
     type: Literal["", "Directory", "DirectoryOrCreate", "File", "FileOrCreate"] = ""
-    """What must lie at the path; empty means that nothing is checked."""
+    """Required type of the path; empty means any."""
 
 
 class EmptyDirSource(KubernetesObject):
-    """An empty folder that lives as long as the pod. Rollout servers and learner each get one of their own."""
+    """An empty folder that lives as long as the pod. Servers and learner get separate folders."""
 
     medium: Literal["", "Memory"] = ""
-    """Where it lies: the node's disk (empty) or its memory."""
+    """Storage medium: the node's disk (empty) or its memory."""
     size_limit: Quantity | None = None
-    """Amount that it may hold, such as 16Gi; unset means no limit."""
+    """Maximum size, such as 16Gi; unset means no limit."""
 
 
 class ConfigMapSource(KubernetesObject):
-    """A ConfigMap, one file a key."""
+    """A ConfigMap with one file per key."""
 
     name: Name
     """Name of the ConfigMap in the job's namespace."""
     optional: bool = False
-    """Whether the pods start without it."""
+    """Whether the pods may start without it."""
 
 
 class SecretSource(KubernetesObject):
-    """A Secret, one file a key."""
+    """A Secret with one file per key."""
 
     secret_name: Name
     """Name of the Secret in the job's namespace."""
     optional: bool = False
-    """Whether the pods start without it."""
+    """Whether the pods may start without it."""
 
 
 class NfsSource(KubernetesObject):
@@ -166,26 +166,26 @@ class NfsSource(KubernetesObject):
     path: Path
     """Path exported by the NFS server."""
     read_only: bool = False
-    """Whether it is mounted for reading only."""
+    """Whether the folder is mounted read-only."""
 
 
 class Volume(KubernetesObject):
-    """Files for the containers of servers and learner alike, from exactly one source."""
+    """A volume in every container of servers and learner, from exactly one source."""
 
     name: DnsLabel
     """Name of the volume, unique in the job."""
     mount_path: MountPath
-    """Path in the containers; `config` names model, data and output by it."""
+    """Path in the containers, which the paths in `config` refer to."""
     read_only: bool = False
-    """Whether containers can only read it."""
+    """Whether the volume is read-only in the containers."""
     sub_path: Path | None = None
-    """Path inside the volume that is mounted instead of its root."""
+    """Path inside the volume to mount instead of its root."""
     persistent_volume_claim: ClaimSource | None = None
-    """PersistentVolumeClaim as the source. Servers and learner share a node, so ReadWriteOnce is enough."""
+    """PersistentVolumeClaim as the source. ReadWriteOnce is enough, because servers and learner share a node."""
     host_path: HostPathSource | None = None
     """Folder of the node as the source."""
     empty_dir: EmptyDirSource | None = None
-    """Empty folder as the source, one for each pod; gone with the pod."""
+    """Empty folder as the source, one per pod, deleted with the pod."""
     config_map: ConfigMapSource | None = None
     """ConfigMap as the source."""
     secret: SecretSource | None = None

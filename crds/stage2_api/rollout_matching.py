@@ -1,8 +1,8 @@
 """`custom.extra.rollout_matching`: rollouts, matching, targets, buffer and monitors of stage-2 training.
 
 Source: semantics sections 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer),
-10 (offload), 17 (choices beyond the first implementation). Where that one changed a senseless value in silence
-(`candidate_top_k: 0`, `ot_epsilon: -1`), it is refused here.
+10 (offload), 17 (choices beyond the first implementation). Senseless values (`candidate_top_k: 0`, `ot_epsilon: -1`),
+which the first implementation changed silently, are refused.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from pydantic import Field, StringConstraints
 from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
 from stage2_api.vllm import Vllm
 
-RolloutBackend = Literal["vllm", "hf"]
-PackScope = Literal["micro", "window", "step"]
 Overlong = Literal["error", "cut", "skip"]
-DecodeMode = Literal["greedy", "beam"]
 MaskIouMode = Literal["canvas", "analytic", "supersample"]
 OtCost = Literal["l1", "l2"]
 OtEpsilonMode = Literal["bins", "relative"]
@@ -28,34 +25,34 @@ UnmatchedObjects = Literal["neutral", "dropped", "penalised"]
 
 
 class RepeatTerminate(Section):
-    """Ends an answer that repeats itself: it counts as cut.
+    """Ends an answer that repeats itself. The answer counts as truncated.
 
-    vLLM, on servers and in the learner's own processes, has one check: any sequence of up to `ngram_size` tokens that
-    fills the end of an answer as `ngram_repeats` sequences of that size would. It ends a run of one token too, and
-    knows neither `min_new_tokens` nor `max_object_keys`. Servers of `swift rollout` have no check.
+    vLLM has one check: a sequence of up to `ngram_size` tokens that repeats until it fills `ngram_repeats` times
+    `ngram_size` tokens at the end of an answer. It also catches a single repeated token, and ignores `min_new_tokens`
+    and `max_object_keys`. Servers of `swift rollout` have no check.
     """
 
     enabled: bool = False
-    """Whether answers that repeat themselves are ended."""
+    """Whether to end answers that repeat themselves."""
     min_new_tokens: Count = 256
-    """New tokens before which an answer is not looked at (hf backend)."""
+    """New tokens before the first check of an answer (hf backend)."""
     max_consecutive_token_repeats: Count = 64
-    """Times that one token may stand in a row (hf backend); 0 turns this check off."""
+    """Times that one token may repeat in a row (hf backend); 0 turns this check off."""
     ngram_size: Positive = 64
-    """Tokens of the sequence whose repetition ends an answer."""
+    """Length in tokens of a repeated sequence that ends an answer."""
     ngram_repeats: Annotated[int, Field(ge=2, le=1024)] = 2
-    """Times in a row that the sequence must stand to end an answer."""
+    """Repeats of the sequence that end an answer."""
     max_object_keys: Positive | None = None
-    """Objects after which an answer is ended (hf backend); null means no limit."""
+    """Objects after which an answer ends (hf backend); null means no limit."""
 
 
 class RolloutBuffer(Section):
     """Reuses one window of rollouts for several optimizer steps."""
 
     enabled: bool = False
-    """Whether rollouts are reused; without effect while `m_steps` is 1."""
+    """Whether to reuse rollouts; no effect while `m_steps` is 1."""
     m_steps: Positive = 1
-    """Optimizer steps for each window of rollouts: the first makes them (E-step), the others train on them again."""
+    """Optimizer steps per window of rollouts: the first makes them (E-step), the others reuse them."""
 
     @property
     def reuses(self) -> bool:
@@ -64,93 +61,93 @@ class RolloutBuffer(Section):
 
 
 class Pipeline(Section):
-    """Makes the next optimizer step's rollouts while the current one trains: stale by choice."""
+    """Makes the next optimizer step's rollouts while the current step trains, with weights one step old."""
 
     enabled: bool = False
-    """Whether rollouts are made one step ahead, by servers that hold the weights before the current optimizer step:
-    no rollout is older than one sync, and `rollouts.jsonl` says which version made it."""
+    """Whether to make rollouts one step ahead, with the weights from before the current optimizer step. No rollout is
+    older than one sync, and `rollouts.jsonl` records its version."""
 
 
 class Runaway(Section):
-    """Ends a run whose answers run away: ever more objects that are not there, until the limit of tokens cuts them."""
+    """Ends a run whose answers run away: they list ever more false objects until the token limit truncates them."""
 
     enabled: bool = False
-    """Whether such a run is ended, after a checkpoint and with exit code 64."""
+    """Whether to end such a run, after a checkpoint and with exit code 64."""
     objects_per_truth: Scale = 3.0
-    """Most objects of an answer, dropped ones included, for each true one."""
+    """Maximum ratio of objects in answers, including dropped ones, to true objects."""
     truncated_share: Fraction = 0.3
-    """Largest share of answers that end within the JSON."""
+    """Maximum share of answers that end inside the JSON."""
     steps: Positive = 20
-    """Optimizer steps with fresh rollouts over which both are counted; before there are as many, nothing is ended."""
+    """Optimizer steps with fresh rollouts over which both are averaged. No run ends before that many steps."""
 
 
 class Recovery(Section):
-    """Looks for missed objects in further rollouts of a sample: what one of them finds can be found, and weighs more.
+    """Gives more weight to missed objects that further rollouts of the sample find.
 
-    Each further rollout costs a generation: with `rollouts: 4` a step generates four times as many answers. Nothing of
-    them is trained on. An evaluation makes none.
+    Each further rollout costs a generation: with `rollouts: 4` a step generates four times as many answers. They are
+    not trained on, and evaluation makes none.
     """
 
     rollouts: Annotated[int, Field(ge=1, le=64)] = 1
-    """Rollouts of each sample, K: the one that is trained on, and K - 1 sampled ones; 1 makes no further one."""
+    """Rollouts per sample: one to train on, and the rest to look for missed objects; 1 turns recovery off."""
     temperature: Scale = 0.7
-    """Sampling temperature of the further ones."""
+    """Sampling temperature of the further rollouts."""
     weight: Scale = 2.0
-    """Factor of the loss of a missed object that a further rollout found: of its coordinates, its structure, and its
-    description where that is trained."""
+    """Loss factor of a missed object that a further rollout found, for its coordinates, its structure and, if trained,
+    its description."""
 
 
 class OffloadSettings(Section):
     """Moves the training state to main memory while a colocated engine makes rollouts. Ignored in other modes."""
 
     enabled: bool = False
-    """Whether training state is moved; without effect if neither part is chosen."""
+    """Whether to move training state; no effect if neither part is chosen."""
     offload_model: bool = False
-    """Whether the model's parameters are moved."""
+    """Whether to move the model's parameters."""
     offload_optimizer: bool = False
-    """Whether the optimizer's state is moved."""
+    """Whether to move the optimizer's state."""
 
 
 class MonitorDump(Section):
-    """Writes some samples of some steps to files: prompt, rollout, matches and targets, for people to read."""
+    """Writes samples to readable files: prompt, rollout, matches and targets."""
 
     enabled: bool = False
-    """Whether samples are written."""
+    """Whether to write samples."""
     only_world_process_zero: bool = True
     """Whether only the first learner process writes."""
     every_steps: Positive | None = None
-    """Optimizer steps between two dumps; null means `training.logging_steps`."""
+    """Optimizer steps between dumps; null means `training.logging_steps`."""
     dump_first_step: bool | None = None
-    """Whether the first step is dumped too; null means `training.logging_first_step`."""
+    """Whether to dump the first step too; null means `training.logging_first_step`."""
     max_events: Annotated[int, Field(le=2**31 - 1)] = 20
-    """Most dumps of a run; a value of at most 0 means no limit."""
+    """Maximum number of dumps in a run; 0 or less means no limit."""
     max_samples: Positive = 1
-    """Most samples in one dump."""
+    """Maximum number of samples in one dump."""
     max_text_chars: Positive = 4000
     """Characters after which a text is cut."""
     out_dir: Path | None = None
-    """Folder for the files `step_000001.json` and so on; null means `<training.output_dir>/monitor_dumps`."""
+    """Folder of the files `step_000001.json` and so on; null means `<training.output_dir>/monitor_dumps`."""
     write_markdown: bool = True
-    """Whether each dump is written as Markdown too."""
+    """Whether to write each dump as Markdown too."""
 
 
 class DescMonitor(Section):
-    """Measures how well descriptions of matched objects agree. Metrics only; no effect on the loss."""
+    """Measures how well the descriptions of matched objects agree. It does not affect the loss."""
 
     enabled: bool = False
-    """Whether descriptions are compared."""
+    """Whether to compare descriptions."""
     mode: Literal["exact", "semantic", "both"] = "semantic"
-    """How descriptions are compared: equal text, closeness of sentence embeddings, or both."""
+    """Comparison of descriptions: equal text, similar sentence embeddings, or both."""
     every_steps: Positive | None = None
-    """Optimizer steps between two comparisons; null means `training.logging_steps`."""
+    """Optimizer steps between comparisons; null means `training.logging_steps`."""
     max_pairs: Positive = 64
-    """Most pairs compared at one step."""
+    """Maximum number of pairs compared in one step."""
     semantic_model: Path = "sentence-transformers/all-MiniLM-L6-v2"
     """Name or folder of the sentence-embedding model. If it cannot be loaded, the comparison is skipped."""
     semantic_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.6
-    """Cosine similarity from which two descriptions count as equal."""
+    """Minimum cosine similarity of descriptions that count as equal."""
     semantic_device: Annotated[Name, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "cpu"
-    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`. The default leaves the GPU alone."""
+    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`."""
     semantic_batch_size: Positive = 64
     """Descriptions embedded at once."""
     semantic_max_length: Positive = 64
@@ -160,89 +157,85 @@ class DescMonitor(Section):
 class RolloutMatching(Section):
     """Everything that stage-2 training adds to ordinary fine-tuning."""
 
-    rollout_backend: RolloutBackend = "vllm"
-    """What makes the rollouts: `vllm`, or `hf` for the learner's own model through transformers. Nothing falls back to
-    `hf` by itself."""
+    rollout_backend: Literal["vllm", "hf"] = "vllm"
+    """Backend of the rollouts: `vllm`, or `hf` for the learner's own model through transformers. vLLM never falls back
+    to `hf`."""
     rollout_generate_batch_size: Positive = 1
-    """Rollouts that the hf backend generates at once in each learner process. A colocated vLLM has
+    """Rollouts that the hf backend generates at once in each learner process. A colocated vLLM uses
     `vllm.infer_batch_size` instead."""
-    post_rollout_pack_scope: PackScope = "micro"
-    """How far packing looks: `micro` packs one row for each micro-step and carries the rest over, `window` plans all
-    rows of an accumulation window at once, one for each micro-step. `step` packs all answers of an optimizer step into
-    as few rows as hold them, trains on each row as soon as it is full, and makes the loss a mean over all tokens of the
-    step, so that its gradient is that of the unpacked batch."""
+    post_rollout_pack_scope: Literal["micro", "window", "step"] = "micro"
+    """Scope of packing: `micro` packs one row per micro-step and carries leftovers over; `window` plans the rows of an
+    accumulation window together, one per micro-step; `step` packs the answers of an optimizer step into as few rows as
+    possible, trains on each full row at once, and averages the loss over all tokens of the step, so that the gradient
+    is that of the unpacked batch."""
     post_rollout_overlong: Overlong | None = None
-    """What happens to an answer that makes a segment longer than a packed row: `error` ends the run after a checkpoint,
-    `cut` takes whole objects from the answer's end, as if it had been truncated there, `skip` trains on nothing of the
-    sample, which `cut` does too where the true objects alone are too long. Null means `cut` with
-    `post_rollout_pack_scope: step`; else the sample is a bad one, and counts against `training.max_bad_samples`."""
-    decode_mode: DecodeMode = "greedy"
-    """How rollouts are decoded: `greedy` (with `temperature` above 0: sampling) or `beam`, which only the hf backend
-    has."""
+    """Treatment of an answer whose segment is longer than a packed row: `error` ends the run after a checkpoint; `cut`
+    removes whole objects from the end of the answer, or skips the sample if its true objects alone are too long; `skip`
+    skips the sample. Null means `cut` with `post_rollout_pack_scope: step`, and otherwise counts the sample against
+    `training.max_bad_samples`."""
+    decode_mode: Literal["greedy", "beam"] = "greedy"
+    """Decoding of rollouts: `greedy`, which samples if `temperature` is above 0, or `beam` (hf backend only)."""
     max_new_tokens: Positive = 512
-    """Most tokens of one rollout. Prompt and answer together must fit `vllm.max_model_len`; dense images need
-    thousands."""
+    """Maximum number of tokens of one rollout. Prompt and answer together must fit `vllm.max_model_len`; dense images
+    need thousands."""
     num_beams: Annotated[int, Field(ge=1, le=1024)] = 1
     """Beams of the hf backend's beam search. Only the best beam trains."""
     num_return_sequences: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Beams that beam search returns; null means all of them."""
     temperature: Weight = 0.0
-    """Sampling temperature; 0 takes the most probable token each time. top_p is 1 and top_k is off, always."""
+    """Sampling temperature; 0 means greedy decoding. top_p is always 1, and top_k always off."""
     repetition_penalty: Scale = 1.0
-    """Factor against tokens that an answer already holds; 1 means none. 1.05 helps with long lists of objects."""
+    """Penalty on tokens that an answer already contains; 1 means none. 1.05 helps with long lists of objects."""
     repeat_terminate: RepeatTerminate = RepeatTerminate()
-    """Early end of answers that repeat themselves."""
+    """Early end of repetitive answers."""
     candidate_top_k: Positive = 10
-    """Ground-truth objects that each predicted object is compared with: the nearest by overlap of their boxes."""
+    """Number of ground-truth objects to compare each predicted object with: those whose boxes overlap most."""
     maskiou_gate: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Smallest mask IoU at which two objects may be matched; equal passes."""
+    """Minimum mask IoU of a match."""
     maskiou_resolution: Annotated[int, Field(ge=1, le=8192)] = 256
-    """Side in pixels of the canvas on which masks are compared. On a canvas of 256, boxes under about 4 bins are
-    unreliable."""
+    """Side of the canvas for mask comparison, in pixels. At 256, boxes below about 4 bins are unreliable."""
     maskiou_mode: MaskIouMode = "canvas"
-    """How masks are compared: `canvas` draws every object on one canvas over the whole image; `analytic` computes box
-    against box exactly and draws the rest; `supersample` does so too, and stretches the canvas over each pair that it
-    draws, so that no object is too small."""
+    """Comparison of masks: `canvas` draws every object on one canvas over the whole image; `analytic` computes pairs of
+    boxes exactly and draws the rest; `supersample` also stretches the canvas over each drawn pair, so that no object is
+    too small."""
     maskiou_scales: list[Annotated[int, Field(ge=2, le=128)]] = Field(default=[], max_length=7)
-    """Coarser grids on which masks are compared too: sides of their cells, in pixels of the canvas. A cell belongs to
-    an object that has any of its pixels, and gate and cost take the mean of IoU over the canvas and these grids; empty
-    means the canvas alone."""
+    """List of cell sizes, in canvas pixels, of coarser grids for mask comparison. A cell belongs to an object that
+    covers any of its pixels; gate and cost use the mean IoU over the canvas and these grids."""
     fp_cost: Weight = 1.0
     """Cost of leaving a predicted object unmatched; a match costs 1 - IoU."""
     fn_cost: Weight = 1.0
     """Cost of leaving a ground-truth object unmatched. A pair is matched only while 1 - IoU < fp_cost + fn_cost."""
     ot_cost: OtCost = "l2"
-    """Distance between points when a polygon is matched: `l1`, or `l2` (not squared)."""
+    """Distance between points in the optimal transport of polygons: `l1`, or `l2` (not squared)."""
     ot_epsilon: Scale = 10.0
-    """Entropic regularisation of the optimal transport between points, in the unit of `ot_epsilon_mode`. Large values
-    pull small polygons together."""
+    """Entropic regularisation of the optimal transport, in the unit of `ot_epsilon_mode`. Large values shrink small
+    polygons."""
     ot_epsilon_mode: OtEpsilonMode = "bins"
-    """Unit of `ot_epsilon`: `bins`, or `relative` for thousandths of the true object's diagonal, which keeps small
-    polygons from being taught to shrink."""
+    """Unit of `ot_epsilon`: `bins`, or `relative` for thousandths of the true object's diagonal, so that small polygons
+    do not learn to shrink."""
     ot_iters: Positive = 30
     """Sinkhorn iterations of the optimal transport."""
     ot_bbox_target: OtBboxTarget = "barycentric"
-    """What a predicted box is taught when the true object is a polygon: `barycentric`, the box of its transported
-    corners, or `aabb`, the polygon's own bounding box."""
+    """Target of a predicted box that matches a polygon: `barycentric` means the box of its transported corners, `aabb`
+    the polygon's bounding box."""
     runaway: Runaway = Runaway()
-    """End of a run whose answers run away."""
+    """Early end of a run whose answers run away."""
     supervised_share: Fraction = 0.0
-    """Share of optimizer steps that train on the ground truth as stage 1 does, and make no rollouts. They lie evenly
-    among the others, where the seed says."""
+    """Share of optimizer steps that train on the ground truth as stage 1 does, without rollouts. They are spread
+    evenly, from an offset that the seed sets."""
     missed_desc_weight: Weight = 0.0
-    """Factor of the cross entropy of the descriptions of missed objects; 0 trains their structure and coordinates
-    alone."""
+    """Weight of the cross entropy on descriptions of missed objects; 0 trains only their structure and coordinates."""
     missed_place: MissedPlace = "tail"
-    """Where missed objects are taught: `tail`, behind the answer; `sorted`, each before the first object of the answer
-    that the record has after it; `shuffled`, at drawn places among the answer's objects."""
+    """Position of missed objects in the target: `tail` appends them to the answer; `sorted` inserts each before the
+    first object of the answer that follows it in the record; `shuffled` inserts them at random positions."""
     duplicate_iou: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Overlap of bounding boxes from which an object of an answer repeats an earlier one of its description, and is
-    taken out before matching; null leaves all in."""
+    """IoU of bounding boxes from which an object counts as a duplicate of an earlier one with the same description, and
+    is removed before matching; null keeps all."""
     unmatched_objects: UnmatchedObjects = "neutral"
-    """What becomes of an answer's objects that match nothing: `neutral` leaves them in without a loss, `dropped` takes
-    them out, `penalised` leaves them in and teaches against the token that led on to each."""
+    """Treatment of unmatched objects in an answer: `neutral` keeps them without a loss, `dropped` removes them,
+    `penalised` keeps them and penalises the token that started each."""
     unmatched_weight: Scale = 0.1
-    """Factor of that loss with `unmatched_objects: penalised`: of -log(1 - p), p being the token's probability."""
+    """Weight of the penalty -log(1 - p) with `unmatched_objects: penalised`; p is the token's probability."""
     recovery: Recovery = Recovery()
     """More weight for missed objects that further rollouts of the sample found."""
     target_sigma: Scale = 2.0
@@ -256,34 +249,34 @@ class RolloutMatching(Section):
     w1_weight: Weight = 1.0
     """Weight of the Wasserstein-1 distance between predicted and soft target coordinates."""
     gate_weight: Weight = 1.0
-    """Weight of the loss that keeps probability on coordinate tokens where one belongs."""
+    """Weight of the loss on probability outside the coordinate tokens at a coordinate's position."""
     loss_normalizer: LossNormalizer = "micro"
-    """What the loss is a mean over: `micro` means the supervised tokens of each micro-step, `window` those of the whole
-    accumulation window in all learner processes, so that the loss does not depend on how samples are spread over
-    micro-steps. `post_rollout_pack_scope: step` has a mean of its own."""
+    """Denominator of the mean loss: `micro` counts the supervised tokens of each micro-step; `window` those of the
+    whole accumulation window in all learner processes, so that the loss does not depend on how samples are divided.
+    `post_rollout_pack_scope: step` has its own mean."""
     rollout_buffer: RolloutBuffer = RolloutBuffer()
     """Reuse of one window of rollouts for several optimizer steps."""
     pipeline: Pipeline = Pipeline()
     """Rollouts of the next step while the current one trains (server mode)."""
     image_cache_gib: Weight = 4.0
-    """Main memory for processed images in each learner process, in GiB. What does not fit is read and processed again
-    when it is trained on; an image of a million pixels takes 0.025."""
+    """Main memory for processed images in each learner process, in GiB. Images that do not fit are processed again for
+    training; a megapixel image takes 0.025."""
     offload: OffloadSettings = OffloadSettings()
-    """Main memory as a place for training state during colocated rollouts."""
+    """Offloading of training state to main memory during colocated rollouts."""
     vllm: Vllm = Vllm()
     """Settings of vLLM: where it runs, with what, and how weights reach it."""
     debug_dump_parse_failures: bool = False
-    """Whether rollouts that do not parse are logged, cut to 600 characters."""
+    """Whether to log rollouts that do not parse, cut to 600 characters."""
     debug_dump_max: Count = 3
-    """Most rollouts logged by `debug_dump_parse_failures` in a run."""
+    """Maximum number of rollouts logged by `debug_dump_parse_failures` in a run."""
     monitor_dump: MonitorDump = MonitorDump()
     """Samples written to files for people to read."""
     desc_monitor: DescMonitor = DescMonitor()
-    """Metrics of how well descriptions agree."""
+    """Metrics of the agreement of descriptions."""
 
     @property
     def overlong(self) -> Overlong | None:
-        """What happens to an answer that is too long for a row; None: its sample is a bad one."""
+        """Treatment of an answer that is too long for a row; None: it is a bad sample."""
         return self.post_rollout_overlong or ("cut" if self.post_rollout_pack_scope == "step" else None)
 
     @property

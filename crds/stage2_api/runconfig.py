@@ -1,5 +1,4 @@
-"""RunConfig: the whole training YAML, and what follows from it: the rollouts and batches of a GRPO run, and the keys
-that name something outside the cluster.
+"""RunConfig: the whole training YAML, the rollouts and batches of a GRPO run, and keys that need the network.
 
 Source: semantics sections 3, 15.1 and 15.2.
 """
@@ -26,14 +25,14 @@ BEST_METRIC = "eval_rollout_f1_class_iou50"
 
 
 class RunConfig(Section):
-    """The training YAML. Its keys are those of the files that people already have."""
+    """The training YAML, with the keys of existing files."""
 
     model: Model
     """Model that is trained."""
     template: Template = Template()
-    """Prompts: chat template, lengths, image sizes."""
+    """Prompts: chat template, lengths and image sizes."""
     tuner: Tuner = Tuner()
-    """Trained weights: all of them or adapters."""
+    """Weights to train: all of them, or adapters."""
     training: Training
     """Optimizer, batches, packing, logging and checkpoints."""
     custom: Custom
@@ -41,19 +40,20 @@ class RunConfig(Section):
     rlhf: Rlhf | None = None
     """Learner of a GRPO run."""
     global_max_length: Positive | None = None
-    """Longest sequence in tokens; comes before `template.max_length`. Also the length of packed rows."""
+    """Maximum sequence length in tokens, and length of packed rows; overrides `template.max_length`."""
     deepspeed: Annotated[
         str | dict[str, Any] | None,
         Field(json_schema_extra={"x-stage2-schema": {"x-kubernetes-preserve-unknown-fields": True}}),
     ] = None
-    """DeepSpeed configuration: a file, the configuration itself, `{enabled: true, config: zero2}`, or null for none."""
+    """DeepSpeed configuration: a file, the configuration itself, or `{enabled: true, config: zero2}`; null means
+    none."""
 
     @property
     def rollout_matching(self) -> RolloutMatching:
         """`custom.extra.rollout_matching`, with the coordinate loss of `custom.coord_soft_ce_w1` where it sets none.
 
-        Of a GRPO run: how its rollouts are made, from `rlhf` and `custom.extra.rollout_server`. Where none are made, no
-        backend is there to make them but the learner's own model.
+        In a GRPO run its settings come from `rlhf` and `custom.extra.rollout_server`. In a run without rollouts the
+        backend is `hf`, so that nothing waits for vLLM.
         """
         if self.rlhf is not None:
             return served_rollouts(self.rlhf, self.custom)
@@ -74,7 +74,7 @@ class RunConfig(Section):
 
     @property
     def makes_rollouts(self) -> bool:
-        """Whether anything is generated: in training, or by evaluation."""
+        """Whether training or evaluation generates answers."""
         return not self.is_supervised or self.training.eval_strategy != "no"
 
     @property
@@ -84,14 +84,14 @@ class RunConfig(Section):
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether DeepSpeed is configured and not switched off by `enabled: false`."""
+        """Whether DeepSpeed is configured and enabled."""
         if isinstance(self.deepspeed, dict):
             return self.deepspeed.get("enabled") is not False
         return bool(self.deepspeed)
 
     @property
     def max_length(self) -> int | None:
-        """Longest sequence in tokens: `global_max_length`, else `template.max_length`; None where neither is set."""
+        """Maximum sequence length in tokens: `global_max_length`, else `template.max_length`, else None."""
         return self.global_max_length or self.template.max_length
 
     @property
@@ -122,11 +122,11 @@ class RunConfig(Section):
 
 
 HUB_NAME = re.compile(r"(?!\.+/)[\w.-]+/[\w.-]+")
-"""The name of a repository on a hub of models: its owner's and its own."""
+"""Name of a repository on a model hub: owner/name."""
 FOLDER = re.compile(r"[/.].*")
-"""A name that is a folder's, and no hub's: it begins at the root, or where the process runs."""
+"""An absolute or relative path, as opposed to a hub name."""
 LOCAL_TRACKERS = frozenset({"tensorboard", "none"})
-"""What `training.report_to` may hold without a service that is connected to."""
+"""Values of `training.report_to` that need no network."""
 
 
 _SAME = (
@@ -137,7 +137,7 @@ _SAME = (
 
 
 def served_rollouts(rlhf: Rlhf, custom: Custom) -> RolloutMatching:
-    """Return the rollout settings of a GRPO run in the terms that servers, sync and requests are written in."""
+    """Return the rollout settings of a GRPO run in the form of `rollout_matching`."""
     own = custom.extra.rollout_matching
     server = custom.extra.rollout_server or RolloutServer(vllm_max_model_len=rlhf.max_completion_length + 1)
     vllm = own.vllm.model_copy(
@@ -173,7 +173,7 @@ def data_parallel_size(custom: Custom) -> int:
 
 
 def _addresses(rlhf: Rlhf, server: VllmServer) -> VllmServer:
-    """Return where the server is reached: where a job has put it, else where `rlhf` says."""
+    """Return the server with its address: the one that a job filled in, or else that of `rlhf`."""
     url = f"http://{rlhf.vllm_server_host[0]}:{rlhf.vllm_server_port[0]}"
     entry = VllmServerEntry(base_url=url, group_port=rlhf.vllm_server_group_port[0])
     return server.model_copy(update={"servers": server.servers or [entry], "timeout_s": rlhf.vllm_server_timeout})
@@ -185,13 +185,13 @@ def _max_num_seqs(custom: Custom, server: RolloutServer) -> int:
 
 
 def _forced(custom: Custom, value: int | None) -> int | None:
-    """Return what the batch plan forces, where it is enabled."""
+    """Return a value of the batch plan if the plan is enabled."""
     return value if custom.grpo.batch_plan.enabled else None
 
 
 @dataclass(frozen=True)
 class GrpoBatches:
-    """The batches of a run in `world_size` learner processes; the batch plan, where there is one, decides.
+    """The batches of a run in `world_size` learner processes, from the batch plan if there is one.
 
     per_device: answers of one micro-step in each process. accumulation: micro-steps of one optimizer step.
     generation: answers of one round of rollouts over all processes.
@@ -221,12 +221,12 @@ class GrpoBatches:
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether weights move between a round of rollouts and the last micro-step that trains on it."""
+        """Whether weights change between a round of rollouts and the last micro-step that trains on it."""
         return self.accumulation % (self.steps_per_generation * self.num_iterations) != 0
 
 
 def grpo_batches(rlhf: Rlhf, plan: BatchPlan, training: Training, world_size: int) -> GrpoBatches:
-    """Return the batches of a GRPO run; the rules of batches say whether they fit."""
+    """Return the batches of a GRPO run; `batch_problems` checks whether they fit."""
     per_device = (plan.enabled and plan.per_device_train_batch_size) or training.per_device_train_batch_size
     unified = plan.unified_batch_size if plan.enabled else None
     micro_batch = per_device * world_size
@@ -239,7 +239,7 @@ def grpo_batches(rlhf: Rlhf, plan: BatchPlan, training: Training, world_size: in
 
 
 def named_elsewhere(config: RunConfig) -> list[str]:
-    """Return the keys whose values lie elsewhere, as paths below `config`; empty where the pods need nobody else."""
+    """Return the keys whose values need connections out of the cluster, as paths below `config`."""
     found = ["model.model"] if HUB_NAME.fullmatch(config.model.model) else []
     if set(config.training.report_to) - LOCAL_TRACKERS:
         found.append("training.report_to")

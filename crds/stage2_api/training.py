@@ -31,23 +31,23 @@ class Training(Section):
     run_name: Name | None = None
     """Name of the run in trackers; null means the output folder."""
     logging_dir: Path | None = None
-    """Folder of TensorBoard files in ms-swift; ignored, trackers write into `output_dir`."""
+    """Folder of ms-swift's TensorBoard files. Ignored: trackers write into `output_dir`."""
     add_version: bool = False
-    """Whether ms-swift would put a numbered folder into `output_dir`; ignored, a job that is restarted must find its
-    checkpoints again."""
+    """Whether ms-swift creates a numbered folder in `output_dir`. Ignored: a restarted job must find its
+    checkpoints."""
     num_train_epochs: Scale = 3.0
-    """Passes over the training records, unless `max_steps` ends training."""
+    """Passes over the training records, unless `max_steps` is set."""
     max_steps: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
-    """Optimizer steps after which training ends; -1 leaves it to `num_train_epochs`."""
+    """Optimizer steps after which training ends; -1 means `num_train_epochs` decides."""
     per_device_train_batch_size: Positive = 1
-    """Records of one micro-step in each learner process. Each one costs a rollout."""
+    """Records of one micro-step in each learner process. Each record takes one rollout."""
     per_device_eval_batch_size: Positive = 1
     """Records of one evaluation step in each learner process."""
     effective_batch_size: Positive | None = None
-    """Records of one optimizer step over all learner processes: gradient accumulation is this, divided by
+    """Records of one optimizer step over all learner processes. Gradient accumulation is this number divided by
     micro-batch and processes, rounded up."""
     gradient_accumulation_steps: Positive | None = None
-    """Micro-steps of one optimizer step; null means that `effective_batch_size` decides, or 1."""
+    """Micro-steps of one optimizer step; null means `effective_batch_size` decides, else 1."""
     learning_rate: Weight = 5e-5
     """Peak learning rate."""
     vit_lr: Weight | None = None
@@ -55,106 +55,104 @@ class Training(Section):
     aligner_lr: Weight | None = None
     """Peak learning rate of the aligner; null means `learning_rate`."""
     optimizer: Literal["multimodal"] | None = None
-    """Grouping of parameters: `multimodal` gives image encoder and aligner their own rates, which happens anyway when
-    `vit_lr` or `aligner_lr` is set."""
+    """Parameter groups: `multimodal` gives image encoder and aligner their own learning rates, as `vit_lr` and
+    `aligner_lr` do anyway."""
     optim: Optim = "adamw_torch"
-    """Optimizer, by transformers' names."""
+    """Optimizer, by its name in transformers."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of Adam's first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of Adam's second moment."""
     adam_epsilon: Scale = 1e-8
-    """Term that keeps Adam's denominator above zero."""
+    """Epsilon in Adam's denominator."""
     weight_decay: Weight = 0.0
-    """Weight decay, except of biases and norms."""
+    """Weight decay of all parameters except biases and norms."""
     lr_scheduler_type: Scheduler = "linear"
-    """Course of the learning rate, by transformers' names."""
+    """Learning-rate schedule, by its name in transformers."""
     lr_scheduler_kwargs: dict[str, float] = Field(default={}, max_length=16)
-    """Mapping of more numbers that the course takes, such as `{min_lr: 1.0e-6}`."""
+    """Mapping of the schedule's own parameters, such as `{min_lr: 1.0e-6}`."""
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of all optimizer steps in which the learning rate rises from zero."""
+    """Share of all optimizer steps that warm up the learning rate from zero."""
     warmup_steps: Count = 0
-    """Optimizer steps in which the learning rate rises from zero; comes before `warmup_ratio` when above 0."""
+    """Optimizer steps that warm up the learning rate from zero; above 0 it overrides `warmup_ratio`."""
     max_grad_norm: Weight = 1.0
-    """Norm to which gradients are clipped; 0 means no clipping."""
+    """Maximum gradient norm; 0 means no clipping."""
     bf16: bool = False
     """Whether the forward pass runs in bfloat16 (autocast). Weights keep `model.torch_dtype`."""
     fp16: bool = False
     """Whether the forward pass runs in float16 (autocast)."""
     gradient_checkpointing: bool = True
-    """Whether activations are computed again in the backward pass: slower by a third, but long answers fit."""
+    """Whether to recompute activations in the backward pass: a third slower, but long answers fit into memory."""
     seed: Count = 42
     """Seed of weights, data order and rollouts."""
     data_seed: Count | None = None
     """Seed of the data order; null means `seed`."""
     logging_steps: Positive = 10
-    """Optimizer steps between two reports to trackers; `stage2_log.jsonl` has every step."""
+    """Optimizer steps between reports to trackers; `stage2_log.jsonl` has every step."""
     logging_first_step: bool = False
-    """Whether the first step is reported too."""
+    """Whether to report the first step too."""
     trace: bool = False
-    """Whether `trace.json` in `output_dir` says what the learner and its servers did when; https://ui.perfetto.dev
-    opens it. At most some 60 MB, of the run's beginning."""
+    """Whether to write `trace.json` into `output_dir`: a timeline of learner and servers for https://ui.perfetto.dev.
+    It covers the beginning of the run, up to about 60 MB."""
     report_to: list[Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio", "none"]] = Field(
         default=[], max_length=6
     )
-    """List of trackers that get the reports, each an extra of `stage2` but TensorBoard, which also gets pictures of
+    """List of trackers. Each but TensorBoard is an extra of the `stage2` package; TensorBoard also shows pictures of
     held-out rollouts."""
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
-    """When checkpoints are written."""
+    """When to write checkpoints."""
     save_steps: Positive = 500
-    """Optimizer steps between two checkpoints."""
+    """Optimizer steps between checkpoints."""
     save_total_limit: Positive | None = None
-    """Checkpoints that are kept; older ones are removed, but not the best, nor the newest that the last proof of a sync
-    vouches for. Null keeps all."""
+    """Number of checkpoints to keep. Older ones are removed, except the best one and the newest one from before the
+    last proof of a sync. Null keeps all."""
     save_only_model: bool = False
-    """Whether checkpoints hold only weights: smaller, but a restarted job starts anew."""
+    """Whether checkpoints hold only weights. They are smaller, but a restarted job starts from scratch."""
     save_safetensors: Literal[True] = True
-    """File format of checkpoints: safetensors always."""
+    """Whether checkpoints are safetensors; they always are."""
     save_last_epoch: bool = False
-    """Whether ms-swift would also save after the last epoch; ignored, the last step is always saved."""
+    """Whether ms-swift also saves after the last epoch. Ignored: the last step is always saved."""
     save_delay_steps: Count | None = None
-    """Optimizer steps before which ms-swift would write no checkpoint; ignored, a restarted job needs them."""
+    """Optimizer steps before ms-swift's first checkpoint. Ignored: a restarted job needs early checkpoints."""
     eval_strategy: Literal["no", "steps", "epoch"] = "no"
-    """When evaluation runs: rollouts of `custom.val_jsonl`, matched, without loss."""
+    """When to evaluate: make and match rollouts of `custom.val_jsonl`, without a loss."""
     eval_steps: Positive | None = None
-    """Optimizer steps between two evaluations; null means `logging_steps`."""
+    """Optimizer steps between evaluations; null means `logging_steps`."""
     metric_for_best_model: Annotated[Name, Field(pattern=r"^[A-Za-z0-9_/.-]+$")] | None = None
-    """Evaluation metric by which checkpoints are compared. Null means `eval_rollout_f1_class_iou50` in runs that
-    evaluate, and none in GRPO runs. The best checkpoint is saved when it is found, whatever `save_steps` is, and
-    kept."""
+    """Evaluation metric that decides which checkpoint is best. Null means `eval_rollout_f1_class_iou50` if the run
+    evaluates, and none in GRPO runs. The best checkpoint is saved immediately, whatever `save_steps` is, and kept."""
     greater_is_better: bool | None = None
-    """Whether a larger metric is better; null means that its name decides (smaller for losses)."""
+    """Whether a larger metric is better; null means its name decides (smaller for losses)."""
     load_best_model_at_end: bool = False
-    """Whether the best checkpoint is loaded after the last step."""
+    """Whether to load the best checkpoint after the last step."""
     resume_from_checkpoint: Path | None = None
-    """Checkpoint folder to go on from; null means the newest one in `output_dir`, if there is any."""
+    """Checkpoint folder to resume from; null means the newest one in `output_dir`, if any."""
     resume: Literal["strict", "allow-changes"] = "strict"
-    """Whether a checkpoint of other data, model, seed, schedule or objective may be gone on from: `strict` refuses it
-    and names each difference; `allow-changes` says them and goes on."""
+    """Whether a run may resume from a checkpoint with other data, model, seed, schedule or objective: `strict` refuses
+    and lists the differences; `allow-changes` logs them and resumes."""
     max_bad_samples: Count = 100
-    """Most samples of a run that are set aside, over all learner processes: for an image that cannot be read, an answer
-    that fits no row, a prompt that a server does not take. Each is named in the log and counts once; one more ends the
-    run, and 0 ends it at the first."""
+    """Maximum number of bad samples in a run, over all learner processes: unreadable images, answers too long for a
+    row, prompts that a server refuses. Each is skipped, logged and counted once; one more ends the run."""
     dataloader_num_workers: Count = 0
-    """Processes that read records and images ahead; 0 reads in the learner itself."""
+    """Worker processes that prefetch records and images; 0 reads them in the learner itself."""
     dataloader_pin_memory: bool = True
-    """Whether batches are put into page-locked memory."""
+    """Whether to put batches into page-locked memory."""
     dataloader_persistent_workers: bool = False
-    """Whether reading processes live on between epochs."""
+    """Whether worker processes survive between epochs."""
     dataloader_prefetch_factor: Positive | None = None
-    """Batches that each reading process holds ready; null leaves PyTorch's own default."""
+    """Batches that each worker process prefetches; null means PyTorch's default."""
     dataloader_drop_last: bool = False
-    """Whether a last incomplete batch is dropped. Recommended with `rollout_buffer`."""
+    """Whether to drop an incomplete last batch. Recommended with `rollout_buffer`."""
     packing: bool = False
-    """Whether several rollouts are packed into one row after matching."""
+    """Whether to pack several rollouts into one row after matching."""
     packing_buffer: Positive = 512
-    """Most segments that wait for packing; more is an error."""
+    """Maximum number of segments that wait for packing; more is an error."""
     packing_min_fill_ratio: Annotated[Fraction, Field(gt=0)] = 0.65
-    """Share of a packed row below which a warning is logged."""
+    """Fill ratio of a packed row below which a warning is logged."""
     packing_drop_last: Literal[True] = True
-    """Whether segments that are left at the end are dropped; flushing them is not supported."""
+    """Whether to drop the segments that remain at the end; flushing them is not supported."""
     packing_length: Positive | None = None
     """Length of packed rows in tokens. Deprecated: used only if neither `global_max_length` nor `template.max_length`
     is set."""
     eval_packing: bool = False
-    """Whether evaluation would be packed; ignored, evaluation has no forward pass to pack."""
+    """Whether to pack evaluation. Ignored: evaluation has no forward pass to pack."""

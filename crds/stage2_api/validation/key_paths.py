@@ -1,4 +1,4 @@
-"""The tree of keys that a model describes: what stands at a path, and which key a misspelt one may have meant."""
+"""The tree of keys that a model describes: the field at a path, and suggestions for misspelt keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-STAND_IN_TEXT = "x"
 _CONFIG = "spec.config."
 
 
@@ -43,21 +42,15 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def model_at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
-    """Return the model of the section at `place`; None where a plain value or a free mapping stands."""
-    here = model
-    for part in place:
-        if isinstance(part, int):
-            continue
-        info = fields(here).get(part)
-        inside = next(models_in(info.annotation), None) if info else None
-        if inside is None:
-            return None
-        here = inside
-    return here
+    """Return the model of the section at `place`; None for a plain value or a free mapping."""
+    if all(isinstance(part, int) for part in place):
+        return model
+    info = field_at(model, place)
+    return next(models_in(info.annotation), None) if info else None
 
 
 def field_at(model: type[BaseModel], place: Sequence[int | str]) -> FieldInfo | None:
-    """Return the field at `place`, of whose value list items and items of free mappings are parts."""
+    """Return the field at `place`; for a list item, or a key of a free mapping, the field that holds it."""
     here: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in place:
@@ -73,7 +66,7 @@ def field_at(model: type[BaseModel], place: Sequence[int | str]) -> FieldInfo | 
 
 
 def leaves(model: type[BaseModel], root: str = "") -> Iterator[str]:
-    """Yield the dotted paths of all keys under a model, sections before what is in them."""
+    """Yield the dotted paths of all keys under a model, sections before their keys."""
     for key, info in fields(model).items():
         path = joined(root, key)
         yield path
@@ -82,19 +75,16 @@ def leaves(model: type[BaseModel], root: str = "") -> Iterator[str]:
 
 
 def suggestion(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
-    """Return the known key that a person may have meant at `place`, dotted; None where none is near.
-
-    A key of the same name elsewhere comes first, then the most similar one beside it.
-    """
+    """Return the known key that was probably meant at `place`: a namesake elsewhere, or else a similar sibling."""
     section = model_at(model, place[:-1])
     near = difflib.get_close_matches(str(place[-1]), fields(section) if section else (), n=1, cutoff=0.6)
     return namesake(model, place) or (joined(dotted(place[:-1]), near[0]) if near else None)
 
 
 def namesake(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
-    """Return the path of the only other key called as the last part of `place`; None if there is none, or several.
+    """Return the path of the only other key with the name of the last part of `place`; None for none or several.
 
-    Keys of the same part of a job, the training YAML or what is around it, come first.
+    Keys in the same half of a job (the training YAML or its surroundings) come first.
     """
     everywhere = _by_name(model).get(place[-1], [])
     in_config = dotted(place).startswith(_CONFIG)
@@ -112,34 +102,27 @@ def _by_name(model: type[BaseModel]) -> dict[object, list[str]]:
 
 
 def value_at(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
-    """Return the value at a dotted path: as written, or the default that counts in its place; None where neither is."""
+    """Return the value at a dotted path: as written, or else the default; None if there is neither."""
     written: Any = raw
     value: Any = parsed
     for part in path.split(".") if path else ():
         written = written.get(part) if isinstance(written, Mapping) else None
-        names = (
-            {info.alias or name: name for name, info in type(value).model_fields.items()} if _is_model(value) else {}
-        )
+        model_fields = type(value).model_fields if isinstance(value, BaseModel) else {}
+        names = {info.alias or name: name for name, info in model_fields.items()}
         value = getattr(value, names[part]) if part in names else None
-    return written if written is not None else None if _is_model(value) else value
+    return written if written is not None else None if isinstance(value, BaseModel) else value
 
 
 def stand_in(model: type[BaseModel], place: Sequence[int | str]) -> object:
-    """Return something valid in form for a missing key that is required, so that all else can still be looked at."""
+    """Return a placeholder for a missing required key, so that the rest can still be checked."""
     info = field_at(model, place)
     annotation = info.annotation if info else None
     section = next(models_in(annotation), None)
     if section is not None:
         return placeholder(section)
-    return (
-        {str: STAND_IN_TEXT, int: 1}.get(annotation, STAND_IN_TEXT) if isinstance(annotation, type) else STAND_IN_TEXT
-    )
+    return 1 if annotation is int else "x"
 
 
 def placeholder(model: type[BaseModel]) -> dict[str, Any]:
     """Return a mapping with a stand-in for every required key of a model."""
     return {key: stand_in(model, (key,)) for key, info in fields(model).items() if info.is_required()}
-
-
-def _is_model(value: object) -> bool:
-    return isinstance(value, BaseModel)

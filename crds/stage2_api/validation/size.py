@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.validation.key_paths import joined
@@ -11,13 +11,13 @@ from stage2_api.validation.key_paths import joined
 LARGEST = 131_072
 """Characters of a job's spec; one with every key of the contract and a full pod template for both roles has 20,000."""
 MOST_PARTS = 4_000
-"""Mappings and lists in a job's spec, and with that its depth: of one that is nested as deep as its decoder goes
-(10,000), an API server may store what it cannot list again, for anybody."""
+"""Mappings and lists in a job's spec, which also bounds its depth: an API server may store an object nested as deep as
+its decoder goes (10,000) and then fail every list request."""
 DEEPEST = 64
 """Levels of mappings and lists; a pod template with everything in it has fifteen."""
 SHOWN = 6  # levels of the path that a problem names
-_TEXTS = "put long texts into files of spec.volumes, and take out what the job does not need"
-_PARTS = "take out what the job does not need"
+_TEXTS = "put long texts into files of spec.volumes, and remove what the job does not need"
+_PARTS = "remove what the job does not need"
 
 
 def require_shallow(raw: Any, *, root: str = "") -> None:
@@ -31,7 +31,7 @@ def require_shallow(raw: Any, *, root: str = "") -> None:
             return
     rule = f"must not be nested deeper than {DEEPEST} levels"
     paths = sorted({path for path, _ in level})
-    raise ConfigError([Problem(path, "...", rule, "take out what lies so deep") for path in paths])
+    raise ConfigError([Problem(path, "...", rule, "remove the deepest levels") for path in paths])
 
 
 def _children(path: str, value: Any, *, named: bool) -> list[tuple[str, Any]]:
@@ -43,52 +43,50 @@ def _children(path: str, value: Any, *, named: bool) -> list[tuple[str, Any]]:
 
 
 def characters(raw: Any, *, most: int) -> int:
-    """Return about how many characters `raw` has as JSON, or some number above `most` if it has more.
-
-    It stops counting at `most`, so that its time is bounded, even where YAML aliases stand for a huge object.
-    """
-    count = 0
-    waiting = [raw]
-    while waiting and count <= most:
-        value = waiting.pop()
-        if isinstance(value, str):
-            count += len(value) + 3
-        elif isinstance(value, Mapping):
-            count += 2 + sum(len(str(key)) + 4 for key in value)
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            count += 2 + len(value)
-            waiting.extend(value)
-        else:
-            count += _width(value)
-    return count
+    """Return about how many characters `raw` has as JSON, or some number above `most` if it has more."""
+    return _total(raw, _own_characters, most)
 
 
 def parts(raw: Any, *, most: int) -> int:
-    """Return how many mappings and lists `raw` has, itself included, or some number above `most` if there are more.
+    """Return how many mappings and lists `raw` has, itself included, or some number above `most` if it has more.
 
     An opening bracket in a text counts too, because the API server counts brackets in the serialised spec.
     """
+    return _total(raw, _own_parts, most)
+
+
+def _total(raw: Any, weigh: Callable[[Any], int], most: int) -> int:
+    """Return the total weight of all values; stop above `most`, because YAML aliases may stand for a huge object."""
     count = 0
     waiting = [raw]
     while waiting and count <= most:
         value = waiting.pop()
-        if isinstance(value, str):
-            count += value.count("{") + value.count("[")
-        elif isinstance(value, Mapping):
-            count += 1
-            waiting.extend((*value, *value.values()))
+        count += weigh(value)
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
         elif isinstance(value, list):
-            count += 1
             waiting.extend(value)
     return count
 
 
-def _width(value: Any) -> int:
-    """Return about how many characters a number, a boolean or null has, in a bounded time."""
+def _own_characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) + 3
+    if isinstance(value, Mapping):
+        return 2 + sum(len(str(key)) + 4 for key in value)
+    if isinstance(value, list):
+        return 2 + len(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        return 1 + value.bit_length() * 3 // 10
+        return 1 + value.bit_length() * 3 // 10  # repr takes quadratic time
     return len(repr(value))
+
+
+def _own_parts(value: Any) -> int:
+    if isinstance(value, str):
+        return value.count("{") + value.count("[")
+    if isinstance(value, Mapping):
+        return 1 + sum(map(_own_parts, value))
+    return int(isinstance(value, list))
 
 
 def written_by_its_author(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,18 +103,16 @@ def require_small(raw: Mapping[str, Any]) -> None:
     spec = beside.pop("spec", None)
     for root, held in (("spec", spec), ("", beside)):
         if isinstance(held, Mapping):
-            _require(held, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
-            _require(held, parts, "mappings, lists and brackets in texts", _PARTS, most=MOST_PARTS, root=root)
+            _require(held, _own_characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
+            _require(held, _own_parts, "mappings, lists and brackets in texts", _PARTS, most=MOST_PARTS, root=root)
 
 
-class _Count(Protocol):
-    def __call__(self, raw: Any, *, most: int) -> int: ...
-
-
-def _require(whole: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, most: int, root: str) -> None:
-    if count(whole, most=most) <= most:
+def _require(
+    whole: Mapping[Any, Any], weigh: Callable[[Any], int], of: str, way_out: str, *, most: int, root: str
+) -> None:
+    if _total(whole, weigh, most) <= most:
         return
-    held = {str(key): count(value, most=most) for key, value in whole.items()}
+    held = {str(key): _total(value, weigh, most) for key, value in whole.items()}
     key, found = max(held.items(), key=lambda item: item[1])
     value = f"more than {most:,} {of}" if found > most else f"{found:,} {of}"
     rule = f"the whole {root or 'job'} must have at most {most:,}"
@@ -124,7 +120,7 @@ def _require(whole: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, 
 
 
 class _Unquoted(str):
-    """Words in place of a value, shown without quotes."""
+    """Text in place of a value, shown without quotes."""
 
     def __repr__(self) -> str:
         return str(self)

@@ -30,19 +30,22 @@ _FORMS = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
+    "finite_number": "a finite number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "too_short": "at least {min_length} items long",
+    "too_long": "at most {max_length} items long",
 }
-_COMPARISONS = {
-    "greater_than": "above",
-    "greater_than_equal": "at least",
-    "less_than": "below",
-    "less_than_equal": "at most",
-}
+"""What must hold, by the type of pydantic's error."""
+
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
-
-
-Located = Sequence[tuple[tuple[int | str, ...], ErrorDetails]]
-
-
+Location = tuple[int | str, ...]
+Located = Sequence[tuple[Location, ErrorDetails]]
 M = TypeVar("M", bound=BaseModel)
 
 SET = re.compile(r"\$\?\(([^),]+)\)")
@@ -91,8 +94,6 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
 
     return tuple(map(about_whole, rules))
 
-
-Location = tuple[int | str, ...]
 
 _ROUNDS = 8  # a repaired object may show new errors of form: sections that were missing have required keys
 
@@ -179,7 +180,7 @@ def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: boo
     return raw
 
 
-def location(place: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
+def location(place: Sequence[int | str], raw: Any) -> Location:
     """Return pydantic's location without the names of union branches."""
     kept: list[int | str] = []
     here = raw
@@ -200,7 +201,7 @@ def from_pydantic(
 
     Branches of a union count as one. To describe one, all keys are looked through for what was meant.
     """
-    by_path: dict[str, list[tuple[tuple[int | str, ...], ErrorDetails]]] = {}
+    by_path: dict[str, list[tuple[Location, ErrorDetails]]] = {}
     for place, error in located:
         by_path.setdefault(key_paths.joined(root, key_paths.dotted(place)), []).append((place, error))
     described = itertools.islice(by_path.items(), most)
@@ -229,30 +230,11 @@ def _unknown(model: type[BaseModel], place: Sequence[int | str]) -> str:
 def _rule(error: ErrorDetails) -> str:
     """Return what must hold, without the path: "at least 1"."""
     context = error.get("ctx", {})
-    kind = error["type"]
-    if kind in _FORMS:
-        return _FORMS[kind]
-    for prefix, words in _COMPARISONS.items():
-        if kind == prefix:
-            return f"{words} {next(iter(context.values()))}"
-    return _RULES[kind](context) if kind in _RULES else error["msg"]
-
-
-_RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "literal_error": lambda context: (
-        f"one of {_choices(context)}" if " or " in _choices(context) else _choices(context)
-    ),
-    "string_pattern_mismatch": lambda context: f"text of the form {context['pattern']}",
-    "string_too_short": lambda context: f"text of at least {context['min_length']} characters",
-    "string_too_long": lambda context: f"text of at most {context['max_length']} characters",
-    "too_short": lambda context: f"at least {context['min_length']} items long",
-    "too_long": lambda context: f"at most {context['max_length']} items long",
-    "finite_number": lambda _: "a finite number",
-}
-
-
-def _choices(context: Mapping[str, Any]) -> str:
-    return str(context["expected"]).replace("True", "true").replace("False", "false")
+    if error["type"] == "literal_error":
+        choices = str(context["expected"]).replace("True", "true").replace("False", "false")
+        return f"one of {choices}" if " or " in choices else choices
+    form = _FORMS.get(error["type"])
+    return form.format(**context) if form else error["msg"]
 
 
 def _way_out(model: type[BaseModel], place: Sequence[int | str], error: ErrorDetails) -> str:
@@ -317,4 +299,4 @@ def _meaning(model: type[BaseModel], place: Sequence[int | str]) -> str:
 
 
 def _yaml(value: object) -> str:
-    return {True: "true", False: "false"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.data import DataRequest, show_data
+from stage2_cli.data import show_data
 from stage2_trainer.data.images import load_image
 from stage2_trainer.matching import serialize_objects
 from tests.unit.cli.test_light_start import HEAVY, stage2
@@ -24,7 +24,7 @@ def scenes(tmp_path: Path) -> Path:
 
 
 def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_data(DataRequest(scenes)) == 0
+    assert show_data(scenes) == 0
     told = capsys.readouterr().out
     assert f"{scenes}: 2 records, 3 objects" in told
     assert "coordinates, by record: no objects 1, coordinate tokens 1" in told
@@ -36,7 +36,7 @@ def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureF
 
 
 def test_json_says_the_same(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_data(DataRequest(scenes, as_json=True)) == 0
+    assert show_data(scenes, as_json=True) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["records"], found["objects"], found["kinds"]) == (2, 3, {"bbox_2d": 2, "poly": 1})
     assert found["classes"] == {"red box": 1, "blue triangle": 1, "green ellipse": 1}
@@ -45,38 +45,38 @@ def test_json_says_the_same(scenes: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_model_counts_tokens_as_training_does(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_data(DataRequest(scenes, model=TINY_MODEL, as_json=True)) == 0
+    assert show_data(scenes, model=TINY_MODEL, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answer_tokens"]["most"] == len(tiny_spelling().vocab.encode(serialize_objects(SCENE)))
     with pytest.raises(ConfigError, match="--model"):
-        show_data(DataRequest(scenes, model=scenes.parent))
+        show_data(scenes, model=scenes.parent)
 
 
 def test_a_tokenizer_that_spells_coordinates_in_pieces_is_refused(scenes: Path, tmp_path: Path) -> None:
     build_tokenizer(7, plain=True).save_pretrained(tmp_path / "stock")
     with pytest.raises(ConfigError, match=r"--model: .*must have the coordinate tokens.*stage2 prepare"):
-        show_data(DataRequest(scenes, model=tmp_path / "stock"))
+        show_data(scenes, model=tmp_path / "stock")
 
 
 def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -> None:
-    assert show_data(DataRequest(scenes, pictures=tmp_path / "page.png")) == 0
+    assert show_data(scenes, pictures=tmp_path / "page.png") == 0
     page = Image.open(tmp_path / "page.png").convert("RGB")
     colors = {color for _, color in page.getcolors(2**20) or ()}
     assert {(0xCF, 0x22, 0x2E), (0x09, 0x69, 0xDA), (0x1A, 0x7F, 0x37)} <= colors
     with pytest.raises(ConfigError, match=r"--pictures: .*must be a new file"):
-        show_data(DataRequest(scenes, pictures=tmp_path / "page.png"))
+        show_data(scenes, pictures=tmp_path / "page.png")
 
 
 def test_two_outputs_at_one_place_are_refused(scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--coco: .*must not be the file of --pictures"):
-        show_data(DataRequest(scenes, pictures=tmp_path / "x", coco=tmp_path / "x"))
+        show_data(scenes, pictures=tmp_path / "x", coco=tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("option", ["pictures", "coco"])
 def test_an_output_that_cannot_be_written_is_named(scenes: Path, option: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--{option}: '/proc/no/file'; must be in a folder that can be written to"):
-        show_data(DataRequest(scenes, **{option: Path("/proc/no/file")}))
+        show_data(scenes, **{option: Path("/proc/no/file")})
 
 
 def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_pat
         one = {"desc": name, "bbox_2d": ["<|coord_900|>", "<|coord_0|>", "<|coord_999|>", "<|coord_999|>"]}
         lines.append({"images": [f"{number}.png"], "width": size[0], "height": size[1], "objects": [one]})
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert show_data(DataRequest(tmp_path / "x.jsonl", pictures=tmp_path / "page.png")) == 0
+    assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 0
     width, height = load_image(str(tmp_path / "page.png")).size
     assert width <= 4 * 350
     assert height <= 2 * 430
@@ -96,13 +96,13 @@ def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_pat
 def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path)
     with pytest.raises(ConfigError, match="a page needs records"):
-        show_data(DataRequest(path, pictures=tmp_path / "page.png"))
+        show_data(path, pictures=tmp_path / "page.png")
 
 
 def test_a_coco_file_is_written_beside_the_text(
     scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_data(DataRequest(scenes, coco=tmp_path / "coco.json", as_json=True)) == 0
+    assert show_data(scenes, coco=tmp_path / "coco.json", as_json=True) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["records"] == 2
     assert f"{tmp_path}/coco.json: 2 records, 3 objects" in told.err
@@ -114,12 +114,12 @@ def test_numbers_of_nobody_knows_what_are_told_unless_a_person_says_it(
 ) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
-    assert show_data(DataRequest(tmp_path / "x.jsonl", coco=tmp_path / "coco.json")) == 64
+    assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 64
     told = capsys.readouterr()
     assert "0 records, 0 objects, 1 broken lines" in told.out
     assert "x.jsonl:1 objects[0].bbox_2d" in told.err
     assert not (tmp_path / "coco.json").exists()
-    assert show_data(DataRequest(tmp_path / "x.jsonl", units="pixels")) == 0
+    assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
 
 
 @pytest.mark.parametrize("desc", ["[/red] sign", "\x1b[31mred", "sign [old]"])
@@ -127,7 +127,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 30, 40)]
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": desc, "bbox_2d": tokens}]}
     (tmp_path / "x.jsonl").write_text(json.dumps({**line, "sample_id": "9" * 5000}))
-    assert show_data(DataRequest(tmp_path / "x.jsonl", coco=tmp_path / "coco.json")) == 0
+    assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 0
     assert (desc if desc.isprintable() else repr(desc)) in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stage2_cli.data import DataRequest, show_data
+from stage2_cli.data import show_data
 from stage2_trainer.prepare import record_writer, voc, yolo
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import voc_object
@@ -54,7 +54,7 @@ def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.Captu
     said = stage2("yolo", data, "--output", output).stdout
     assert said.startswith(f"{output}: 1 records")
     assert ":dog: [red]" in said
-    show_data(DataRequest(output))
+    show_data(output)
     assert f"{output}: 1 records" in capsys.readouterr().out
 
 

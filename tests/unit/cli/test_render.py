@@ -8,7 +8,7 @@ import yaml
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
-from stage2_cli.config_files import NETWORK, TEMPLATES, WATCHED, set_fields
+from stage2_cli.config_files import CLUSTER, set_fields
 from stage2_cli.render import render_job
 
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
@@ -35,11 +35,11 @@ def job(**spec: Any) -> dict[str, Any]:
     ],
 )
 def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], told: str) -> None:
-    assert set_fields(parse_job(job(**spec)), (*WATCHED, *TEMPLATES, *NETWORK)) == [told]
+    assert set_fields(parse_job(job(**spec)), CLUSTER) == [told]
 
 
 def test_a_job_without_such_fields_is_told_nothing() -> None:
-    assert set_fields(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES, *NETWORK)) == []
+    assert set_fields(parse_job(job(suspend=False)), CLUSTER) == []
 
 
 def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:

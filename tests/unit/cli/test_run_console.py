@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_cli.run_console import Watcher, console, describe
+from stage2_cli.run import Watcher, console, describe
 
 STEP = {"event": "step", "step": 1, "loss": 2.0}
 EVALUATION = {"event": "evaluation", "step": 3}
