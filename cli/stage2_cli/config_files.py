@@ -20,9 +20,9 @@ CLUSTER = (*WATCHED, "spec.rollout.template", "spec.learner.template", "spec.tls
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
-    """Return the mappings of a YAML file's documents, in order, without empty documents.
+    """Return the documents of a YAML file, in order, without empty ones.
 
-    Raises ConfigError when the file is missing, is no YAML, or holds something other than mappings.
+    Raises ConfigError if the file is missing, is not YAML, or holds anything but mappings.
     """
     try:
         documents = read_documents(path)
@@ -60,7 +60,7 @@ def load_config(path: Path) -> RunConfig:
 
 
 def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's mapping merged over those that it extends. The file is not read again: it may be a pipe."""
+    """Return a file's mapping merged over those that it extends, without reading the file again: it may be a pipe."""
     return resolve_extends(path, lambda file: raw if file == path else load_yaml(file))
 
 

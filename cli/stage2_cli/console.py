@@ -1,4 +1,4 @@
-"""What every command prints with: configuration errors, plain text, and progress on a terminal."""
+"""Output of all commands: configuration errors, plain text, and progress bars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 SHOWN = 100
-"""Problems of one file that are printed; a file of another format may have tens of thousands."""
+"""Maximum number of problems to print for a file, which may have tens of thousands."""
 LONGEST_VALUE = 400
 
 
@@ -52,24 +52,24 @@ def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: 
 
 
 def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console for texts with names of a person: it takes `[bold]` and `:cat:` literally, and wraps nothing."""
+    """Return a console for user data: it prints `[bold]` and `:cat:` literally, and does not wrap lines."""
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=stderr, width=width)
 
 
 def printable(text: str) -> str:
-    """Return a text of the data with escapes for characters that would control a terminal, or cannot be shown."""
+    """Return a text from the data with control characters and unprintable characters escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def with_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """Yield items with a progress bar, where there is a terminal."""
+    """Yield items, with a progress bar on a terminal."""
     console = Console(stderr=True)
     yield from track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line], None] | None]:
-    """Yield a callback for each line read; None where there is no terminal, or nothing to show."""
+    """Yield a callback for each line read; None without a terminal, or if `shown` is false."""
     console = Console(stderr=True)
     if not shown or not console.is_terminal or not os.path.isfile(path):
         yield None

@@ -81,7 +81,7 @@ def show_data(
 
 
 def document(found: Profile, unit: str) -> dict[str, Any]:
-    """Return the contents of a data file, for machines."""
+    """Return the profile of a data file as a JSON object."""
     return {
         "file": str(found.path),
         "records": found.records,
@@ -137,7 +137,7 @@ def _lines(found: Profile, unit: str) -> list[str]:
         f"coordinates, by record: {_listed(written)}",
         f"geometry: {_listed(kinds)}",
         f"sizes, as COCO defines them: {_listed(sizes)}",
-        f"objects a record: {_listed(_quantiles(found.objects))}",
+        f"objects per record: {_listed(_quantiles(found.objects))}",
         f"answers in {unit}: {_listed(_quantiles(found.answers))}{need}",
         f"longest answers: {longest}",
     ]
@@ -164,10 +164,7 @@ def _table(found: Profile) -> Table:
 
 
 def _token_counts(model: Path) -> Count:
-    """Return a function that counts the tokens of answers.
-
-    Raises ConfigError where there is no tokenizer, or one without the coordinate tokens.
-    """
+    """Return a function that counts the tokens of answers. Raises ConfigError for a missing or unsuitable tokenizer."""
     if not os.path.isfile(model / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
@@ -182,14 +179,14 @@ def _token_counts(model: Path) -> Count:
 
 
 def write_page(records: Sequence[Record], path: Path) -> None:
-    """Draw records on a page, one colour for each description. Raises ConfigError where no image can be read."""
+    """Draw records on a page, with one colour per description. Raises ConfigError if no image is readable."""
     colors: dict[str, str] = {}
     cells = []
     for record in records:
         try:
             image = load_image(record.images[0])
         except ImageError:
-            continue  # only its header can be read
+            continue  # the profile reads only image headers
         outlines = [
             Outline(one.kind, one.bins, one.desc, colors.setdefault(one.desc, COLORS[len(colors) % len(COLORS)]))
             for one in record.objects

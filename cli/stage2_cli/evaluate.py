@@ -52,8 +52,8 @@ WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 class EvaluationRequest:
     """The options of the command line.
 
-    names: how a description becomes a class. units: of plain numbers, where the records do not state it. limit: how
-    many records are read; None = all. labels: names of the sets of rollouts, if not those of their files.
+    names: how a description becomes a class. units: of plain numbers, if the records do not state them. limit: number
+    of records to read; None means all. labels: names of the sets of rollouts; by default their files.
     """
 
     rollouts: Sequence[str]
@@ -94,12 +94,12 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
 def require_one_kind(
     config: Path | None, checkpoints: Sequence[Path] | None, rollouts: Sequence[str] | None, records: Path | None
 ) -> None:
-    """Raise ConfigError unless there are a configuration with checkpoints, or rollouts with records."""
+    """Raise ConfigError unless the options are a configuration with checkpoints, or rollouts with records."""
     given = {"CONFIG": config, "--checkpoint": checkpoints, "--rollouts": rollouts, "--records": records}
     there = [name for name, value in given.items() if value]
     if there in (["CONFIG", "--checkpoint"], ["--rollouts", "--records"]):
         return
-    rule = "either a configuration and checkpoints are scored, or rollouts and records"
+    rule = "needs either a configuration with checkpoints, or rollouts with records"
     way_out = "give CONFIG --checkpoint DIR, or --rollouts FILE --records FILE"
     raise ConfigError([Problem("stage2 evaluate", " ".join(there) or None, rule, way_out)])
 
@@ -138,26 +138,28 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
 
 
 def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
-    """Raise ConfigError for what cannot be evaluated, before anything heavy is imported."""
+    """Raise ConfigError for invalid input, before any heavy import."""
     problems = [
-        Problem("--checkpoint", str(one), f"must be a whole checkpoint: {flaw}", "give another one of the run")
+        Problem("--checkpoint", str(one), f"must be a complete checkpoint: {flaw}", "choose another one of the run")
         for one in checkpoints
         if (flaw := flaw_of(one))
     ]
     if config.rlhf is not None:
-        problems.append(Problem("rlhf", "grpo", "answers of GRPO runs are not scored as objects", "score its rewards"))
+        problems.append(
+            Problem("rlhf", "grpo", "GRPO answers have no objects to score", "use stage2 inspect --rewards")
+        )
     if not config.custom.val_jsonl:
-        problems.append(Problem("custom.val_jsonl", None, "must name the records to answer", "name a data file"))
+        problems.append(Problem("custom.val_jsonl", None, "must name the records to answer", "set it to a data file"))
     if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
         problems.append(
-            Problem("WORLD_SIZE", os.environ["WORLD_SIZE"], "evaluation is one process", "leave torchrun out")
+            Problem("WORLD_SIZE", os.environ["WORLD_SIZE"], "evaluation runs in one process", "run it without torchrun")
         )
     if problems:
         raise ConfigError(problems)
 
 
 def _for_evaluation(config: RunConfig, folder: Path) -> RunConfig:
-    """Return the configuration of a run that only evaluates, and leaves no files behind."""
+    """Return the configuration of a run that only evaluates and leaves no files."""
     changes = {"output_dir": str(folder), "report_to": [], "eval_strategy": "steps", "trace": False}
     training = config.training.model_copy(update=changes)
     return config.model_copy(update={"training": training, "deepspeed": None})
@@ -169,7 +171,7 @@ def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> 
     kept = [index for index, name in enumerate(names) if name not in missing]
     if not kept:
         rule = "must answer at least one record in all files"
-        raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "leave --answered-only out")])
+        raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "remove --answered-only")])
     return kept
 
 
@@ -209,7 +211,7 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
     ranked = (
         "objects ranked by the log-probabilities of their coordinate tokens"
         if one["scores_from"] == COORDINATE_SCORES
-        else "no log-probabilities: all objects have one rank, in the order of records and answers"
+        else "no log-probabilities: all objects rank equally, in the order of records and answers"
     )
     lines = [
         f"{mark}{one['rollouts']}: {one['images']:,} images, {one['objects']:,} objects,"

@@ -1,4 +1,4 @@
-"""`stage2 explain`: why a job of the cluster does not train, and which object and field to change."""
+"""`stage2 explain`: why a job in the cluster is not training, and which object and field to change."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TRAINS, _WAITS, _UNKNOWN = 0, 1, 2
 
 
 def explain_job(name: str, options: Sequence[str], *, as_json: bool) -> int:
-    """Print the steps of a job up to training; return 0 if nothing is missing, 1 if something is, 2 if unknown.
+    """Print the steps of a job up to training; return 0 if it trains, 1 if it waits, 2 if its state is unknown.
 
-    options: kubectl's own, which name the namespace, the context and the user.
+    options: kubectl's options for namespace, context and user.
     """
     command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *options, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2.
 
-`--push` uploads it to a hub, which is checked first: an export takes minutes.
+`--push` uploads it to a hub. The hub is checked first, because an export takes minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ExportRequest:
 
 
 class PushError(RuntimeError):
-    """The hub did not accept the folder, which stays."""
+    """The hub did not accept the folder. The folder remains."""
 
 
 def export_checkpoint(request: ExportRequest) -> int:
@@ -52,7 +52,7 @@ def export_checkpoint(request: ExportRequest) -> int:
 
 
 def _check(request: ExportRequest) -> None:
-    """Refuse options that contradict one another."""
+    """Raise ConfigError for options that contradict each other."""
     way_out = "remove one of the two options"
     rules = [
         (request.adapter and request.dtype, "--dtype", "an adapter is copied as it is (--adapter)"),
@@ -93,7 +93,7 @@ def _export(request: ExportRequest) -> None:
 
 
 def _check_hub(repo: str) -> None:
-    """Raise ConfigError where nobody is logged in to the hub, or where it has the repository already."""
+    """Raise ConfigError if nobody is logged in to the hub, or if the repository exists."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -105,8 +105,8 @@ def _check_hub(repo: str) -> None:
         way_out = "log in with `hf auth login`, or export without --push and upload the folder later"
         raise ConfigError([Problem("--push", repo, rule, way_out)]) from error
     if exists:
-        rule = "must be a new repository, and there is one of this name"
-        raise ConfigError([Problem("--push", repo, rule, "name another one: nothing is overwritten")])
+        rule = "must be a new repository, but this one exists"
+        raise ConfigError([Problem("--push", repo, rule, "choose another name: nothing is overwritten")])
 
 
 def _push(folder: Path, repo: str) -> str:

@@ -1,4 +1,4 @@
-"""`stage2 import`: annotations of other formats as a data file of records, through one writer and one set of rules."""
+"""`stage2 import`: converts annotations of other formats into a data file of records."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _require_folder(option: str, folder: Path) -> None:
 
 
 def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:
-    """Write the records of a data set, and print what was left out. Raises ConfigError."""
+    """Write the records of a data set, and print a summary. Raises ConfigError."""
     from stage2_trainer.prepare.annotations import Tally
     from stage2_trainer.prepare.record_writer import check_new, write_records
 

@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A model's tokenizer: its vocabulary, and the ids at which an answer is cut."""
+    """A model's vocabulary, and the ids before which an answer is cut."""
 
     vocab: CoordVocab
     vision_ids: frozenset[int]
@@ -59,7 +59,7 @@ class Spelling:
 def inspect_sample(request: Request) -> int:
     """Run one sample's E-step and show it.
 
-    Returns 0, or EXIT_RETRYABLE when the server failed; raises ConfigError for what a person must change.
+    Returns 0, or EXIT_RETRYABLE if the server failed. Raises ConfigError.
     """
     _check(request)
     config = load_config(request.config) if request.config else None
@@ -86,7 +86,7 @@ def inspect_sample(request: Request) -> int:
 
 
 def _check(request: Request) -> None:
-    """Refuse options that contradict one another."""
+    """Raise ConfigError for options that contradict each other."""
     rules = [
         (request.response_ids and request.response_file, "--response-file", "excludes --response-ids"),
         (request.record and request.sample is not None, "--sample", "counts CONFIG's records; --record has --line"),
@@ -129,7 +129,7 @@ def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:
 
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
-    """Return the tokenizer of a model folder. Raises ConfigError where it is missing, or lacks coordinate tokens."""
+    """Return the vocabulary of a model folder. Raises ConfigError if it is missing or lacks coordinate tokens."""
     if not os.path.isfile(folder / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
@@ -151,7 +151,7 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
 def _answer(
     request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
 ) -> tuple[list[int], str]:
-    """Return the answer's token ids, and where they come from, in words."""
+    """Return the answer's token ids and their origin."""
     if request.response_ids:
         return read_ids(request.response_ids), str(request.response_ids)
     if request.response_file:
@@ -160,15 +160,15 @@ def _answer(
         return ids, str(request.response_file)
     configured = _required(config, instead="--response-ids or --response-file")
     answer = _ask_servers(configured, record, model=model)
-    weights = f"weight version {answer.version}" if answer.version >= 0 else "weights that no learner has sent"
+    weights = f"weight version {answer.version}" if answer.version >= 0 else "initial weights"
     return answer.token_ids, f"{answer.server}, {weights}"
 
 
 def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
-    """Return one answer of the servers' current weights, with the seed of the run's first request.
+    """Return one answer from the servers' current weights, with the seed of the run's first request.
 
-    Raises ConfigError when no server is configured, an image is missing, or server and learner see different prompts;
-    ServerError when the server fails.
+    Raises ConfigError if no server is configured, an image is missing, or server and learner see different prompts, and
+    ServerError if the server fails.
     """
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.data.messages import chat_messages
@@ -183,7 +183,7 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     if not urls:
         path = "custom.extra.rollout_matching.vllm.server.servers"
         way_out = "name the servers there, or give an answer with --response-ids or --response-file"
-        raise ConfigError([Problem(path, None, "must name the servers to ask", way_out)])
+        raise ConfigError([Problem(path, None, "must name the servers", way_out)])
     token = read_token(os.environ)
     check_images(record)
     messages = chat_messages(record, config.custom.user_prompt, system=config.template.system)
@@ -203,16 +203,16 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
 
 
 def check_images(record: Record) -> None:
-    """Raise ConfigError for an image that cannot be read, or that has another size than the record states."""
+    """Raise ConfigError for an unreadable image, or one whose size differs from the record."""
     from stage2_trainer.data.messages import record_fault
 
     if fault := record_fault(record):
-        rule = f"must have readable images, whose pixels are needed here ({fault})"
+        rule = f"must have readable images, because their pixels are needed ({fault})"
         raise ConfigError([Problem(f"{record.sample_id} images", list(record.images), rule, "correct the record")])
 
 
 def read_ids(path: Path) -> list[int]:
-    """Return the JSON list of token ids in a file; stop tokens are allowed. Raises ConfigError."""
+    """Return the token ids in a JSON file, which may include stop tokens. Raises ConfigError."""
     way_out = "write [5031, 42, ...], or give text with --response-file"
     try:
         value = json.loads(read_text(path, "--response-ids"))
@@ -225,7 +225,7 @@ def read_ids(path: Path) -> list[int]:
 
 
 def read_text(path: Path, option: str) -> str:
-    """Return the text of a file that a person has named. Raises ConfigError."""
+    """Return the text of a file. Raises ConfigError."""
     try:
         return read_named(path).decode()
     except OSError as error:
@@ -270,5 +270,5 @@ def table(rewards: list[Reward], scores: Scores) -> Table:
 def _required_file(path: Path | None, name: str) -> Path:
     if path is None:
         way_out = "write `stage2 inspect CONFIG --rewards --sample N --response-file FILE`"
-        raise ConfigError([Problem(name, None, "is needed with --rewards", way_out)])
+        raise ConfigError([Problem(name, None, "is required with --rewards", way_out)])
     return path

@@ -1,6 +1,6 @@
 """`kubectl stage2 …`: commands about a job on a cluster. kubectl finds this program as `kubectl-stage2`.
 
-kubectl itself reads everything, with its own context, namespace and rights.
+All requests go through kubectl, with its context, namespace and credentials.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob.")]
 
 MOST_PODS = 64
-"""How many logs are followed at once; kubectl's own limit is 5."""
+"""Maximum number of concurrent log streams; kubectl's default is 5."""
 
 
 @app.callback()
 def kubectl_stage2() -> None:
-    """RolloutMatchingJobs: why one does not train, its logs, and its progress."""
+    """RolloutMatchingJobs: why one is not training, its logs, and its progress."""
 
 
 app.command()(explain)
@@ -38,7 +38,7 @@ def logs(
     namespace: Namespace = None,
     context: Context = None,
     user: User = None,
-    servers: Annotated[bool, typer.Option("--servers", help="Those of the servers, not the learner's.")] = False,
+    servers: Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")] = False,
 ) -> None:
     """Print the logs of a job's learner, or of its servers."""
@@ -55,7 +55,7 @@ def report(
     user: User = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
 ) -> None:
-    """Print a job's steps and evaluations as tables, from its learner's logs so far."""
+    """Print a job's steps and evaluations as tables, from the learner's logs so far."""
     command = _logs(job, kubectl_options(namespace, context, user), servers=False)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / f"{job}.log"

@@ -1,7 +1,7 @@
 """`stage2 learn` and `stage2 wait`: the learner's process, its restarts, and the wait for its servers.
 
-With `--restarts` this process restarts the learner in the same container, which keeps its node and its GPUs: a
-container that ends gives both away until its Job has created another pod.
+With `--restarts` this process restarts the learner in the same container, which keeps its node and GPUs. A container
+that ends frees both until its Job creates another pod.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def learn_once(path: Path, processes: int, *, overwrite: bool) -> int:
         from stage2_trainer.main import check
 
         if code := check(config, world_size=processes, overwrite=overwrite):
-            return code  # a mistake that every process would find
+            return code  # every process would find this mistake
         from stage2_trainer.process.torchrun import run_processes
 
         return run_processes("stage2_cli", ["learn", str(path)], processes=processes)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's workers have their own sessions, which nobody else ends
         end_with_parent()
     from stage2_trainer.main import learn
 
@@ -54,9 +54,9 @@ def learn_with_restarts(path: Path, processes: int, restarts: int, *, overwrite:
 
 
 def wait_for_servers(path: Path) -> None:
-    """Return when all servers of the configuration answer. The caller keeps the deadline. Raises ConfigError.
+    """Return when all configured servers answer; the caller enforces the deadline. Raises ConfigError.
 
-    In a learner's pod this runs before the learner: the pod has its node and its GPU while the servers still load.
+    A learner's pod runs this first, so that it holds its node and GPU while the servers load.
     """
     from stage2_trainer.wire.client import wait_until_healthy
     from stage2_trainer.wire.credentials import read_token
@@ -109,7 +109,7 @@ class Restarts:
         if self._interrupted.is_set():
             self._process.terminate()
         code = self._process.wait()
-        with suppress(ProcessLookupError):  # a worker that outlived it would hold memory that the next try needs
+        with suppress(ProcessLookupError):  # a surviving worker would hold memory that the next attempt needs
             os.killpg(self._process.pid, signal.SIGKILL)
         return code
 
@@ -120,7 +120,7 @@ class Restarts:
 
 
 def _clear_termination_log() -> None:
-    """Empty the termination log: the message of an earlier try does not explain how a later one ended."""
+    """Empty the termination log, so that no earlier message explains a later exit."""
     path = os.environ.get(TERMINATION_LOG_VARIABLE)
     if path and Path(path).exists():
         Path(path).write_text("", encoding="utf-8")

@@ -22,7 +22,7 @@ OptionalConfig = Annotated[
 ]
 Mapped = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="CONTAINER=LOCAL", help="Where a path of the containers is on this machine."),
+    typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers."),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
@@ -30,7 +30,7 @@ Overwrite = Annotated[
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 User = Annotated[str | None, typer.Option("--as", help="User that kubectl impersonates.")]
@@ -64,10 +64,10 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files or training YAMLs.")],
     mapped: Mapped = None,
     all_records: Annotated[
-        bool, typer.Option("--all-records", help="Read data files to their end, not the first 1,000 records of each.")
+        bool, typer.Option("--all-records", help="Read whole data files instead of the first 1,000 records of each.")
     ] = False,
 ) -> None:
-    """Check job files and training YAMLs, and their data files on this machine; exit code 64 names every mistake."""
+    """Check job files, training YAMLs and their local data files; list every mistake and exit with 64."""
     from stage2_cli.validate import validate_files
 
     raise typer.Exit(validate_files(files, mapped=mapped or [], all_records=all_records))
@@ -102,7 +102,7 @@ def init(  # noqa: PLR0913 - one parameter for each option
     val_coco: Annotated[Path | None, typer.Option(metavar="FILE", help="Held-out annotations.")] = None,
     val_images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of their images.")] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
-    max_objects: Annotated[int | None, typer.Option(min=1, help="Images with more objects are left out.")] = None,
+    max_objects: Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")] = None,
 ) -> None:
     """Create a project folder from COCO annotations: records, prepared model, a job file for each stage, a README."""
     from stage2_cli.init import chosen_annotations, init_project
@@ -148,7 +148,7 @@ def explain(
     user: User = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a job of the cluster does not train, and which field to change; exit code 1 if it does not."""
+    """Explain why a job is not training and which field to change; exit code 1 if it is not."""
     from stage2_cli.explain import explain_job
 
     raise typer.Exit(explain_job(job, kubectl_options(namespace, context, user), as_json=as_json))
@@ -161,7 +161,7 @@ def run(
     work_dir: Annotated[Path, typer.Option(help="Folder of configuration, token, logs and empty volumes.")] = Path(
         "out/run"
     ),
-    engine: Annotated[str, typer.Option(help="vllm, or stub: a quick server on the CPU, to try things.")] = "vllm",
+    engine: Annotated[str, typer.Option(help="vllm, or stub, a fast server on the CPU for trials.")] = "vllm",
     overwrite: Overwrite = False,
 ) -> None:
     """Run a job on this machine: the controller's containers as processes."""
@@ -191,9 +191,7 @@ def learn(
     config: ConfigFile,
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
     overwrite: Overwrite = False,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="How often this process restarts it after a failure that may pass.")
-    ] = 0,
+    restarts: Annotated[int, typer.Option(min=0, help="Restarts after failures that a retry may fix.")] = 0,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
     from stage2_cli.learn import learn_once, learn_with_restarts
@@ -258,7 +256,7 @@ def export(  # noqa: PLR0913 - one parameter for each option
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     model: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Its base model, a folder or a hub's name; by default the recorded one."),
+        typer.Option(metavar="DIR", help="Base model, a folder or a name on a hub; by default the recorded one."),
     ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
@@ -271,7 +269,7 @@ def export(  # noqa: PLR0913 - one parameter for each option
     records: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Data file whose first record --verify uses.")
     ] = None,
-    push: Annotated[str | None, typer.Option(metavar="REPO", help="Upload it to a new private repository.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="REPO", help="Upload to a new private repository.")] = None,
 ) -> None:
     """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
     from stage2_cli.export import ExportRequest, export_checkpoint
@@ -308,7 +306,7 @@ def report(
         return
     if len(runs) > 1 or watch is not None:
         option, value = ("--watch", f"{watch}") if watch is not None else ("RUN", f"{len(runs)} runs")
-        raise ConfigError([Problem(option, value, "only a page has that", "add --html OUT.html")])
+        raise ConfigError([Problem(option, value, "needs --html", "add --html OUT.html")])
     from stage2_report.tables import report_run
 
     report_run(runs[0], picture=picture, images=images)
@@ -361,8 +359,8 @@ def main() -> None:
 
 
 def call(program: typer.Typer) -> None:
-    """Run a command line; print configuration errors as sentences and end with exit code 64."""
-    # Pillow warns of images with many pixels; stage2 has a limit of its own (data.images.MOST_PIXELS).
+    """Run a command line; print configuration errors and exit with 64."""
+    # Pillow warns about large images; stage2 has its own limit (data.images.MOST_PIXELS).
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     try:
         program()

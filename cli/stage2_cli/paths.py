@@ -1,7 +1,7 @@
-"""Paths of a job's containers, and the files of this machine behind them.
+"""Paths of a job's containers, and the local files behind them.
 
-The process executor starts the same containers as the controller; only their paths differ. Of all prefixes that match a
-path, the longest counts; a path that none matches stays unchanged.
+The process executor starts the same containers as the controller; only their paths differ. The longest matching prefix
+wins; a path without one stays unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PathMap:
 
 
 def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
-    """Return the mount paths of a job's hostPath volumes, and the host's folder or file behind each."""
+    """Return the folder or file of each hostPath volume, by mount path."""
     return {
         volume.mount_path: Path(volume.host_path.path) / (volume.sub_path or "")
         for volume in job.spec.volumes
@@ -51,7 +51,7 @@ def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
 
 
 def local_path(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) -> Path | None:
-    """Return a path of a job's containers on this machine; None inside a volume of another machine."""
+    """Return the local path of a container path; None inside a volume that is not on this machine."""
     prefixes = {**host_paths(job), **mapped}
     volumes = {volume.mount_path for volume in job.spec.volumes}
     matching = [prefix for prefix in volumes | set(prefixes) if path.is_relative_to(prefix)]
@@ -61,7 +61,7 @@ def local_path(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) 
 
 
 def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
-    """Return `CONTAINER=LOCAL` options as prefixes. Raises ConfigError for a relative or malformed one."""
+    """Parse `CONTAINER=LOCAL` options into prefixes. Raises ConfigError for a relative or malformed one."""
     prefixes: dict[str, Path] = {}
     for text in mapped:
         container, sign, local = text.partition("=")
@@ -101,5 +101,5 @@ def _missing(volume: Volume, local: Path | None, path: str) -> list[Problem]:
     is_there = {"Directory": Path.is_dir, "File": Path.is_file}
     if local is None or kind not in is_there or is_there[kind](local):
         return []
-    way_out = f"create it, or name another one: --map {volume.mount_path}=PATH"
+    way_out = f"create it, or choose another one: --map {volume.mount_path}=PATH"
     return [Problem(path, str(local), f"type: {kind} requires one, and there is none on this machine", way_out)]

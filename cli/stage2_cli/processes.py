@@ -1,6 +1,6 @@
-"""Processes in place of containers, and what each gets of this machine: a log, a process group, GPUs and ports.
+"""Local processes instead of containers, each with a log, a process group, GPUs and ports.
 
-A child asks the kernel to end it when the executor dies (PR_SET_PDEATHSIG): not even `kill -9` leaves servers behind.
+The kernel ends a child when the executor dies (PR_SET_PDEATHSIG), so that not even `kill -9` leaves servers behind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LocalProcess:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it with exactly its own environment."""
+        """Start the process with exactly its own environment."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -98,23 +98,23 @@ class LocalProcess:
 
 
 _FIRST_GROUP_PORT = 21216
-"""Below the ports that Linux gives to outgoing connections, one of which could take the pod's own port meanwhile."""
+"""Lies below Linux's ephemeral ports, so that no outgoing connection takes a chosen port."""
 _PORTS_PER_RUN = 20
 _MOST_RUNS = 50
 
 
 @contextmanager
 def learner_ports(servers: int) -> Iterator[LearnerPorts]:
-    """Yield ports for the learner of a run with so many servers; no other run gets them while the block lasts.
+    """Yield ports for a learner with this many servers, reserved until the block ends.
 
-    Raises OSError where fifty runs have ports.
+    Raises OSError if fifty runs hold ports.
     """
     with ExitStack() as claims:
         for run in range(_MOST_RUNS):
             claim = claims.enter_context(socket.socket(socket.AF_UNIX))
             try:
-                # The learner binds its ports long after they are chosen. Until then this name, which ends with the
-                # process, keeps other runs away.
+                # The learner binds its ports much later. Until then this abstract socket, which ends with the process,
+                # reserves them.
                 claim.bind(f"\0stage2-run-{run}")
             except OSError:
                 continue
@@ -137,7 +137,7 @@ def _is_free(port: int) -> bool:
 
 
 def require_gpus(count: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError where CUDA_VISIBLE_DEVICES names some GPUs, but fewer than the job needs."""
+    """Raise ConfigError if CUDA_VISIBLE_DEVICES names fewer GPUs than the job needs."""
     visible = visible_names(environment)
     if visible and len(visible) < count:
         rule, way_out = f"must name as many GPUs as the job needs, which is {count}", "name more, or unset it"
@@ -145,6 +145,6 @@ def require_gpus(count: int, environment: Mapping[str, str] = os.environ) -> Non
 
 
 def visible_devices(gpus: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a process with these GPUs, counted from 0 among those of this process."""
+    """Return CUDA_VISIBLE_DEVICES for these GPUs, which are indices into the visible GPUs of this process."""
     visible = visible_names(environment)
     return ",".join(str(gpu) if visible is None else visible[gpu] for gpu in gpus) if visible != [] else ""

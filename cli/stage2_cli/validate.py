@@ -1,7 +1,6 @@
-"""`stage2 validate`: the rules of `kubectl apply` and of the learner's start, checked on a person's machine.
+"""`stage2 validate`: checks the rules of `kubectl apply` and of the learner's start locally.
 
-Data files and the model's folder are checked too where this machine has them; a job names them by the paths of its
-containers.
+Data files and the model folder are checked too if they are on this machine; a job refers to them by container paths.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from stage2_trainer.preflight import record_rules
 FIRST_RECORDS = 1000
 
 Local = Callable[[Path], Path | None]
-"""A function that returns a configured path on this machine; None for a path in a volume of another machine."""
+"""Maps a configured path to a local path; None for a path in a volume of another machine."""
 
 
 @dataclass
 class Findings:
-    """A report on the data files: a line for each, and all problems of those that are on this machine."""
+    """A report on the data files: one line each, and the problems of local files."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
 def validate_files(files: Sequence[Path], *, mapped: Sequence[str] = (), all_records: bool = False) -> int:
-    """Check every file, and the data files that it names; return 0 if all are valid, else 64.
+    """Check every file and its data files; return 0 if all are valid, else 64.
 
     mapped: `CONTAINER=LOCAL`, for paths of a job's containers. all_records: read data files to their end.
     """
@@ -70,7 +69,7 @@ def _is_valid(path: Path, mappings: Mapping[str, Path], *, all_records: bool) ->
 
 
 def _load(path: Path, mappings: Mapping[str, Path]) -> tuple[str, list[tuple[RunConfig, Local]]]:
-    """Return what a file holds, in words, and its valid configurations. Raises ConfigError."""
+    """Return the kind of a file and its valid configurations. Raises ConfigError."""
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(with_bases(path, only_document(path, documents)))
@@ -82,7 +81,7 @@ def _load(path: Path, mappings: Mapping[str, Path]) -> tuple[str, list[tuple[Run
 
 
 def check_data(config: RunConfig, local: Local, *, all_records: bool) -> Findings:
-    """Check the model's folder, and the first records of each data file, or all that the run would read."""
+    """Check the model folder, and the first records of each data file, or all that the run reads."""
     findings = Findings()
     model = local(Path(config.model.model))
     if model is not None and os.path.isdir(model):

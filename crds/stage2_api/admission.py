@@ -1,9 +1,7 @@
-"""The ValidatingAdmissionPolicy that refuses what a definition cannot; `crds/known-keys.yaml` holds it.
+"""The ValidatingAdmissionPolicy for what the definition cannot refuse, generated into `crds/known-keys.yaml`.
 
-Keys that no section of a job has, nor the job beside its spec: the definition keeps them, so that none is lost
-silently, and with that `kubectl apply` finds none by itself. And a spec that holds too much: what the definition leaves
-free may be of any size and depth, and of an object that is nested as deep as its decoder goes an API server stores what
-it cannot list again.
+It refuses unknown keys, which the definition keeps so that none is lost silently, and specs that are too large: free
+mappings have any size and depth, and an API server cannot list an object that is nested as deep as its decoder goes.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stage2_api import job
-from stage2_api.crd import Schema, structural
+from stage2_api.crd import Schema, sections, structural
 from stage2_api.validation import key_paths
 from stage2_api.validation.size import LARGEST, MOST_PARTS
 
@@ -20,12 +18,12 @@ _SUMMANDS = 16  # parsers bound how deep an expression is nested, and a sum nest
 _WRITTEN = "'%s'.format([{}.?spec.orValue({{}})])"
 _PARTS = "variables.{0}.split('{{').size() + variables.{0}.split('[').size() - 2"  # and brackets in texts
 _ROOT_KEYS = list(key_paths.fields(job.RolloutMatchingJob))
-# A key that stays as it is does not count: whoever takes the last finalizer off an old job leaves its spec alone.
+# Unchanged keys do not count, so that an old job can lose its last finalizer.
 _IS_NEW = (
     "oldObject == null || object.spec != oldObject.spec"
     f" || object.exists(k, !(k in {_ROOT_KEYS}) && (!(k in oldObject) || object[k] != oldObject[k]))"
 )
-# `suspend: true` takes a few characters itself. Room for those in every edit would lead a row of edits past any bound.
+# `suspend: true` itself adds characters. A general allowance for them would let repeated edits exceed any bound.
 _REST_STAYS = (
     "oldObject != null && object.?spec.orValue({{}}).all(k, k in {} || object.spec[?k] == oldObject.?spec[?k])"
 )
@@ -42,8 +40,8 @@ def known_keys_policy() -> dict[str, Any]:
         "resources": [job.PLURAL],
     }
     spec = structural(job.JobSpec)
-    sections = list(_sections(spec))
-    named = [f"variables.{variable}" for variable, _ in sections]
+    unknown = list(_unknown_keys(spec))
+    named = [f"variables.{variable}" for variable, _ in unknown]
     every = " + ".join(
         f"({' + '.join(part)})"
         for part in (named[first : first + _SUMMANDS] for first in range(0, len(named), _SUMMANDS))
@@ -57,13 +55,13 @@ def known_keys_policy() -> dict[str, Any]:
             "matchConstraints": {"resourceRules": [rule]},
             "matchConditions": [{"name": "the-spec-or-a-key-beside-it-is-new", "expression": _IS_NEW}],
             "variables": [
-                *({"name": variable, "expression": expression} for variable, expression in sections),
+                *({"name": variable, "expression": expression} for variable, expression in unknown),
                 {"name": "unknown", "expression": every},
-                # Written out, since only that is quick: to visit each value took an API server 23 s for 150 kB of them.
+                # Formatted, because visiting each value took an API server 23 s for 150 kB.
                 {"name": "written", "expression": _WRITTEN.format("object")},
                 {"name": "characters", "expression": "variables.written.size()"},
                 {"name": "parts", "expression": _PARTS.format("written")},
-                # What a job has it keeps, or one that is older than a bound could not even be suspended.
+                # An old job may keep its size; otherwise one above a new bound could not even be suspended.
                 {"name": "before", "expression": f"oldObject == null ? '' : {_WRITTEN.format('oldObject')}"},
                 {"name": "characters_before", "expression": "variables.before.size()"},
                 {"name": "parts_before", "expression": _PARTS.format("before")},
@@ -72,7 +70,7 @@ def known_keys_policy() -> dict[str, Any]:
             "validations": [
                 _at_most(LARGEST, "characters", "characters", "put long texts into files of spec.volumes"),
                 _at_most(
-                    MOST_PARTS, "parts", "mappings, lists and brackets in texts", "take out what the job does not need"
+                    MOST_PARTS, "parts", "mappings, lists and brackets in texts", "remove what the job does not need"
                 ),
                 {
                     "expression": "variables.unknown.size() == 0",
@@ -93,29 +91,20 @@ def _at_most(most: int, count: str, of: str, way_out: str) -> dict[str, str]:
 
 
 def _without_room(spec: Schema) -> list[str]:
-    """Return the keys of the spec that hold a truth value or a bounded number, and so nothing else."""
+    """Return the keys of the spec that hold only a boolean or a bounded number."""
     return [key for key, value in spec["properties"].items() if value["type"] in ("boolean", "integer")]
 
 
-def _sections(spec: Schema) -> Iterator[tuple[str, str]]:
-    """Yield a variable for each section: the paths of the keys in it that it does not have."""
+def _unknown_keys(spec: Schema) -> Iterator[tuple[str, str]]:
+    """Yield a variable for each section, with the expression of the paths of its unknown keys."""
     yield "root", f"object.filter(k, !(k in {_ROOT_KEYS}))"
-    for path, schema in _below("spec", spec):
+    for path, schema, _ in sections(spec, "spec"):
         steps = path.split(".")
         yield "_".join(part.removesuffix("[]") for part in steps), _unknown("object", steps, schema, "", 0)
 
 
-def _below(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield the sections under one, itself first; `[]` marks those of which there is a list."""
-    yield path, schema
-    for key, value in schema["properties"].items():
-        inside = value.get("items", value)
-        if "properties" in inside:
-            yield from _below(f"{path}.{key}" + ("[]" if "items" in value else ""), inside)
-
-
 def _unknown(parent: str, steps: list[str], schema: Schema, path: str, depth: int) -> str:
-    """Return a CEL expression for the unknown keys of the section to which the steps lead from `parent`."""
+    """Return a CEL expression for the unknown keys of the section that `steps` lead to from `parent`."""
     if not steps:
         return f"{parent}.filter(k, !(k in {sorted(schema['properties'])})).map(k, '{path}.' + k)"
     step, *rest = steps

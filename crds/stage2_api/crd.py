@@ -8,7 +8,7 @@ written in CEL, which the API server evaluates.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -37,7 +37,7 @@ _APPLY_AGAIN = "delete the job and apply it again"
 _FAILED: Phase = "Failed"
 
 FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image", "tls")
-"""Keys of the spec that stay as they are while the job has pods, which were made from them."""
+"""Keys of the spec that cannot change while the job has pods."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _object_schema() -> Schema:
     spec = structural(job.JobSpec, keeps_unknown=True)
     config = spec["properties"]["config"]
     config["x-kubernetes-validations"] = validations(RunConfig, RUN_RULES)
-    spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), _managed_for_good()]
+    spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), _managed_by_forever()]
     return {
         "type": "object",
         "description": _sentence(job.RolloutMatchingJob),
@@ -97,9 +97,10 @@ def _object_schema() -> Schema:
 
 
 def _immutable() -> list[dict[str, str]]:
-    """Return the transition rules of what pods are made from: it stays while there are any.
+    """Return the transition rules that freeze the inputs of a job's pods while it has pods.
 
-    A job that failed has none, and runs again as soon as it is corrected. Only the whole object has its status.
+    A failed job has none, and runs again once it is corrected. The rules are on the whole object because they read the
+    status.
     """
     way_out = f"{_APPLY_AGAIN}, or set spec.suspend to true first"
     no_pods = f"oldSelf.spec.?suspend.orValue(false) || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
@@ -113,8 +114,8 @@ def _immutable() -> list[dict[str, str]]:
     ]
 
 
-def _managed_for_good() -> dict[str, str]:
-    """Return the transition rule of who works on a job."""
+def _managed_by_forever() -> dict[str, str]:
+    """Return the transition rule that a job keeps its controller."""
     return {
         "rule": _same("", "managedBy"),
         "message": f"can never change; {_APPLY_AGAIN}",
@@ -134,21 +135,31 @@ def _sentence(model: type[KubernetesObject]) -> str:
 Schema = dict[str, Any]
 
 OVERRIDE = "x-stage2-schema"
-"""Key of a field's own JSON schema that replaces what pydantic would say where a structural schema cannot say it."""
+"""Key of a field's own JSON schema, for types that pydantic cannot express as a structural schema."""
 
 _DROPPED = ("$defs", "title", "additionalProperties", "propertyNames", OVERRIDE)
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
 def structural(model: type[Section], *, keeps_unknown: bool = False) -> Schema:
-    """Return the structural schema of a model: no references; descriptions on one line, the default at their end.
+    """Return the structural schema of a model: no references; one-line descriptions that end in the default.
 
-    Defaults become part of the schema where `filled_in` says so. `keeps_unknown`: the API server stores keys that no
-    section has, where it would drop them silently for clients that do not ask for strictness.
+    Defaults become part of the schema of `filled_in` models. keeps_unknown: the API server stores unknown keys instead
+    of dropping them silently for clients that do not request strict validation.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
     walk = _Walk(whole.get("$defs", {}), _filled_models(model), keeps_unknown=keeps_unknown)
     return walk.node(whole, filled=model.filled_in)
+
+
+def sections(schema: Schema, path: str, description: str = "") -> Iterator[tuple[str, Schema, str]]:
+    """Yield a section and all below it, each with its path (`[]` marks lists) and its description."""
+    yield path, schema, description
+    for key, value in schema["properties"].items():
+        inside = value.get("items", value)
+        if "properties" in inside:
+            here = key_paths.joined(path, key) + ("[]" if "items" in value else "")
+            yield from sections(inside, here, value["description"])
 
 
 def _filled_models(model: type[Section]) -> set[str]:
@@ -165,7 +176,7 @@ def _sections_in(annotation: Any) -> list[type[Section]]:
 
 
 class _Walk:
-    """One pass over a JSON schema of pydantic's."""
+    """Converts one JSON schema of pydantic."""
 
     def __init__(self, definitions: Mapping[str, Schema], filled: set[str], *, keeps_unknown: bool) -> None:
         self._keeps_unknown = keeps_unknown
@@ -173,7 +184,7 @@ class _Walk:
         self._filled = filled
 
     def node(self, raw: Mapping[str, Any], *, filled: bool) -> Schema:
-        """Return the structural form of one node. `filled`: whether defaults below it go into the schema."""
+        """Return the structural form of one node. filled: whether the schema gets the defaults below it."""
         raw, name = self._flat(raw)
         filled = name in self._filled if name else filled
         if OVERRIDE in raw:
@@ -216,10 +227,9 @@ class _Walk:
         return result
 
     def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """Return a node without reference and without the branch for null; the name of the model referred to.
+        """Return a node without references and null branches, and the name of its model.
 
-        Null is left out because the API server drops a null from a field that is not nullable, which is what null means
-        in every key that takes it: unset.
+        Null means unset in every key, and the API server drops nulls from fields that are not nullable.
         """
         name = None
         while "$ref" in raw or ("anyOf" in raw and OVERRIDE not in raw):
@@ -229,7 +239,7 @@ class _Walk:
                 continue
             branches = [branch for branch in raw["anyOf"] if branch != {"type": "null"}]
             if len(branches) != 1:
-                raise ValueError(f"a structural schema has no place for a choice of types: {raw}")
+                raise ValueError(f"a structural schema cannot have a choice of types: {raw}")
             raw = {**branches[0], **_without(raw, "anyOf")}
         return raw, name
 
@@ -245,7 +255,7 @@ def _text(default: Any) -> str:
 
 
 def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
-    """Return `x-kubernetes-validations` for the schema of `model`: one entry for each rule that CEL can tell."""
+    """Return `x-kubernetes-validations` for the schema of `model`: one entry per rule with CEL."""
     return [
         {"rule": expression(model, rule.cel), "message": f"{rule.rule}; {rule.way_out}", "fieldPath": f".{rule.path}"}
         for rule in rules
@@ -254,7 +264,7 @@ def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict
 
 
 def expression(model: type[BaseModel], text: str) -> str:
-    """Return the CEL expression that `text` with its placeholders stands for; `self` is an object of `model`."""
+    """Return `text` with its placeholders replaced; `self` is an object of `model`."""
     with_set = SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
     return VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
 
@@ -267,5 +277,5 @@ def _default(model: type[BaseModel], path: str) -> str:
     """Return the default of a key as a CEL literal."""
     info = key_paths.field_at(model, path.split("."))
     if info is None or info.is_required() or info.default is None:
-        raise LookupError(f"{path} has no default to put into a rule; write $({path}, DEFAULT)")
+        raise LookupError(f"{path} has no default; write $({path}, DEFAULT)")
     return json.dumps(info.default)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stage2_api import job
-from stage2_api.crd import Schema, structural
+from stage2_api.crd import Schema, sections, structural
 from stage2_api.job_status import JobStatus
 from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES, STANDALONE_RULES
@@ -23,20 +23,20 @@ Every key of a `RolloutMatchingJob` (`stage2.dev/v1alpha1`, short name `rmj`) an
 is `spec.config` of a job or a YAML file of its own (`stage2 learn FILE`). A key that is not listed is refused.
 `stage2 validate FILE` checks a file; `kubectl explain rmj.spec` shows the same texts.
 
-A default that stands as – means that the key is unset; `null` may be written for it.
+A default of – means that the key is unset; `null` means the same.
 """
 _JOB = """\
 ## The job: `spec`
 
-What a cluster must know around the training configuration. The API server fills in these defaults.
+What a cluster needs to run the training configuration. The API server fills in these defaults.
 """
 _CONFIG = """\
 ## The training configuration: `spec.config`, or a file of its own
 
-Keys are those of the training YAML that people already have. A file may build on others with `extends: base.yaml` or
-a list of files, relative to its own folder: mappings merge key by key, lists and values are replaced, later files win
-over earlier ones and the file itself wins over all. They lie in the folder of the first file, or below it. In a job,
-leave the addresses under `vllm.server` out: the job starts the servers.
+The keys are those of existing training YAMLs. A file may build on others with `extends: base.yaml` or a list of files,
+relative to its own folder: mappings merge key by key, lists and values are replaced, later files win over earlier ones,
+and the file itself wins over all. The files must be in the folder of the first file, or below it. In a job, leave out
+the addresses under `vllm.server`: the job starts the servers.
 """
 _STATUS = """\
 ## The status: `status`
@@ -51,7 +51,7 @@ def reference_markdown() -> str:
         [
             _INTRODUCTION,
             _JOB,
-            *_tables(job.JobSpec, "spec", skip="config"),
+            *_tables(job.JobSpec, "spec", skip="spec.config"),
             "### Rules between keys\n",
             *_rules(JOB_RULES, "spec"),
             _CONFIG,
@@ -65,9 +65,11 @@ def reference_markdown() -> str:
 
 
 def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
-    """Yield one table for each section that has keys of its own."""
-    schema = structural(model)
-    for path, section, sentence in _sections(schema, root, skip):
+    """Yield one table for each section with keys of its own."""
+    for path, section, description in sections(structural(model), root):
+        sentence = description.removesuffix(" Required.")
+        if skip and path.startswith(skip):
+            continue
         rows = [_row(path, key, value, section) for key, value in section["properties"].items() if not _deeper(value)]
         if rows:
             yield f"### `{path}`\n" if path else "### Top level\n"
@@ -77,18 +79,8 @@ def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
             yield "\n".join(rows) + "\n"
 
 
-def _sections(schema: Schema, path: str, skip: str, sentence: str = "") -> Iterator[tuple[str, Schema, str]]:
-    """Yield every section with its path and what it is."""
-    yield path, schema, sentence
-    for key, value in schema["properties"].items():
-        inside = value.get("items", value)
-        if "properties" in inside and key != skip:
-            here = joined(path, key) + ("[]" if "items" in value else "")
-            yield from _sections(inside, here, skip, value["description"].removesuffix(" Required."))
-
-
 def _deeper(schema: Schema) -> bool:
-    """Tell whether a key has a table of its own."""
+    """Return whether a key has its own table."""
     return "properties" in schema.get("items", schema)
 
 

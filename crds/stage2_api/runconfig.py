@@ -14,12 +14,12 @@ from pydantic import Field
 
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.grpo import BatchPlan, Rlhf, RolloutServer
+from stage2_api.grpo import Rlhf, RolloutServer
 from stage2_api.model import Model, Template, Tuner
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.section import Positive, Section
 from stage2_api.training import Training
-from stage2_api.vllm import VllmServer, VllmServerEntry
+from stage2_api.vllm import VllmServerEntry
 
 BEST_METRIC = "eval_rollout_f1_class_iou50"
 
@@ -80,7 +80,7 @@ class RunConfig(Section):
     @property
     def data_parallel_size(self) -> int:
         """Copies of the model on each rollout server."""
-        return 1 if self.rlhf is None else data_parallel_size(self.custom)
+        return 1 if self.rlhf is None else server_size(self.custom, "data_parallel_size") or 1
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -107,9 +107,19 @@ class RunConfig(Section):
         return length
 
     def grpo_batches(self, world_size: int) -> GrpoBatches:
-        """Return the batches of a GRPO run in `world_size` learner processes."""
+        """Return the batches of a GRPO run in `world_size` learner processes; `batch_problems` checks whether they
+        fit."""
         assert self.rlhf is not None, "a GRPO run"
-        return grpo_batches(self.rlhf, self.custom.grpo.batch_plan, self.training, world_size)
+        rlhf, plan, training = self.rlhf, self.custom.grpo.batch_plan, self.training
+        per_device = (plan.enabled and plan.per_device_train_batch_size) or training.per_device_train_batch_size
+        unified = plan.unified_batch_size if plan.enabled else None
+        micro_batch = per_device * world_size
+        effective = unified or training.effective_batch_size
+        accumulation = -(-effective // micro_batch) if effective else training.gradient_accumulation_steps or 1
+        generation = unified or rlhf.generation_batch_size or micro_batch * (rlhf.steps_per_generation or accumulation)
+        return GrpoBatches(
+            per_device, accumulation, generation, rlhf.num_generations, rlhf.num_iterations, world_size=world_size
+        )
 
     def gradient_accumulation_steps(self, world_size: int = 1) -> int:
         """Return the micro-steps of one optimizer step in `world_size` learner processes."""
@@ -138,15 +148,20 @@ _SAME = (
 
 def served_rollouts(rlhf: Rlhf, custom: Custom) -> RolloutMatching:
     """Return the rollout settings of a GRPO run in the form of `rollout_matching`."""
-    own = custom.extra.rollout_matching
+    own, plan = custom.extra.rollout_matching, custom.grpo.batch_plan
     server = custom.extra.rollout_server or RolloutServer(vllm_max_model_len=rlhf.max_completion_length + 1)
+    tensor_parallel_size = server_size(custom, "tensor_parallel_size") or 1
+    per_gpu = plan.rollout_server.max_num_seqs_per_gpu if plan.enabled else None
+    url = f"http://{rlhf.vllm_server_host[0]}:{rlhf.vllm_server_port[0]}"
+    entry = VllmServerEntry(base_url=url, group_port=rlhf.vllm_server_group_port[0])
+    addresses = {"servers": own.vllm.server.servers or [entry], "timeout_s": rlhf.vllm_server_timeout}
     vllm = own.vllm.model_copy(
         update={
             **{name: getattr(server, f"vllm_{name}") for name in _SAME},
             "mode": "server",
-            "tensor_parallel_size": tensor_parallel_size(custom),
-            "max_num_seqs": _max_num_seqs(custom, server),
-            "server": _addresses(rlhf, own.vllm.server),
+            "tensor_parallel_size": tensor_parallel_size,
+            "max_num_seqs": per_gpu * tensor_parallel_size if per_gpu else server.vllm_max_num_seqs,
+            "server": own.vllm.server.model_copy(update=addresses),  # a job has filled in servers
         }
     )
     return own.model_copy(
@@ -160,33 +175,11 @@ def served_rollouts(rlhf: Rlhf, custom: Custom) -> RolloutMatching:
     )
 
 
-def tensor_parallel_size(custom: Custom) -> int:
-    """Return the number of GPUs of each copy of the model on the rollout server of a GRPO run."""
-    server, forced = custom.extra.rollout_server, custom.grpo.batch_plan.rollout_server
-    return _forced(custom, forced.force_vllm_tensor_parallel_size) or (server and server.vllm_tensor_parallel_size) or 1
-
-
-def data_parallel_size(custom: Custom) -> int:
-    """Return the number of copies of the model on the rollout server of a GRPO run."""
-    server, forced = custom.extra.rollout_server, custom.grpo.batch_plan.rollout_server
-    return _forced(custom, forced.force_vllm_data_parallel_size) or (server and server.vllm_data_parallel_size) or 1
-
-
-def _addresses(rlhf: Rlhf, server: VllmServer) -> VllmServer:
-    """Return the server with its address: the one that a job filled in, or else that of `rlhf`."""
-    url = f"http://{rlhf.vllm_server_host[0]}:{rlhf.vllm_server_port[0]}"
-    entry = VllmServerEntry(base_url=url, group_port=rlhf.vllm_server_group_port[0])
-    return server.model_copy(update={"servers": server.servers or [entry], "timeout_s": rlhf.vllm_server_timeout})
-
-
-def _max_num_seqs(custom: Custom, server: RolloutServer) -> int:
-    forced = _forced(custom, custom.grpo.batch_plan.rollout_server.max_num_seqs_per_gpu)
-    return forced * tensor_parallel_size(custom) if forced else server.vllm_max_num_seqs
-
-
-def _forced(custom: Custom, value: int | None) -> int | None:
-    """Return a value of the batch plan if the plan is enabled."""
-    return value if custom.grpo.batch_plan.enabled else None
+def server_size(custom: Custom, name: str) -> int | None:
+    """Return a size of the GRPO server: the one that the batch plan forces, or else the server's own."""
+    plan, server = custom.grpo.batch_plan, custom.extra.rollout_server
+    forced: int | None = getattr(plan.rollout_server, f"force_vllm_{name}") if plan.enabled else None
+    return forced or (getattr(server, f"vllm_{name}") if server else None)
 
 
 @dataclass(frozen=True)
@@ -223,19 +216,6 @@ class GrpoBatches:
     def needs_old_logprobs(self) -> bool:
         """Whether weights change between a round of rollouts and the last micro-step that trains on it."""
         return self.accumulation % (self.steps_per_generation * self.num_iterations) != 0
-
-
-def grpo_batches(rlhf: Rlhf, plan: BatchPlan, training: Training, world_size: int) -> GrpoBatches:
-    """Return the batches of a GRPO run; `batch_problems` checks whether they fit."""
-    per_device = (plan.enabled and plan.per_device_train_batch_size) or training.per_device_train_batch_size
-    unified = plan.unified_batch_size if plan.enabled else None
-    micro_batch = per_device * world_size
-    effective = unified or training.effective_batch_size
-    accumulation = -(-effective // micro_batch) if effective else training.gradient_accumulation_steps or 1
-    generation = unified or rlhf.generation_batch_size or micro_batch * (rlhf.steps_per_generation or accumulation)
-    return GrpoBatches(
-        per_device, accumulation, generation, rlhf.num_generations, rlhf.num_iterations, world_size=world_size
-    )
 
 
 def named_elsewhere(config: RunConfig) -> list[str]:

@@ -1,6 +1,6 @@
-"""Base classes of all models, and the kinds of values that their keys hold.
+"""Base classes of all models, and the types of their values.
 
-Every value has bounds. Without them the API server could not estimate what a rule over a list costs it.
+Every value has bounds, because the API server needs them to estimate the cost of a rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-"""A name: of a model's module, of a column, of a Kubernetes object."""
+"""A name, such as that of a module or of a Kubernetes object."""
 
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label (RFC 1123): lower-case letters, digits and dashes."""
@@ -29,17 +29,17 @@ SubdomainOrNone = Annotated[str, StringConstraints(max_length=253, pattern=rf"^(
 
 
 def is_subdomain(text: str) -> bool:
-    """Return whether a text is a Subdomain, as the names of most of Kubernetes' objects are."""
+    """Return whether a text is a Subdomain, as most names of Kubernetes objects are."""
     return 0 < len(text) <= 253 and re.fullmatch(_SUBDOMAIN, text) is not None
 
 
 SubdomainPrefix = Annotated[
     str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABELS}[a-z0-9][-a-z0-9]*$")
 ]
-"""What a subdomain begins with, before the API server adds letters and digits."""
+"""A prefix to which the API server appends letters and digits."""
 
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-"""A path of a file or folder where the process runs, or the name of something on a hub."""
+"""A path of a file or folder, or a name on a hub."""
 
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 """An address with scheme, host and port."""
@@ -67,17 +67,18 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A section of the training YAML: snake_case keys, no unknown ones; neither `true` nor `"5"` is a number."""
+    """A section of the training YAML: snake_case keys, no unknown keys, and no conversion of `true` or `"5"` to a
+    number."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     filled_in: ClassVar[bool] = False
-    """Whether the API server writes defaults into the object; the training YAML keeps the form in which it came."""
+    """Whether the API server fills in defaults. It does not in the training YAML, which stays as written."""
 
     lists_its_keys: ClassVar[bool] = False
-    """Whether an unknown key is answered with all keys that the section takes."""
+    """Whether the message about an unknown key lists all keys of the section."""
 
 
 class KubernetesObject(Section):
@@ -88,6 +89,6 @@ class KubernetesObject(Section):
     filled_in: ClassVar[bool] = True
 
 
-def free_mapping(limit: int, **more: Any) -> dict[str, Any]:
-    """Return the JSON-schema keywords of a mapping whose keys belong to someone else (Kubernetes, DeepSpeed)."""
-    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": limit, **more}
+def free_mapping(limit: int) -> dict[str, Any]:
+    """Return the JSON-schema keywords of a mapping with foreign keys (of Kubernetes or DeepSpeed)."""
+    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": limit}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stage2_api.grpo import RolloutServer
 from stage2_api.rules.grpo_batches import BATCH_RULES
-from stage2_api.runconfig import RunConfig
+from stage2_api.runconfig import RunConfig, server_size
 from stage2_api.validation.validate import Rule
 from stage2_api.vllm import ENGINE_OPTIONS, foreign_options
 
@@ -107,22 +107,14 @@ def _server(config: RunConfig) -> RolloutServer | None:
     return config.custom.extra.rollout_server if config.rlhf is not None else None
 
 
-def _forced(config: RunConfig, name: str) -> int | None:
-    """Return the size that an enabled batch plan forces on the server."""
-    plan = config.custom.grpo.batch_plan
-    size: int | None = getattr(plan.rollout_server, f"force_vllm_{name}")
-    return size if plan.enabled else None
-
-
 def _misses(config: RunConfig, name: str) -> bool:
-    server = _server(config)
-    return server is not None and getattr(server, f"vllm_{name}") is None and _forced(config, name) is None
+    return _server(config) is not None and server_size(config.custom, name) is None
 
 
 def _contradicts(config: RunConfig, name: str) -> bool:
-    server = _server(config)
-    given = server and getattr(server, f"vllm_{name}")
-    return bool(given and _forced(config, name) not in (None, given))
+    server, plan = _server(config), config.custom.grpo.batch_plan
+    own, forced = getattr(server, f"vllm_{name}", None), getattr(plan.rollout_server, f"force_vllm_{name}")
+    return plan.enabled and None not in (own, forced) and own != forced
 
 
 def _answer_does_not_fit(config: RunConfig) -> bool:

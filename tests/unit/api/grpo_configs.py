@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import Problem
 from stage2_api.parsing import parse_job, parse_run_config
-from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.api.wrong_jobs import patched, problems_of
 
 GOOD: dict[str, Any] = {
     "model": {"model": "m"},
@@ -67,24 +67,10 @@ def server(**changes: object) -> dict[str, Any]:
 
 
 def run_problems(*patches: dict[str, Any]) -> tuple[Problem, ...]:
-    """What is wrong with the good run after patches."""
-    raw = GOOD
-    for patch in patches:
-        raw = merge_patch(raw, patch)
-    return _problems(lambda: parse_run_config(raw))
+    """The problems of the good run after patches."""
+    return problems_of(parse_run_config, patched(GOOD, *patches))
 
 
 def job_problems(*patches: dict[str, Any]) -> tuple[Problem, ...]:
-    """What is wrong with the good job after patches of its spec."""
-    raw = GOOD_JOB
-    for patch in patches:
-        raw = merge_patch(raw, {"spec": patch})
-    return _problems(lambda: parse_job(raw))
-
-
-def _problems(parse: Any) -> tuple[Problem, ...]:
-    try:
-        parse()
-    except ConfigError as error:
-        return error.problems
-    return ()
+    """The problems of the good job after patches of its spec."""
+    return problems_of(parse_job, patched(GOOD_JOB, *({"spec": patch} for patch in patches)))

@@ -11,7 +11,7 @@ from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from tests.unit.api.grpo_configs import GOOD, PLAN, job_problems, planned, run_problems, server
-from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.api.wrong_jobs import merge_patch, patched
 
 SERVER = "custom.extra.rollout_server"
 PLANNED = "custom.grpo.batch_plan"
@@ -40,185 +40,110 @@ NO_GRPO = {
     "extra": {"rollout_server": None, "rollout_matching": {"rollout_backend": "hf"}},
 }
 
-# sentence, patch over the good run, path, phrase of the rule or the way out
-WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    ("another algorithm", rlhf(rlhf_type="dpo"), "rlhf.rlhf_type", "must be 'grpo'"),
-    ("the variant without its section", {"rlhf": None, "custom": NO_GRPO}, "rlhf", "needs it"),
+Row = tuple[dict[str, Any], str, str]  # changes, key below the section, phrase of the problem
+
+WRONG_RLHF: list[Row] = [
+    ({"rlhf_type": "dpo"}, "rlhf_type", "must be 'grpo'"),
+    ({"use_vllm": False}, "use_vllm", "set it to true"),
+    ({"vllm_mode": None}, "vllm_mode", "set it to server"),
+    ({"vllm_mode": "colocate"}, "vllm_mode", "set it to server"),
+    ({"vllm_server_host": ["10.0.0.1"]}, "vllm_server_host[0]", "127.0.0.1"),
+    ({"vllm_server_host": ["localhost"] * 2}, "vllm_server_host", "at most 1 items long"),
+    ({"vllm_server_host": []}, "vllm_server_host", "at least 1 items long"),
+    ({"vllm_server_host": "127.0.0.1"}, "vllm_server_host", "a list"),
+    ({"vllm_server_port": [8080, 8081]}, "vllm_server_port", "at most 1 items long"),
+    ({"vllm_server_port": [0]}, "vllm_server_port[0]", "at least 1"),
+    ({"vllm_server_port": [65536]}, "vllm_server_port[0]", "at most 65535"),
+    ({"vllm_server_timeout": 0}, "vllm_server_timeout", "above 0"),
+    ({"reward_funcs": [], "reward_weights": None}, "reward_funcs", "at least 1 items long"),
+    ({"reward_funcs": None}, "reward_funcs", "is required"),
+    ({"reward_funcs": ["summary_format", "summary.header"]}, "reward_funcs[0]", "of the form"),
+    ({"reward_weights": [1.0]}, "reward_weights", "as long as rlhf.reward_funcs"),
+    ({"reward_funcs": ["summary.format"] * 2}, "reward_funcs", "counts once"),
+    ({"num_generations": 1}, "num_generations", "at least 2"),
+    ({"num_generations": 5}, "generation_batch_size", "num_generations, which is 5"),
+    ({"temperature": -1.0}, "temperature", "above 0"),
+    ({"beta": -0.1}, "beta", "at least 0"),
+    ({"advantage_estimator": "gae"}, "advantage_estimator", "one of"),
+    ({"scale_rewards": "all"}, "scale_rewards", "one of"),
+    ({"truncation_strategy": "right"}, "truncation_strategy", "one of"),
+    ({"vllm_max_model_len": 8192}, "vllm_max_model_len", f"did you mean {SERVER}.vllm_max_model_len?"),
+    ({"steps_per_generation": 2}, "steps_per_generation", "both cannot be set"),
+]
+WRONG_SERVER: list[Row] = [
+    ({"vllm_server_port": [8080]}, "vllm_server_port", "did you mean rlhf.vllm_server_port?"),
+    ({"vllm_foo": 1}, "vllm_foo", "vllm_max_model_len, vllm_gpu"),
+    ({"vllm_engine_kwargs": {"seed": 3, "middleware": []}}, "vllm_engine_kwargs", "speed and memory only"),
+    ({"vllm_engine_kwargs": {"worker-cls": "a.B"}}, "vllm_engine_kwargs", "speed and memory only"),
+    ({"vllm_tensor_parallel_size": None}, "vllm_tensor_parallel_size", "required"),
+    ({"vllm_data_parallel_size": None}, "vllm_data_parallel_size", "is required"),
+    ({"vllm_max_model_len": None}, "vllm_max_model_len", "is required"),
+    ({"vllm_tensor_parallel_size": 0}, "vllm_tensor_parallel_size", "at least 1"),
+    ({"vllm_data_parallel_size": True}, "vllm_data_parallel_size", "an integer"),
+    ({"vllm_data_parallel_size": 1.5}, "vllm_data_parallel_size", "an integer"),
+    ({"vllm_data_parallel_size": "six"}, "vllm_data_parallel_size", "an integer"),
+    ({"vllm_gpu_memory_utilization": 1.1}, "vllm_gpu_memory_utilization", "at most 1"),
+    ({"vllm_enable_lora": True}, "vllm_enable_lora", "weights travel merged"),
+    ({"vllm_max_lora_rank": 8}, "vllm_max_lora_rank", "remove it"),
+    ({"vllm_limit_mm_per_prompt": "image"}, "vllm_limit_mm_per_prompt", "mapping"),
+]
+WRONG_PLAN: list[Row] = [
+    ({"unified_batch_size": None}, "unified_batch_size", "needs it"),
+    ({"per_device_train_batch_size": None}, "per_device_train_batch_size", "needs it"),
+    ({"per_device_eval_batch_size": 8}, "per_device_eval_batch_size", "must equal"),
+    ({"unified_batch_size": 52}, "unified_batch_size", "a multiple of 6"),
     (
-        "the section of another variant",
-        {"custom": {"trainer_variant": "rollout_matching_sft"}},
-        "custom.trainer_variant",
-        "set custom.trainer_variant to grpo",
+        {"rollout_server": {"force_vllm_data_parallel_size": 5}},
+        "rollout_server.force_vllm_data_parallel_size",
+        "differs from",
     ),
-    ("no vLLM", rlhf(use_vllm=False), "rlhf.use_vllm", "set it to true"),
-    ("no mode", rlhf(vllm_mode=None), "rlhf.vllm_mode", "set it to server"),
-    ("colocate", rlhf(vllm_mode="colocate"), "rlhf.vllm_mode", "set it to server"),
-    ("a host of another machine", rlhf(vllm_server_host=["10.0.0.1"]), "rlhf.vllm_server_host[0]", "127.0.0.1"),
-    ("two hosts", rlhf(vllm_server_host=["localhost"] * 2), "rlhf.vllm_server_host", "at most 1 items long"),
-    ("no host", rlhf(vllm_server_host=[]), "rlhf.vllm_server_host", "at least 1 items long"),
-    ("a host that is no list", rlhf(vllm_server_host="127.0.0.1"), "rlhf.vllm_server_host", "a list"),
-    ("two ports", rlhf(vllm_server_port=[8080, 8081]), "rlhf.vllm_server_port", "at most 1 items long"),
-    ("port 0", rlhf(vllm_server_port=[0]), "rlhf.vllm_server_port[0]", "at least 1"),
-    ("a port too large", rlhf(vllm_server_port=[65536]), "rlhf.vllm_server_port[0]", "at most 65535"),
-    ("no patience", rlhf(vllm_server_timeout=0), "rlhf.vllm_server_timeout", "above 0"),
-    ("no rewards", rlhf(reward_funcs=[], reward_weights=None), "rlhf.reward_funcs", "at least 1 items long"),
-    ("rewards left out", rlhf(reward_funcs=None), "rlhf.reward_funcs", "is required"),
     (
-        "a legacy reward name",
-        rlhf(reward_funcs=["summary_format", "summary.header"]),
-        "rlhf.reward_funcs[0]",
-        "of the form",
+        {"rollout_server": {"force_vllm_tensor_parallel_size": 2}},
+        "rollout_server.force_vllm_tensor_parallel_size",
+        "differs from",
     ),
-    ("too few weights", rlhf(reward_weights=[1.0]), "rlhf.reward_weights", "as long as rlhf.reward_funcs"),
-    ("a reward twice", rlhf(reward_funcs=["summary.format"] * 2), "rlhf.reward_funcs", "counts once"),
-    ("a group of one", rlhf(num_generations=1), "rlhf.num_generations", "at least 2"),
-    ("a negative temperature", rlhf(temperature=-1.0), "rlhf.temperature", "above 0"),
-    ("a negative KL weight", rlhf(beta=-0.1), "rlhf.beta", "at least 0"),
-    ("an unknown estimator", rlhf(advantage_estimator="gae"), "rlhf.advantage_estimator", "one of"),
-    ("an unknown scale", rlhf(scale_rewards="all"), "rlhf.scale_rewards", "one of"),
-    ("an unknown truncation", rlhf(truncation_strategy="right"), "rlhf.truncation_strategy", "one of"),
+]
+# Settings that contradict a valid plan: key, value, path of the problem.
+AGAINST_PLAN = [
+    ("training.effective_batch_size", 24, f"{PLANNED}.unified_batch_size"),
+    ("rlhf.generation_batch_size", 24, f"{PLANNED}.unified_batch_size"),
+    ("training.per_device_train_batch_size", 2, f"{PLANNED}.per_device_train_batch_size"),
+    ("training.per_device_eval_batch_size", 2, f"{PLANNED}.per_device_train_batch_size"),
+    ("training.gradient_accumulation_steps", 2, "training.gradient_accumulation_steps"),
+    ("rlhf.steps_per_generation", 2, "rlhf.steps_per_generation"),
+]
+
+
+def against_plan(path: str, value: int) -> dict[str, Any]:
+    section, key = path.split(".")
+    return merge_patch(planned(), {section: {key: value}})
+
+
+# Patch of the good run, path of the problem, phrase of the problem.
+WRONG: list[Row] = [
+    *((rlhf(**changes), f"rlhf.{key}", words) for changes, key, words in WRONG_RLHF),
+    *((server(**changes), f"{SERVER}.{key}", words) for changes, key, words in WRONG_SERVER),
+    *((planned(**changes), f"{PLANNED}.{key}", words) for changes, key, words in WRONG_PLAN),
+    *((against_plan(key, value), path, "follows from" if key == path else key) for key, value, path in AGAINST_PLAN),
+    ({"rlhf": None, "custom": NO_GRPO}, "rlhf", "needs it"),
+    ({"custom": {"trainer_variant": "rollout_matching_sft"}}, "custom.trainer_variant", "trainer_variant to grpo"),
+    ({"custom": {"extra": {"rollout_server": None}}}, SERVER, "how its server is started"),
+    ({"global_max_length": 12000}, f"{SERVER}.vllm_max_model_len", "at least global_max_length"),
+    (rlhf(max_completion_length=8192), f"{SERVER}.vllm_max_model_len", "hold a prompt"),
+    ({"model": {"model": ""}}, "model.model", "at least 1 characters"),
     (
-        "a key of the server beside the learner's",
-        rlhf(vllm_max_model_len=8192),
-        "rlhf.vllm_max_model_len",
-        "did you mean custom.extra.rollout_server.vllm_max_model_len?",
-    ),
-    (
-        "a key of the learner beside the server's",
-        server(vllm_server_port=[8080]),
-        f"{SERVER}.vllm_server_port",
-        "did you mean rlhf.vllm_server_port?",
-    ),
-    ("an unknown key of the server", server(vllm_foo=1), f"{SERVER}.vllm_foo", "vllm_max_model_len, vllm_gpu"),
-    (
-        "an engine without the guard",
-        server(vllm_engine_kwargs={"seed": 3, "middleware": []}),
-        f"{SERVER}.vllm_engine_kwargs",
-        "speed and memory only",
-    ),
-    (
-        "an engine with somebody's code, in vLLM's own spelling",
-        server(vllm_engine_kwargs={"worker-cls": "a.B"}),
-        f"{SERVER}.vllm_engine_kwargs",
-        "speed and memory only",
-    ),
-    ("no server", {"custom": {"extra": {"rollout_server": None}}}, SERVER, "how its server is started"),
-    (
-        "no tensor parallelism",
-        server(vllm_tensor_parallel_size=None),
-        f"{SERVER}.vllm_tensor_parallel_size",
-        "required",
-    ),
-    ("no data parallelism", server(vllm_data_parallel_size=None), f"{SERVER}.vllm_data_parallel_size", "is required"),
-    ("no length", server(vllm_max_model_len=None), f"{SERVER}.vllm_max_model_len", "is required"),
-    ("no GPUs", server(vllm_tensor_parallel_size=0), f"{SERVER}.vllm_tensor_parallel_size", "at least 1"),
-    ("true for a number", server(vllm_data_parallel_size=True), f"{SERVER}.vllm_data_parallel_size", "an integer"),
-    ("a broken number", server(vllm_data_parallel_size=1.5), f"{SERVER}.vllm_data_parallel_size", "an integer"),
-    ("a word for a number", server(vllm_data_parallel_size="six"), f"{SERVER}.vllm_data_parallel_size", "an integer"),
-    ("a server too short", {"global_max_length": 12000}, f"{SERVER}.vllm_max_model_len", "at least global_max_length"),
-    ("an answer too long", rlhf(max_completion_length=8192), f"{SERVER}.vllm_max_model_len", "hold a prompt"),
-    (
-        "all memory and more",
-        server(vllm_gpu_memory_utilization=1.1),
-        f"{SERVER}.vllm_gpu_memory_utilization",
-        "at most 1",
-    ),
-    ("adapters", server(vllm_enable_lora=True), f"{SERVER}.vllm_enable_lora", "weights travel merged"),
-    ("a rank of adapters", server(vllm_max_lora_rank=8), f"{SERVER}.vllm_max_lora_rank", "remove it"),
-    ("text that is no JSON", server(vllm_limit_mm_per_prompt="image"), f"{SERVER}.vllm_limit_mm_per_prompt", "mapping"),
-    ("no model", {"model": {"model": ""}}, "model.model", "at least 1 characters"),
-    (
-        "sampling of rollout matching",
         {"custom": {"extra": {"rollout_matching": {"temperature": 0.5}}}},
         "custom.extra.rollout_matching",
         "takes only its sections vllm.server and vllm.sync",
     ),
-    ("packing", {"training": {"packing": True}}, "training.packing", "does not pack"),
-    ("steps beside the batch", rlhf(steps_per_generation=2), "rlhf.steps_per_generation", "both cannot be set"),
-    ("groups that do not fit", rlhf(num_generations=5), "rlhf.generation_batch_size", "num_generations, which is 5"),
-    (
-        "micro-batches that do not fit",
-        {"training": {"per_device_train_batch_size": 5}},
-        "rlhf.generation_batch_size",
-        "a multiple of 5",
-    ),
-    ("no contract", {"custom": {"grpo": None}}, "custom.grpo.summary", "write the section"),
-    ("no summaries", {"custom": {"use_summary": None}}, "custom.use_summary", "set it to true"),
-    ("no header", {"custom": {"assistant_prefix_format": None}}, "custom.assistant_prefix_format", "header line"),
-    *(
-        (f"CHORD without {key}", chord(**{key: None}), "custom.grpo.chord", key)
-        for key in CHORD
-        if key not in ("enabled",)
-    ),
-    ("CHORD of more than everything", chord(mu_peak=1.5), "custom.grpo.chord.mu_peak", "at most 1"),
-    ("CHORD without a batch", chord(sft_per_device_train_batch_size=0), *("custom.grpo.chord", "at least 1")),
-    ("a plan without a total", planned(unified_batch_size=None), f"{PLANNED}.unified_batch_size", "needs it"),
-    (
-        "a plan without a micro-batch",
-        planned(per_device_train_batch_size=None),
-        f"{PLANNED}.per_device_train_batch_size",
-        "needs it",
-    ),
-    (
-        "a plan with other evaluation batches",
-        planned(per_device_eval_batch_size=8),
-        f"{PLANNED}.per_device_eval_batch_size",
-        "must equal",
-    ),
-    (
-        "a plan against an effective batch",
-        merge_patch(planned(), {"training": {"effective_batch_size": 24}}),
-        f"{PLANNED}.unified_batch_size",
-        "training.effective_batch_size",
-    ),
-    (
-        "a plan against a generation batch",
-        merge_patch(planned(), {"rlhf": {"generation_batch_size": 24}}),
-        f"{PLANNED}.unified_batch_size",
-        "rlhf.generation_batch_size",
-    ),
-    (
-        "a plan against a micro-batch",
-        merge_patch(planned(), {"training": {"per_device_train_batch_size": 2}}),
-        f"{PLANNED}.per_device_train_batch_size",
-        "training.per_device_train_batch_size",
-    ),
-    (
-        "a plan against evaluation batches",
-        merge_patch(planned(), {"training": {"per_device_eval_batch_size": 2}}),
-        f"{PLANNED}.per_device_train_batch_size",
-        "training.per_device_eval_batch_size",
-    ),
-    (
-        "a plan against accumulation",
-        merge_patch(planned(), {"training": {"gradient_accumulation_steps": 2}}),
-        "training.gradient_accumulation_steps",
-        "follows from",
-    ),
-    (
-        "a plan against steps of a round",
-        merge_patch(planned(), rlhf(steps_per_generation=2)),
-        "rlhf.steps_per_generation",
-        "follows from",
-    ),
-    (
-        "a plan whose total does not fit",
-        planned(unified_batch_size=52),
-        f"{PLANNED}.unified_batch_size",
-        "a multiple of 6",
-    ),
-    (
-        "a plan against the server's copies",
-        planned(rollout_server={"force_vllm_data_parallel_size": 5}),
-        f"{PLANNED}.rollout_server.force_vllm_data_parallel_size",
-        "differs from",
-    ),
-    (
-        "a plan against the server's shares",
-        planned(rollout_server={"force_vllm_tensor_parallel_size": 2}),
-        f"{PLANNED}.rollout_server.force_vllm_tensor_parallel_size",
-        "differs from",
-    ),
+    ({"training": {"packing": True}}, "training.packing", "does not pack"),
+    ({"training": {"per_device_train_batch_size": 5}}, "rlhf.generation_batch_size", "a multiple of 5"),
+    ({"custom": {"grpo": None}}, "custom.grpo.summary", "write the section"),
+    ({"custom": {"use_summary": None}}, "custom.use_summary", "set it to true"),
+    ({"custom": {"assistant_prefix_format": None}}, "custom.assistant_prefix_format", "header line"),
+    *((chord(**{key: None}), "custom.grpo.chord", key) for key in CHORD if key != "enabled"),
+    (chord(mu_peak=1.5), "custom.grpo.chord.mu_peak", "at most 1"),
+    (chord(sft_per_device_train_batch_size=0), "custom.grpo.chord", "at least 1"),
 ]
 WRONG_ALONE: list[tuple[str, dict[str, Any], str]] = [
     ("the server of a GRPO run", {"extra": {"rollout_server": {"vllm_max_model_len": 64}}}, SERVER),
@@ -235,10 +160,7 @@ WRONG_JOBS: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 def good(*patches: dict[str, Any]) -> RunConfig:
-    raw = GOOD
-    for patch in patches:
-        raw = merge_patch(raw, patch)
-    return parse_run_config(raw)
+    return parse_run_config(patched(GOOD, *patches))
 
 
 def test_the_run_and_the_job_without_mistakes_are_taken() -> None:
@@ -246,7 +168,7 @@ def test_the_run_and_the_job_without_mistakes_are_taken() -> None:
     assert job_problems() == ()
 
 
-@pytest.mark.parametrize(("patch", "path", "words"), [pytest.param(*rest, id=name) for name, *rest in WRONG])
+@pytest.mark.parametrize(("patch", "path", "words"), WRONG, ids=[f"{path}: {words}" for _, path, words in WRONG])
 def test_a_wrong_run_is_refused_with_the_key_and_the_way_out(patch: dict[str, Any], path: str, words: str) -> None:
     (problem,) = run_problems(patch)
     assert problem.path.startswith(path)
@@ -269,9 +191,9 @@ def test_a_wrong_job_is_refused_with_the_key_and_the_way_out(patch: dict[str, An
 
 
 def test_every_rule_has_an_example_that_breaks_it() -> None:
-    told = {problem.rule for _, patch, *_ in WRONG for problem in run_problems(patch)}
+    broken = {problem.rule for patch, *_ in WRONG for problem in run_problems(patch)}
     alone = {rule.rule for rule in GRPO_RULES if "rlhf turns on" in rule.rule}
-    assert {rule.rule for rule in GRPO_RULES} - told == alone
+    assert {rule.rule for rule in GRPO_RULES} - broken == alone
 
 
 @pytest.mark.parametrize("number", [6, 6.0, "6"])
@@ -345,7 +267,7 @@ def test_a_batch_that_fits_one_process_may_not_fit_seven() -> None:
     assert "set it to 56" in problem.way_out
 
 
-def test_the_spread_of_each_estimator_is_its_own_unless_it_is_said() -> None:
+def test_the_spread_of_each_estimator_is_its_own_unless_it_is_set() -> None:
     def scale(**changes: object) -> str:
         found = good(rlhf(**changes)).rlhf
         assert found is not None
@@ -364,5 +286,5 @@ def test_the_spread_of_each_estimator_is_its_own_unless_it_is_said() -> None:
         (server(vllm_use_async_engine=True), f"{SERVER}.vllm_use_async_engine"),
     ],
 )
-def test_settings_that_ms_swift_needs_and_we_do_not_are_told(patch: dict[str, Any], path: str) -> None:
+def test_settings_that_only_ms_swift_needs_get_advice(patch: dict[str, Any], path: str) -> None:
     assert [problem.path for problem in idle_settings(good(patch))] == [path]

@@ -84,13 +84,6 @@ def job_with(value: Any) -> dict[str, Any]:
     return made
 
 
-def nested(levels: int) -> Any:
-    found: Any = 1
-    for _ in range(levels):
-        found = {"a": found}
-    return found
-
-
 @pytest.mark.parametrize(
     ("value", "of"),
     [
@@ -169,10 +162,10 @@ def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
 
 
 def test_no_spec_within_the_bound_is_nested_as_deep_as_a_decoder_goes() -> None:
-    deep = good_job()["spec"] | {"rollout": {"template": nested(MOST_PARTS)}}
-    assert parts(deep, most=MOST_PARTS) > MOST_PARTS
+    spec = good_job()["spec"] | {"rollout": {"template": deep(MOST_PARTS)}}
+    assert parts(spec, most=MOST_PARTS) > MOST_PARTS
     with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings, lists"):
-        require_small({"spec": deep})
+        require_small({"spec": spec})
 
 
 def test_characters_are_counted_about_as_json_has_them() -> None:

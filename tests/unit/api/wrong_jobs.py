@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from stage2_api.errors import ConfigError, Problem
 
 _TABLE = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
 
@@ -48,3 +51,19 @@ def merge_patch(target: Any, patch: Any) -> Any:
         else:
             merged[key] = merge_patch(merged.get(key), value)
     return merged
+
+
+def patched(raw: Any, *patches: Any) -> Any:
+    """`raw` with merge patches applied in order."""
+    for patch in patches:
+        raw = merge_patch(raw, patch)
+    return raw
+
+
+def problems_of(parse: Callable[..., object], raw: Any, **options: Any) -> tuple[Problem, ...]:
+    """The problems that a parser finds in `raw`; none if it is valid."""
+    try:
+        parse(raw, **options)
+    except ConfigError as error:
+        return error.problems
+    return ()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stage2_cli.validate import validate_files
-from tests.unit.api.wrong_jobs import Mistake, good_job, merge_patch, mistakes
+from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 ROOT = Path(__file__).parents[3]
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
@@ -52,15 +52,3 @@ def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
     done = validate(ROOT / "examples" / "job-3v1-tiny.yaml", tmp_path / "wrong.yaml")
     assert done.returncode == 64
     assert "job-3v1-tiny.yaml: valid" in done.stdout
-
-
-@pytest.mark.parametrize("mistake", mistakes(), ids=lambda mistake: mistake.name)
-def test_every_wrong_file_of_the_table_is_refused(
-    mistake: Mistake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(mistake.job))
-    assert validate_files([tmp_path / "job.yaml"]) == 64
-    told = capsys.readouterr().err
-    assert mistake.path in told
-    assert mistake.rule in told
-    assert "way out:" in told

@@ -180,7 +180,7 @@ def test_a_watched_page_is_written_again_as_the_run_continues(tmp_path, monkeypa
     [
         (["lost"], {"html": "page.html"}, "must be a run's output folder"),
         (["run"] * 3, {"html": "page.html"}, "one run, or two"),
-        (["run"] * 2, {}, "only a page has that"),
+        (["run"] * 2, {}, "needs --html"),
         (["run"], {"watch": 5}, "--watch"),
         (["lost"], {}, "must be a run's output folder"),
     ],
