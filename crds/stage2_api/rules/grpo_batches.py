@@ -113,27 +113,21 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
 
 def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> list[Problem]:
     """Return what does not fit in `world_size` learner processes; `root` stands before the paths."""
-    batches, plan = config.grpo_batches(world_size), config.custom.grpo.batch_plan
-    path = f"{_PLAN}.unified_batch_size" if plan.enabled else _generation_path(config)
-    problems = []
-    if batches.generation % batches.micro_batch:
-        rule = (
-            f"must be a multiple of {batches.micro_batch}, {_PER_DEVICE} times learner processes"
-            f" ({batches.per_device} * {world_size})"
-        )
-        way_out = f"set it to {_next(batches.generation, batches.micro_batch)}, or change {_PER_DEVICE}"
-        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
-    if batches.generation % batches.num_generations:
-        rule = f"must be a multiple of rlhf.num_generations, which is {batches.num_generations}"
-        way_out = f"set it to {_next(batches.generation, batches.num_generations)}, or change rlhf.num_generations"
-        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
-    return problems
-
-
-def _generation_path(config: RunConfig) -> str:
     assert config.rlhf is not None, "a GRPO run"
-    return "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
-
-
-def _next(value: int, divisor: int) -> int:
-    return -(-value // divisor) * divisor
+    batches = config.grpo_batches(world_size)
+    path = "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
+    path = f"{_PLAN}.unified_batch_size" if config.custom.grpo.batch_plan.enabled else path
+    divisors = {
+        f"{_PER_DEVICE} ({batches.per_device}) times learner processes ({world_size})": batches.micro_batch,
+        "rlhf.num_generations": batches.num_generations,
+    }
+    return [
+        Problem(
+            f"{root}{path}",
+            batches.generation,
+            f"must be a multiple of {name}, which is {divisor}",
+            f"set it to {-(-batches.generation // divisor) * divisor}, or change {name.partition(' ')[0]}",
+        )
+        for name, divisor in divisors.items()
+        if batches.generation % divisor
+    ]

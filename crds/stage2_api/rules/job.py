@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 
 from stage2_api.job import JobSpec
 from stage2_api.kubernetes_types import NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm
@@ -61,13 +60,8 @@ def _claims_differ(spec: JobSpec) -> bool:
 
 
 def _goes_up(spec: JobSpec) -> bool:
-    return any(
-        _may_lead_to_ours([part for part in v.mount_path.split("/") if part not in ("", ".")]) for v in spec.volumes
-    )
-
-
-def _may_lead_to_ours(parts: Sequence[str]) -> bool:
-    return ".." in parts and (parts[-1] == ".." or not _LEADS_TO_OURS.isdisjoint(parts))
+    paths = ([part for part in v.mount_path.split("/") if part not in ("", ".")] for v in spec.volumes)
+    return any(".." in parts and (parts[-1] == ".." or not _LEADS_TO_OURS.isdisjoint(parts)) for parts in paths)
 
 
 def _is_reserved(path: str) -> bool:
@@ -79,25 +73,18 @@ def _spelling_pattern(folder: str) -> str:
     return "".join(f"/+([.]/+)*{part}" for part in folder.split("/") if part)
 
 
-def _required(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
-    found = nodes.required_during_scheduling_ignored_during_execution
-    return found.node_selector_terms if found else []
+def _nodes(spec: JobSpec) -> NodeAffinity:
+    affinity = spec.placement.affinity
+    return (affinity and affinity.node_affinity) or NodeAffinity()
 
 
-def _preferred(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
-    return [one.preference for one in nodes.preferred_during_scheduling_ignored_during_execution]
+def _required(spec: JobSpec) -> list[NodeSelectorTerm]:
+    required = _nodes(spec).required_during_scheduling_ignored_during_execution
+    return required.node_selector_terms if required else []
 
 
-def _incomparable(terms: Callable[[NodeAffinity], list[NodeSelectorTerm]]) -> Callable[[JobSpec], bool]:
-    """Return a check for requirements with too few or too many values."""
-
-    def broken(spec: JobSpec) -> bool:
-        affinity = spec.placement.affinity
-        if affinity is None or affinity.node_affinity is None:
-            return False
-        return not all(_compares(one) for term in terms(affinity.node_affinity) for one in term.match_expressions)
-
-    return broken
+def _preferred(spec: JobSpec) -> list[NodeSelectorTerm]:
+    return [one.preference for one in _nodes(spec).preferred_during_scheduling_ignored_during_execution]
 
 
 def _compares(one: NodeSelectorRequirement) -> bool:
@@ -257,7 +244,11 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     *(
         Rule(
             path=path,
-            broken=_incomparable(terms),
+            broken=lambda s, terms=terms: (
+                not all(  # type: ignore[misc]
+                    _compares(one) for term in terms(s) for one in term.match_expressions
+                )
+            ),
             cel=f"!$?({path}) || self.{path}{every}, {_COMPARE.replace('{term}', term)})",
             rule="In and NotIn take values, Exists and DoesNotExist none, Gt and Lt one whole number",
             way_out="change operator or values of the requirement",

@@ -91,7 +91,7 @@ WRONG_PLAN: list[Row] = [
     ({"unified_batch_size": None}, "unified_batch_size", "needs it"),
     ({"per_device_train_batch_size": None}, "per_device_train_batch_size", "needs it"),
     ({"per_device_eval_batch_size": 8}, "per_device_eval_batch_size", "must equal"),
-    ({"unified_batch_size": 52}, "unified_batch_size", "a multiple of 6"),
+    ({"unified_batch_size": 52}, "unified_batch_size", "which is 6"),
     (
         {"rollout_server": {"force_vllm_data_parallel_size": 5}},
         "rollout_server.force_vllm_data_parallel_size",
@@ -137,7 +137,7 @@ WRONG: list[Row] = [
         "takes only its sections vllm.server and vllm.sync",
     ),
     ({"training": {"packing": True}}, "training.packing", "does not pack"),
-    ({"training": {"per_device_train_batch_size": 5}}, "rlhf.generation_batch_size", "a multiple of 5"),
+    ({"training": {"per_device_train_batch_size": 5}}, "rlhf.generation_batch_size", "which is 5"),
     ({"custom": {"grpo": None}}, "custom.grpo.summary", "write the section"),
     ({"custom": {"use_summary": None}}, "custom.use_summary", "set it to true"),
     ({"custom": {"assistant_prefix_format": None}}, "custom.assistant_prefix_format", "header line"),

@@ -1,9 +1,12 @@
-"""`stage2 inspect` without a server: where record, tokenizer and answer come from, and what is refused."""
+"""`stage2 inspect` without a server: its inputs, its output, the rewards of GRPO, and the example in the docs."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +16,63 @@ from typer.testing import CliRunner
 from stage2_api.errors import ConfigError
 from stage2_cli.inspect_sample import Request, inspect_sample, read_ids
 from stage2_cli.main import app
+from tests.unit.api.grpo_configs import GOOD
+from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.report.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
+
+ANSWER = '<DOMAIN=BBU>, <TASK=SUMMARY>\n{"items": []}'
+
+
+@pytest.fixture
+def files(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    metadata = {"_fusion_template": "summary_bbu", "_fusion_mode": "summary", "summary_ref": '{"items": []}'}
+    (tmp_path / "train.jsonl").write_text(json.dumps({"images": ["image.png"], "metadata": metadata}))
+    (tmp_path / "answer.txt").write_text(ANSWER)
+    run = merge_patch(GOOD, {"custom": {"train_jsonl": str(tmp_path / "train.jsonl")}})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    return tmp_path
+
+
+def inspected(files, *options):
+    command = ["inspect", str(files / "run.yaml"), "--rewards", "--response-file", str(files / "answer.txt"), *options]
+    return CliRunner().invoke(app, command)
+
+
+def test_every_reward_is_shown_with_its_weight_and_the_sum(files):
+    lines = [line.split() for line in inspected(files).output.splitlines()]
+    assert ["│", "summary.header", "│", "1.000", "│", "2", "│", "2.000", "│"] in lines
+    assert ["│", "total", "│", "│", "│", "3.000", "│"] in lines
+
+
+def test_machines_get_json(files):
+    found = json.loads(inspected(files, "--json").output)
+    assert found == {"sample": 0, "rewards": {"summary.format": 1.0, "summary.header": 1.0}, "total": 3.0}
+
+
+def test_a_record_that_there_is_not_is_refused(files):
+    error = inspected(files, "--sample", "1").exception
+    assert isinstance(error, ConfigError)
+    assert "--sample: 1; must lie in 0..0" in str(error)
+
+
+ROOT = Path(__file__).parents[3]
+ELIDED = "│ …"
+
+
+def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
+    files, command, shown = re.search(
+        r"```sh\n(cat > scene.*?)^stage2 (inspect.*?)```\n\n```\n(.*?)```", page, re.DOTALL | re.MULTILINE
+    ).groups()
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    subprocess.run(["bash", "-c", files], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = CliRunner().invoke(app, shlex.split(command)).stdout
+    lines = iter([line.rstrip() for line in printed.splitlines()])
+    missing = [line for line in shown.splitlines() if line != ELIDED and line not in lines]
+    assert missing == []
 
 
 def offline(folder, answer, **options):

@@ -1,4 +1,4 @@
-"""The command in a shell: its version, and what the shell completes once completion is installed."""
+"""The commands in a shell: version, completion, and the options that the kubectl plugin passes on."""
 
 import os
 import subprocess
@@ -6,9 +6,25 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from stage2_cli.main import app
+
+PLUGIN = str(Path(sys.executable).with_name("kubectl-stage2"))
+WHERE = ["--namespace=team-a", "--context=far", "--as=ann"]
+
+
+@pytest.mark.parametrize("words", [["explain", "a"], ["logs", "a"], ["logs", "a", "--servers"], ["report", "a"]])
+def test_namespace_context_and_whose_rights_are_handed_on_to_kubectl(tmp_path: Path, words: list[str]) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\necho "$@" > "$0.asked"\nexit 7\n')
+    kubectl.chmod(0o755)
+    done = subprocess.run([PLUGIN, *words, *WHERE], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
+    asked = (tmp_path / "kubectl.asked").read_text().split()
+    assert set(WHERE) <= set(asked)
+    assert done.returncode != 0
+
 
 COMPLETE = """
 stage2 --install-completion >/dev/null || exit 1

@@ -1,13 +1,15 @@
-"""`stage2 validate`: what a person sees, and the exit code that scripts see."""
+"""`stage2 validate`: its output, its exit code, and its check of local data files."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from stage2_cli.validate import validate_files
+from stage2_cli.validate import FIRST_RECORDS, validate_files
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 ROOT = Path(__file__).parents[3]
@@ -52,3 +54,105 @@ def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
     done = validate(ROOT / "examples" / "job-3v1-tiny.yaml", tmp_path / "wrong.yaml")
     assert done.returncode == 64
     assert "job-3v1-tiny.yaml: valid" in done.stdout
+
+
+GOOD: dict[str, Any] = {
+    "images": ["data:image/png;base64,AAAA"],
+    "width": 10,
+    "height": 10,
+    "units": "bins",
+    "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, {"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}],
+}
+
+
+def write_records(path: Path, *changes: dict[str, Any], times: int = 1) -> Path:
+    path.write_text("".join(json.dumps(GOOD | change) + "\n" for change in changes) * times)
+    return path
+
+
+def write_run(folder: Path, **custom: Any) -> Path:
+    run = {
+        "model": {"model": "model"},
+        "training": {"output_dir": "out"},
+        "custom": {"extra": {"rollout_matching": {"vllm": {"max_model_len": 1024}}}, **custom},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    return folder / "run.yaml"
+
+
+def write_job(folder: Path, volumes: list[dict[str, Any]], train: str) -> Path:
+    job = merge_patch(good_job(), {"spec": {"volumes": volumes, "config": {"custom": {"train_jsonl": train}}}})
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return folder / "job.yaml"
+
+
+def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_records(tmp_path / "train.jsonl", {}, {}, {"objects": []})
+    assert validate_files([write_run(tmp_path, train_jsonl=str(train))]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}/run.yaml: valid training configuration",
+        f"  custom.train_jsonl: {train}: 3 valid records, 4 objects (2 bbox_2d, 2 poly)",
+    ]
+
+
+def test_every_broken_line_of_both_files_is_told_with_rule_and_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_records(tmp_path / "train.jsonl", {}, {"width": 0}, times=40)
+    held_out = write_records(tmp_path / "val.jsonl", {"images": ["lost.png"]}, {"height": "9"})
+    assert validate_files([write_run(tmp_path, train_jsonl=str(train), val_jsonl=str(held_out))]) == 64
+    told = capsys.readouterr()
+    assert f"{tmp_path}/run.yaml: broken data of a training configuration" in told.out
+    assert "40 valid records, 40 broken, 80 objects" in told.out
+    for line in range(2, 81, 2):
+        assert f"{train}:{line} width: 0\n    rule:    must be a positive integer\n    way out: write the" in told.err
+    assert f"{held_out}:2 height: '9'" in told.err
+    assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule:    1 image is missing" in told.err
+
+
+def test_the_first_records_are_read_unless_all_are_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_records(tmp_path / "train.jsonl", {}, times=FIRST_RECORDS)
+    with train.open("a") as file:
+        file.write("{}\n")
+    run = write_run(tmp_path, train_jsonl=str(train))
+    assert validate_files([run]) == 0
+    assert "; only the first 1,000 records, --all-records reads all" in capsys.readouterr().out
+    assert validate_files([run], all_records=True) == 64
+    assert f"{train}:{FIRST_RECORDS + 1} width" in capsys.readouterr().err
+    assert validate_files([write_run(tmp_path, train_jsonl=str(train), train_sample_limit=3)], all_records=True) == 0
+    assert "3 valid records, 6 objects (3 bbox_2d, 3 poly)\n" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_here_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate_files([write_run(tmp_path, train_jsonl="/nowhere/train.jsonl")]) == 0
+    assert "  custom.train_jsonl: /nowhere/train.jsonl: not on this machine, not checked" in capsys.readouterr().out
+
+
+def test_a_folder_in_the_place_of_a_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate_files([write_run(tmp_path, train_jsonl=str(tmp_path))]) == 64
+    assert "must be an existing JSONL file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sub_path", [None, "sets/shapes"])
+def test_a_jobs_host_path_is_followed(sub_path: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / (sub_path or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    train = write_records(folder / "train.jsonl", {})
+    volume = {"name": "data", "mountPath": "/data", "hostPath": {"path": str(tmp_path)}}
+    job = write_job(tmp_path, [volume | ({"subPath": sub_path} if sub_path else {})], "/data/train.jsonl")
+    assert validate_files([job]) == 0
+    assert f"  custom.train_jsonl: {train}: 1 valid record, 2 objects" in capsys.readouterr().out
+
+
+def test_what_lies_in_a_claim_is_here_only_where_it_is_mapped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "train.jsonl", {"width": 0})
+    volume = {"name": "data", "mountPath": str(tmp_path), "persistentVolumeClaim": {"claimName": "data"}}
+    job = write_job(tmp_path, [volume], str(tmp_path / "train.jsonl"))
+    assert validate_files([job]) == 0
+    assert "not on this machine, not checked" in capsys.readouterr().out
+    assert validate_files([job], mapped=[f"{tmp_path}={tmp_path}"]) == 64
+    assert "train.jsonl:1 width" in capsys.readouterr().err

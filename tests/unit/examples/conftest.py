@@ -13,6 +13,11 @@ sys.path.insert(0, str(EXAMPLES))
 SEED = 7
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below a folder, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     """Two threads wait for each other when something else runs: for work this small that costs more than it gives."""
