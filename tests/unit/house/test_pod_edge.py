@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stage2_api.pod.layout import TOKEN_KEY
-from stage2_api.pod.report import EVENT, SyncStatus, ReproducibilityRecord, read_termination_message
-from stage2_report.run_history import parse_record
+from stage2_api.pod.report import EVENT, ReproducibilityRecord, SyncStatus, read_termination_message
 from stage2_controller.cluster.progress import ProgressReader
+from stage2_report.run_history import parse_record
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.run_context import reproducibility_record

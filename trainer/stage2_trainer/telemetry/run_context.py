@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from stage2_api.pod.report import EVENT, DatasetDigest, SyncStatus, ReproducibilityRecord, SyncModes
+from stage2_api.pod.report import EVENT, DatasetDigest, ReproducibilityRecord, SyncModes, SyncStatus
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.interrupt import Interrupt
