@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,12 +68,14 @@ class LocalProcess:
         """Send SIGTERM to the whole group, then SIGKILL after `grace_s` seconds."""
         if self.process is None:
             return
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + grace_s
-        while self._group_alive() and time.monotonic() < deadline:
-            self.process.poll()
-            time.sleep(0.05)
-        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the whole group has ended
+            os.killpg(self.process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline:
+                self.process.poll()
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def tail(self, lines: int = 20) -> str:
@@ -82,19 +84,6 @@ class LocalProcess:
             return ""
         with self.log.open(encoding="utf-8", errors="replace") as text:
             return "".join(deque(text, maxlen=lines))
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        if self._group_alive():
-            os.killpg(self.process.pid, number)
-
-    def _group_alive(self) -> bool:
-        assert self.process is not None
-        try:
-            os.killpg(self.process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 _FIRST_GROUP_PORT = 21216

@@ -16,14 +16,13 @@ import ssl
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -34,7 +33,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_api.pod.report import GRACE_S, LearnerPhase, LearnerReport, read_report
+from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
@@ -47,9 +46,7 @@ from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
 
 _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
-"""Phases that alternate many times a step: shown in a status line, which overwrites itself, and not in a log."""
-
-
+"""Phases that alternate many times a step. They are shown in the status line of a terminal, not in a log."""
 TIMEOUT_S = 2.0
 
 
@@ -59,46 +56,23 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=True)
 
 
-class LocalClient:
-    """A client of a run's processes. authority: the certificate that signed theirs."""
-
-    def __init__(self, authority: Path, token: str) -> None:
-        self._headers = {"Authorization": f"Bearer {token}"}
-        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
-
-    def get(self, url: str) -> bytes | None:
-        """Return the body of an answer with status 200; None for any other, and where nobody answers."""
-        try:
-            with self._opener.open(urllib.request.Request(url, headers=self._headers), timeout=TIMEOUT_S) as answer:
-                body: bytes = answer.read()
-                return body if answer.status == HTTPStatus.OK else None
-        except (OSError, HTTPException):
-            return None
-
-
 class Watcher:
-    """Shows the progress of a run, from the learner's /progress and from the JSON lines in its log."""
+    """Shows the progress of a run, from the learner's /progress and the JSON lines in its log."""
 
-    def __init__(self, log: Path | None = None, client: LocalClient | None = None, progress_url: str = "") -> None:
-        self._client, self._progress_url = client, progress_url
-        self._log = log
+    def __init__(self, log: Path | None = None, progress: Callable[[], bytes | None] = lambda: None) -> None:
+        self._log, self._progress = log, progress
         self._offset = log.stat().st_size if log is not None and log.exists() else 0
         self._status = Status("starting", console=console())
         self._last = ""
-
-    def __enter__(self) -> Watcher:
         if console().is_terminal:
             self._status.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the status line."""
         self._status.stop()
 
     def show(self, text: str) -> None:
-        """Show a status; where there is no terminal, each new text once."""
+        """Show a status; without a terminal, print each new text once."""
         if text == self._last:
             return
         self._last = text
@@ -112,7 +86,9 @@ class Watcher:
         for record in self._new_records():
             if line := describe(record):
                 console().print(line)
-        progress = self._progress()
+        # The learner does not answer before it listens or after it has ended; the exit code covers that.
+        body = self._progress()
+        progress = None if body is None else read_report(json.loads(body))
         if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
             self.show(f"learner: {progress.phase}, step {progress.step} of {progress.max_steps}")
 
@@ -121,13 +97,8 @@ class Watcher:
         console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
         console().print(process.tail(), markup=False)
 
-    def _progress(self) -> LearnerReport | None:
-        # Nobody answers before the learner listens, and after it has gone: the exit code tells the rest.
-        body = self._client.get(self._progress_url) if self._client is not None else None
-        return None if body is None else read_report(json.loads(body))
-
     def _new_records(self) -> list[dict[str, Any]]:
-        """Return the records of the lines that are complete since the last call."""
+        """Return the records in the lines completed since the last call."""
         if self._log is None or not self._log.exists():
             return []
         with self._log.open("rb") as file:
@@ -139,7 +110,7 @@ class Watcher:
 
 
 def describe(record: dict[str, Any]) -> str | None:
-    """Return a line about a record for people; None for a record that is only for machines."""
+    """Return a readable line about a record; None for records that are only for programs."""
     if record["event"] == "step" and "reward" in record:
         return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
     if record["event"] == "step" and "supervised/objects" in record:
@@ -175,9 +146,24 @@ class LocalRun:
     paths: PathMap
     engine: str
 
-    def client(self) -> LocalClient:
-        """Return a client for the run's processes."""
-        return LocalClient(self.work_dir / TLS / "ca.crt", (self.work_dir / TOKEN).read_text())
+    @functools.cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """An HTTP client with the run's token and certificate authority."""
+        trusted = ssl.create_default_context(cafile=self.work_dir / TLS / "ca.crt")
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        )
+        opener.addheaders = [("Authorization", f"Bearer {(self.work_dir / TOKEN).read_text()}")]
+        return opener
+
+    def get(self, url: str) -> bytes | None:
+        """Return the body of a response with status 200 from a process of the run; None for any other outcome."""
+        try:
+            with self._opener.open(url, timeout=TIMEOUT_S) as response:
+                body: bytes = response.read()
+                return body if response.status == HTTPStatus.OK else None
+        except (OSError, HTTPException):
+            return None
 
     def process(self, container: Container, gpus: Sequence[int]) -> LocalProcess:
         """Return a container as a process, which logs to `<work_dir>/logs`."""
@@ -275,8 +261,7 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
     """Return 0 once every server has answered on /health; another exit code if one dies or misses the deadline."""
     urls = [server.base_url for server in local.workload.addresses]
     started, patience = time.monotonic(), local.job.spec.learner.start_deadline_seconds
-    client = local.client()
-    with Watcher() as watcher:
+    with closing(Watcher()) as watcher:
         waiting = dict(zip(urls, servers, strict=True))
         while waiting:
             for url, server in list(waiting.items()):
@@ -286,7 +271,7 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
                 if time.monotonic() - started > patience:
                     watcher.failure(server, f"did not answer within spec.learner.startDeadlineSeconds ({patience} s)")
                     return EXIT_FAILURE
-                if client.get(f"{url}{HEALTH_ROUTE}") is not None:
+                if local.get(f"{url}{HEALTH_ROUTE}") is not None:
                     del waiting[url]
                     console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
             watcher.show(f"starting servers: {len(servers) - len(waiting)}/{len(servers)} ready")
@@ -315,7 +300,7 @@ def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack,
 def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProcess]) -> int:
     progress_url = f"https://{_HOST}:{local.workload.learner.ports['progress']}{PROGRESS_ROUTE}"
     restarts = {server.name: 0 for server in servers}
-    with Watcher(learner.log, local.client(), progress_url) as watcher:
+    with closing(Watcher(learner.log, lambda: local.get(progress_url))) as watcher:
         while (code := learner.exit_code) is None:
             watcher.refresh()
             for server in servers:

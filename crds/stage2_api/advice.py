@@ -67,19 +67,19 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
             c.rollout_matching.repeat_terminate.max_object_keys is not None
             and c.rollout_matching.rollout_backend == "vllm"
         ),
-        "vLLM looks for repeated sequences only, and does not count objects",
+        "vLLM only checks for repeated sequences, and does not count objects",
         "lower max_new_tokens, or set rollout_backend to hf",
     ),
     (
         f"{_MATCHING}.offload.enabled",
         lambda c: c.rollout_matching.offload.enabled and not c.rollout_matching.colocates,
-        "training state moves only for a vLLM in the learner's own processes",
+        "training state is offloaded only for a colocated vLLM",
         "set it to false",
     ),
     (
         f"{_MATCHING}.rollout_buffer.enabled",
         lambda c: c.rollout_matching.rollout_buffer.enabled and c.rollout_matching.rollout_buffer.m_steps == 1,
-        "with m_steps 1 no rollout is used twice",
+        "with m_steps 1 no rollout is reused",
         "raise rollout_buffer.m_steps",
     ),
     (
@@ -88,19 +88,19 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
             "unmatched_weight" in c.rollout_matching.model_fields_set
             and c.rollout_matching.unmatched_objects != "penalised"
         ),
-        "only unmatched_objects penalised has a weight",
+        "only unmatched_objects: penalised has a weight",
         "set unmatched_objects to penalised, or remove it",
     ),
     (
         f"{_MATCHING}.recovery.rollouts",
         lambda c: c.rollout_matching.recovery.rollouts == 1 and bool(c.rollout_matching.recovery.model_fields_set),
-        "one rollout of a sample leaves none that could find what it missed: temperature and weight do nothing",
+        "with one rollout per sample nothing can be recovered: temperature and weight do nothing",
         "set recovery.rollouts above 1, or remove recovery",
     ),
     (
         f"{_MATCHING}.runaway.enabled",
         lambda c: not c.rollout_matching.runaway.enabled and bool(c.rollout_matching.runaway.model_fields_set),
-        "the limits of runaway end nothing",
+        "without runaway.enabled its limits have no effect",
         "set it to true, or remove the section",
     ),
     (
@@ -114,7 +114,7 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         lambda c: (
             c.rollout_matching.vllm.sync.mode == "auto" and c.rollout_matching.vllm.enable_lora and c.tuner.use_dora
         ),
-        "auto takes full here, for vLLM cannot load DoRA adapters",
+        "auto means full here, because vLLM cannot load DoRA adapters",
         "set it to full",
     ),
 )

@@ -1,4 +1,4 @@
-"""Coordinates: an image's width and height are divided into 1000 bins each, and every bin is a token of its own."""
+"""Coordinates: width and height of an image are divided into 1000 bins each, and every bin has a token."""
 
 from __future__ import annotations
 

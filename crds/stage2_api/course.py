@@ -1,7 +1,7 @@
-"""The course of a run: the keys on which its weights depend, so that one output folder holds one run.
+"""The course of a run: the keys that its weights depend on, so that one output folder holds one run.
 
-A start that finds a checkpoint of another course is refused (`training.resume`). Every key counts unless it is listed
-here. Keys about where a run happens, how fast it is, and what it logs may change freely.
+A run refuses to resume from a checkpoint of another course (`training.resume`). Every key counts unless it is listed
+here: keys about the place, speed and logs of a run may change freely.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stage2_api.section import Section
 
 RECORDS_OF_A_STEP = "training.effective_batch_size"
 CONSTANT_RATES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau"})
-"""Schedules whose rate at a step does not depend on how many steps follow."""
+"""Schedules whose rate does not depend on the length of the run."""
 LENGTH = frozenset({"training.max_steps", "training.num_train_epochs"})
 COMPARED_BY_CONTENT = frozenset({"model.model", "custom.train_jsonl", "custom.train_sample_limit"})
 FREE = frozenset(
@@ -48,8 +48,8 @@ FREE = frozenset(
 def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     """Return the keys of a run's course with their JSON values, without those that are compared by content.
 
-    world_size: learner processes. Only the number of records of an optimizer step counts, not how processes and
-    micro-steps divide them.
+    world_size: learner processes. Only the number of records per optimizer step counts, not their division among
+    processes and micro-steps.
     """
     found: dict[str, Any] = {}
     _collect(config, "", found)

@@ -1,4 +1,4 @@
-"""Problems of a configuration, in sentences for people, and exit codes for programs."""
+"""Problems of a configuration, and exit codes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 EXIT_FAILURE: Final = 1
-"""Exit code of an unforeseen failure, or of one that would happen again."""
+"""Exit code of an unexpected failure, or of one that a retry would repeat."""
 
 EXIT_CONFIG: Final = 64
-"""Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried because it would fail again."""
+"""Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried."""
 
 EXIT_EXHAUSTED: Final = 69
-"""Exit code of a learner that used up its restarts in its container (EX_UNAVAILABLE of sysexits.h)."""
+"""Exit code of a learner without restarts left in its container (EX_UNAVAILABLE of sysexits.h)."""
 
 EXIT_RETRYABLE: Final = 75
-"""Exit code of a failure that a retry may avoid (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code of a failure that a retry may fix (EX_TEMPFAIL of sysexits.h)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Problem:
     """One broken rule.
 
     path: dotted path of the field, from the root of the file (`spec.learner.gpus`).
-    value: what was found there; None where nothing stands.
+    value: the value found there; None if there is none.
     rule: what must hold, without the path: "must be at least 1".
     way_out: what to write instead.
     """
@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def found(self) -> str:
-        """The value as Python writes it, cut; "nothing" where there is none."""
+        """The shortened repr of the value, or "nothing"."""
         return "nothing" if self.value is None else shortened(self.value)
 
     def __str__(self) -> str:
@@ -44,9 +44,9 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """All broken rules of one file, found in one pass. Programs that meet it end with EXIT_CONFIG.
+    """All broken rules of one file. Programs exit with EXIT_CONFIG.
 
-    unlisted: how many more there are, which nobody described.
+    unlisted: number of further problems, which are not described.
     """
 
     def __init__(self, problems: Iterable[Problem], *, unlisted: int = 0) -> None:
@@ -55,11 +55,11 @@ class ConfigError(ValueError):
         super().__init__("\n".join([*map(str, self.problems), *([f"and {unlisted} more"] if unlisted else [])]))
 
     def first(self, most: int) -> ConfigError:
-        """Return the error with at most so many problems; the others are only counted."""
+        """Return the error with at most this many problems; the rest are only counted."""
         return ConfigError(self.problems[:most], unlisted=self.unlisted + len(self.problems[most:]))
 
     def within(self, characters: int) -> str:
-        """Return as many problems as fit into so many characters, and the number of the others."""
+        """Return as many problems as fit into this many characters, and the number of the rest."""
         kept: list[str] = []
         left = characters
         for problem in self.problems:  # there may be tens of thousands, so each is formatted at most once
@@ -73,6 +73,6 @@ class ConfigError(ValueError):
 
 
 def shortened(value: object, limit: int = 120) -> str:
-    """Return the value as Python writes it, cut to `limit` characters."""
+    """Return the repr of a value, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,7 +1,7 @@
-"""Log lines of learner and controller: one line for each message, so that no foreign text looks like a log record.
+"""Log format of learner and controller: one line per message, so that quoted text cannot forge a log record.
 
-Messages quote servers and other people's objects. A line break in such a text would start a line that looks like a
-record of the run, and an escape sequence would rewrite a terminal.
+Messages quote servers and other people's objects. A line break in them could start a forged record, and an escape
+sequence could control a terminal.
 """
 
 from __future__ import annotations

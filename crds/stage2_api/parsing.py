@@ -1,8 +1,8 @@
-"""From files and objects to checked configurations: `extends`, training configurations, jobs.
+"""Parses files and objects into checked training configurations and jobs, and resolves `extends`.
 
-Source of `extends`: semantics section 3. It is a path or a list of paths, relative to the file; earlier bases lose.
+Source of `extends`: semantics section 3. It is a path or a list of paths, relative to the file; later bases win.
 Mappings merge key by key; anything else, including lists, is replaced. A base must be a YAML file in the folder of the
-first file or below it, so that checking a stranger's configuration shows nothing of other files.
+first file or below it, so that checking a stranger's configuration reveals nothing of other files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
 def parse_job(raw: Mapping[str, Any], *, bounded: bool = True) -> RolloutMatchingJob:
     """Return the job that an object of the API server or a file describes.
 
-    bounded: whether it is held to the bounds of size.
+    bounded: whether to check the size.
 
     Raises:
         ConfigError: with every problem, not only the first.
@@ -62,7 +62,7 @@ SUFFIXES = (".yaml", ".yml")
 def resolve_extends(path: Path, read: Read) -> dict[str, Any]:
     """Return the mapping in the file `path` merged over those that it extends, without the key `extends`.
 
-    read: turns a file into a mapping (YAML is not this package's business).
+    read: parses a file into a mapping; this package does not know YAML.
 
     Raises:
         ConfigError: files extend each other in a circle or lie elsewhere, or `extends` is neither text nor a list of
@@ -89,12 +89,12 @@ class _Resolver:
         self._resolved: dict[Path, dict[str, Any]] = {}
 
     def resolve(self, path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-        """Return a file over what it extends; above: the files that led to it, the first one first."""
+        """Return a file merged over its bases. above: the files that led to it, first to last."""
         here = path.resolve()
         if here in above:
-            way_round = " → ".join(file.name for file in (*above[above.index(here) :], here))
+            cycle = " → ".join(file.name for file in (*above[above.index(here) :], here))
             rule = "files must not extend each other in a circle"
-            raise ConfigError([Problem("extends", way_round, rule, "remove one")])
+            raise ConfigError([Problem("extends", cycle, rule, "remove one")])
         if here not in self._resolved:
             own = dict(self._read(path))
             result: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class _Resolver:
         inside = path.resolve().is_relative_to(self._folder)
         if not inside or path.suffix not in SUFFIXES:
             rule = f"must be a YAML file ({' or '.join(SUFFIXES)}) in the folder of the first file, or below it"
-            way_out = "keep the files that build on each other in one folder, the one that is used at its top"
+            way_out = "keep files that build on each other in one folder, with the main file at its top"
             raise ConfigError([Problem("extends", named, rule, way_out)])
 
 

@@ -1,6 +1,6 @@
 """The layout of a job's containers: files, volumes, environment variables, ports and routes.
 
-A person's own volumes cannot take these names and paths. `spec.rollout.port` says where servers listen.
+Volumes of a job cannot use these names and paths. Servers listen on `spec.rollout.port`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import posixpath
 from typing import Final
 
 ROOT: Final = "/etc/stage2"
-"""Folder of what stage2 mounts."""
+"""Folder of stage2's mounts."""
 
 CONFIG_VOLUME: Final = "stage2-config"
 CONFIG_KEY: Final = "config.yaml"
@@ -27,31 +27,31 @@ TLS_VOLUME: Final = "stage2-tls"
 TLS_FOLDER: Final = f"{ROOT}/tls"
 CA_KEY: Final = "ca.crt"
 CA_PATH: Final = f"{TLS_FOLDER}/{CA_KEY}"
-"""The certificate of the job's authority, by which its members check each other."""
+"""Certificate of the job's authority, which its members trust."""
 
 CERT_PATH: Final = f"{TLS_FOLDER}/tls.crt"
 KEY_PATH: Final = f"{TLS_FOLDER}/tls.key"
-"""The certificate with which the containers of a pod answer, and its private key."""
+"""Certificate of the pod's containers, and its private key."""
 
 TMP_VOLUME: Final = "tmp"
 TMP_FOLDER: Final = "/tmp"
-"""Folder for files that end with the pod."""
+"""Folder for files that live as long as the pod."""
 
 SHARED_MEMORY_VOLUME: Final = "shm"
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"
-"""Memory that the processes of a container share."""
+"""Shared memory of a container's processes."""
 
 TERMINATION_LOG: Final = "/dev/termination-log"
-"""File in which Kubernetes looks for a container's last message."""
+"""File that Kubernetes reads for a container's last message."""
 
 VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TLS_VOLUME, TMP_VOLUME, SHARED_MEMORY_VOLUME)
-"""Names of the volumes that belong to stage2."""
+"""Names of stage2's volumes."""
 
 FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
-"""Folders that belong to stage2."""
+"""stage2's folders."""
 
 MOUNTED: Final = (CONFIG_FOLDER, TOKEN_FOLDER, TLS_FOLDER)
-"""Folders that hold only files which stage2 checked or wrote."""
+"""Folders with only files that stage2 wrote or checked."""
 
 
 def cleaned(mount_path: str) -> str:
@@ -73,38 +73,38 @@ TOKEN_FILE_VARIABLE: Final = "STAGE2_TOKEN_FILE"
 """Path of the file with the job's bearer token; servers and learner refuse to start without it."""
 
 TLS_CA_FILE_VARIABLE: Final = "STAGE2_TLS_CA_FILE"
-"""Path of the certificates of the authorities by which servers of https:// are checked; unset, this machine's own."""
+"""Path of the authority certificates for https:// servers; by default those of the machine."""
 
 TLS_CERT_FILE_VARIABLE: Final = "STAGE2_TLS_CERT_FILE"
-"""Path of the certificate with which a server of https:// answers, and a learner its progress; unset, it has none."""
+"""Path of the certificate of an https:// server, or of a learner's progress; unset means none."""
 
 TLS_KEY_FILE_VARIABLE: Final = "STAGE2_TLS_KEY_FILE"
 """Path of the certificate's private key."""
 
 PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
-"""TCP port on which the learner serves its progress; unset, it serves none."""
+"""TCP port of the learner's progress; unset turns it off."""
 
 METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
-"""TCP port at which the learner serves its figures for Prometheus; unset, it serves none."""
+"""TCP port of the learner's Prometheus metrics; unset turns them off."""
 
 RESTARTS_VARIABLE: Final = "STAGE2_RESTARTS"
-"""Times that the learner was started again in its container; unset, it was not."""
+"""Restarts of the learner in its container; unset means 0."""
 
 TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
-"""Path of the file in which the learner leaves its last report; unset, it leaves none."""
+"""Path of the file for the learner's last report; unset turns it off."""
 
 
 PROGRESS_PORT: Final = 9400
-"""Port at which the learner serves its progress to clients with the job's token."""
+"""Port of the learner's progress, for clients with the job's token."""
 
 METRICS_PORT: Final = 9401
-"""Port at which the learner serves its figures for Prometheus, to everybody."""
+"""Port of the learner's Prometheus metrics, without a token."""
 
 GROUP_PORT: Final = 51216
-"""Port on the learner's side at which server 0 joins the weight-transfer group; server i has this + i."""
+"""The learner's port at which server 0 joins the weight-transfer group; server i uses this + i."""
 
 PROGRESS_ROUTE: Final = "/progress"
 """Route of the learner's report."""
 
 HEALTH_ROUTE: Final = "/health"
-"""Route of a server's health: the only one that needs no token."""
+"""Route of a server's health, the only one without a token."""

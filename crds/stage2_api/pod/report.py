@@ -1,7 +1,7 @@
-"""What the learner reports: on GET /progress, in its termination log, and once in its own log (reproducibility).
+"""The learner's report, on GET /progress and in its termination log, and the reproducibility record in its log.
 
-The job's status copies the report. The reproducibility record says what a run was made of, so that two runs can be
-told apart; it is one line of the learner's log, the event `reproducibility`, and a part of the report.
+The job's status copies the report. The reproducibility record lists the inputs of a run, so that two runs can be
+compared. It is the event `reproducibility` in the learner's log, and a part of the report.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic_core import from_json
 from stage2_api.section import KubernetesObject, Section
 
 LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
-"""The phases of a learner; a newer learner may have others."""
+"""Phases of a learner; a newer version may have others."""
 
 MESSAGE_CHARACTERS = 1000
-"""Characters after which the learner cuts a message."""
+"""Maximum length of a message."""
 
 REASON_CHARACTERS = 512
-"""Characters after which the learner cuts the reason of a choice."""
+"""Maximum length of a reason."""
 
 _Word = Annotated[str, StringConstraints(max_length=316)]
 _Url = Annotated[str, StringConstraints(max_length=2048)]
@@ -99,42 +99,42 @@ class SyncStatus(ReportPart):
 
 
 class LearnerReport(ReportPart):
-    """One state of the learner."""
+    """The state of the learner."""
 
     step: int = 0
-    """Optimizer steps that are done."""
+    """Optimizer steps done."""
     max_steps: int = 0
     """Optimizer steps of the whole run; 0 until they are known."""
     phase: _Word
     """What the learner is doing: one of `LearnerPhase`."""
     loss: float | None = None
-    """Loss of the last optimizer step; it may be no finite number."""
+    """Loss of the last optimizer step, which may be NaN."""
     tokens_per_second: float | None = None
     """Tokens generated per second of waiting for rollouts, in the last optimizer step."""
     best_step: int | None = None
     """Optimizer step of the best checkpoint."""
     best_score: float | None = None
-    """Value that it has of the metric by which checkpoints are compared."""
+    """Metric of the best checkpoint."""
     sync: SyncStatus | None = None
     """Last weight sync."""
     reproducibility: dict[str, Any] = Field(default={}, max_length=64)
-    """What the run is made of: `reproducibility.ReproducibilityRecord`, or nothing where it did not fit."""
+    """The `ReproducibilityRecord`; empty if it did not fit."""
     restarts: Annotated[int, Field(ge=0)] = 0
-    """Times that the learner was started again in its container."""
+    """Restarts of the learner in its container."""
     message: _Line = ""
-    """Sentence about what the learner waits for, or why it failed."""
+    """What the learner waits for, or why it failed."""
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object of the report, with all keys and a message of bounded length."""
+        """Return the report as a JSON object, with all keys and a message of bounded length."""
         return {**self.model_dump(by_alias=True), "message": self.message[:MESSAGE_CHARACTERS]}
 
     def reported(self) -> dict[str, Any]:
-        """Return only the keys that the JSON object had."""
+        """Return only the keys that were set."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
 def read_report(document: object) -> LearnerReport | None:
-    """Return the report that a JSON value is; None if it is none."""
+    """Parse a report; return None for anything else."""
     if not isinstance(document, Mapping):
         return None
     try:
@@ -144,7 +144,7 @@ def read_report(document: object) -> LearnerReport | None:
 
 
 EVENT = "reproducibility"
-"""Name of the record among the events of the learner's log."""
+"""Event name of the record in the learner's log."""
 
 _Text = Annotated[str, StringConstraints(max_length=4096)]
 _Sha256 = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]+$")]
@@ -157,18 +157,18 @@ class RecordPart(Section):
 
 
 class SyncModes(RecordPart):
-    """How weights travel to the servers."""
+    """Weight sync: modes and transport."""
 
     requested: _Text
-    """Mode that the configuration asks for."""
+    """Mode in the configuration."""
     effective: _Text
     """Mode that is used."""
     merge: _Text | None = None
-    """Where adapters are merged: `server` or `learner`; null where they are not merged."""
+    """Where adapters are merged: `server` or `learner`; null if they are not merged."""
     merge_reason: _Text | None = None
-    """Why they are merged there: what was found, or that the configuration says so."""
+    """Why adapters are merged there."""
     transport: _Text | None = None
-    """What carries the weights: `tcp` or `nccl`; null where it is neither."""
+    """Transport of the weights: `tcp` or `nccl`, else null."""
 
 
 class DatasetDigest(RecordPart):
@@ -183,14 +183,14 @@ class DatasetDigest(RecordPart):
 
 
 class ReproducibilityRecord(RecordPart):
-    """Everything that shows whether two runs were the same."""
+    """The inputs of a run, for comparison with another run."""
 
     model: _Text
     """Folder of the checkpoint, or its name on a hub."""
     servers: list[_Text] = Field(max_length=64)
     """List of the servers' addresses."""
     sync: SyncModes
-    """How weights travel to the servers."""
+    """Weight sync: modes and transport."""
     rollout_seed: int
     """Seed of the rollouts."""
     config_sha256: _Sha256
@@ -198,22 +198,22 @@ class ReproducibilityRecord(RecordPart):
     dataset: DatasetDigest
     """File of training records."""
     versions: dict[str, _Text | None] = Field(max_length=64)
-    """Mapping from what computes to its version; null where it is not installed."""
+    """Mapping of package to version; null if it is not installed."""
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object of the record."""
+        """Return the record as a JSON object."""
         return self.model_dump()
 
 
 GRACE_S = 120
-"""Seconds between SIGTERM and SIGKILL of a learner, which writes a checkpoint first."""
+"""Seconds between SIGTERM and SIGKILL of a learner, in which it writes a checkpoint."""
 
 LIMIT_BYTES = 4096
-"""Bytes that the kubelet reads of a termination log."""
+"""Bytes of a termination log that the kubelet reads."""
 
 
 def termination_message(report: LearnerReport) -> str:
-    """Return the report as text within `LIMIT_BYTES`, if necessary without parts that the log has too."""
+    """Return the report as JSON of at most `LIMIT_BYTES`, if necessary without parts that are in the log."""
     if _bytes(report) > LIMIT_BYTES:
         report = report.model_copy(update={"reproducibility": {}})
     if _bytes(report) > LIMIT_BYTES and report.sync:
@@ -234,8 +234,8 @@ def _bytes(report: LearnerReport, **changed: str) -> int:
 
 
 def read_termination_message(text: str) -> LearnerReport | None:
-    """Return the report in a termination message; None if a person or a traceback wrote it."""
+    """Parse the report in a termination message; return None for other text."""
     try:
-        return read_report(from_json(text))  # it bounds depth, which json leaves to the stack
+        return read_report(from_json(text))  # unlike json, it limits the nesting depth
     except ValueError:
         return None

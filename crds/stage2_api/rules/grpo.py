@@ -67,7 +67,7 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
         path=_SERVER,
         broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode == "server" and c.custom.extra.rollout_server is None,
         cel=f"!$?(rlhf) || $(rlhf.vllm_mode) != 'server' || $?({_SERVER})",
-        rule="rlhf.vllm_mode server needs to know how its server is started",
+        rule="rlhf.vllm_mode server needs the arguments of its server",
         way_out=(
             "write the section with at least vllm_tensor_parallel_size, vllm_data_parallel_size and vllm_max_model_len"
         ),
@@ -82,7 +82,7 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_MATCHING,
         broken=_sets_matching,
-        rule="GRPO takes only its sections vllm.server and vllm.sync",
+        rule="GRPO uses only its sections vllm.server and vllm.sync",
         way_out=f"remove the other keys; rlhf describes sampling, {_SERVER} the server",
     ),
     Rule(
@@ -176,7 +176,7 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_SERVER}.vllm_enable_lora",
         broken=lambda c: (s := _server(c)) is not None and s.vllm_enable_lora,
         cel=f"!$({_SERVER}.vllm_enable_lora)",
-        rule="vLLM serves neither DoRA nor adapters of image encoders; weights travel merged",
+        rule="vLLM serves neither DoRA nor adapters of image encoders; the learner sends merged weights",
         way_out="set it to false",
     ),
     Rule(
@@ -210,13 +210,13 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
         broken=_weights_do_not_pair,
         reads=("rlhf.reward_funcs",),
         cel="!$?(rlhf.reward_weights) || $(rlhf.reward_weights, []).size() == $(rlhf.reward_funcs, []).size()",
-        rule="must be as long as rlhf.reward_funcs: one weight for each reward",
+        rule="must be as long as rlhf.reward_funcs: one weight per reward",
         way_out="add or remove weights",
     ),
     Rule(
         path="rlhf.reward_funcs",
         broken=lambda c: c.rlhf is not None and len(set(c.rlhf.reward_funcs)) < len(c.rlhf.reward_funcs),
-        rule="every reward counts once",
+        rule="each reward may appear only once",
         way_out="remove the duplicate, and raise the other's weight",
     ),
     Rule(
@@ -237,7 +237,7 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
         path="custom.assistant_prefix_format",
         broken=lambda c: _scores_summaries(c) and not c.custom.assistant_prefix_format,
         reads=("rlhf.reward_funcs",),
-        rule="rewards named summary.* need to know the header line",
+        rule="rewards named summary.* need the header line",
         way_out='set it, such as "<DOMAIN={domain}>, <TASK={task}>"',
     ),
     Rule(

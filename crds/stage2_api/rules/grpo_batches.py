@@ -56,7 +56,7 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
             broken=lambda c, name=name: _plan_lacks(c, name),  # type: ignore[misc]
             reads=(f"{_PLAN}.enabled",),
             cel=f"!$({_PLAN}.enabled) || $?({_PLAN}.{name})",
-            rule="a batch plan that is enabled needs it",
+            rule="an enabled batch plan needs it",
             way_out=f"set it, or {_PLAN}.enabled to false",
         )
         for name in ("per_device_train_batch_size", "unified_batch_size")

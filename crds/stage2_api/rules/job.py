@@ -137,7 +137,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path=f"{_SERVER}.protocol",
         broken=lambda s: s.config.rollout_matching.vllm.server.protocol != "vllm",
         cel=f"$({_SERVER}.protocol) == 'vllm'",
-        rule="the servers that a job starts speak vllm",
+        rule="the servers of a job use the protocol vllm",
         way_out="remove protocol, or start `swift rollout` yourself and train with `stage2 learn`",
     ),
     Rule(
@@ -165,14 +165,14 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path="rollout.gpusPerServer",
         broken=lambda s: s.gpu_resource == "" and s.rollout.servers > 0 and s.rollout.gpus_per_server > 1,
         cel="$(gpuResource) != '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) <= 1",
-        rule="an empty spec.gpuResource means that there are no GPUs to share out",
+        rule="an empty spec.gpuResource means that there are no GPUs to assign",
         way_out="set spec.gpuResource to the GPUs' name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
     ),
     Rule(
         path="rollout.resourceClaimTemplate",
         broken=_claims_differ,
         cel="$?(rollout.resourceClaimTemplate) == ($?(learner.resourceClaimTemplate) && $(rollout.servers) > 0)",
-        rule="servers and learner ask for GPUs in one way: all by a ResourceClaimTemplate, or none",
+        rule="servers and learner must request GPUs in the same way: all with a ResourceClaimTemplate, or none",
         way_out="give spec.rollout (where there are servers) and spec.learner one each, or remove both",
     ),
     Rule(
@@ -186,7 +186,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path="placement.mode",
         broken=lambda s: _claims(s) and s.placement.mode != "Scheduler",
         cel="!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler'",
-        rule="which node has devices for a claim only the scheduler knows",
+        rule="only the scheduler knows which node has devices for a claim",
         way_out="set spec.placement.mode to Scheduler",
     ),
     Rule(
@@ -196,7 +196,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             f"{_GRPO} || !{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
             f" $({_VLLM}.tensor_parallel_size, 1)"
         ),
-        rule="a server spreads its model over exactly the GPUs of spec.rollout.gpusPerServer",
+        rule="a server spreads its model over exactly spec.rollout.gpusPerServer GPUs",
         way_out="set vllm.tensor_parallel_size and spec.rollout.gpusPerServer to the same number",
     ),
     Rule(
@@ -269,14 +269,14 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path="volumes",
         broken=lambda s: len({volume.name for volume in s.volumes}) < len(s.volumes),
         # Not in CEL: the list's map keys enforce it already.
-        rule="every volume needs a name of its own",
+        rule="every volume needs a unique name",
         way_out="rename one of those that share a name",
     ),
     Rule(
         path="volumes",
         broken=lambda s: len({layout.cleaned(volume.mount_path) for volume in s.volumes}) < len(s.volumes),
         cel="!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
-        rule="every volume needs a mountPath of its own",
+        rule="every volume needs a unique mountPath",
         way_out="change one of those that share a mountPath",
     ),
     Rule(
@@ -286,7 +286,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             "!has(self.volumes) || !self.volumes.exists(v, "
             f"v.mountPath.matches('{_UP}') && v.mountPath.matches('{_TO_OURS}'))"
         ),
-        rule="no part of a mountPath that may lead to a folder of stage2's is `..`",
+        rule="a mountPath with `..` must not lead to a folder of stage2",
         way_out="write the path without `..`",
     ),
     Rule(

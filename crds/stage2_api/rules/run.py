@@ -186,7 +186,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
             f"!$({_MATCHING}.pipeline.enabled) || !$({_MATCHING}.rollout_buffer.enabled) ||"
             f" $({_MATCHING}.rollout_buffer.m_steps) == 1"
         ),
-        rule="rollouts that are reused for several steps are not made one window ahead too",
+        rule="reused rollouts cannot also be made one window ahead",
         way_out="set pipeline.enabled or rollout_buffer.enabled to false",
     ),
     Rule(
@@ -307,7 +307,7 @@ STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SERVER,
         broken=_shares_an_address,
-        rule="every server needs a base_url and a group_port of its own",
+        rule="every server needs a unique base_url and group_port",
         way_out="change the duplicate",
     ),
 )

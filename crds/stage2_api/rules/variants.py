@@ -33,7 +33,7 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_MATCHING}.rollout_buffer.enabled",
         broken=lambda c: c.is_supervised and c.rollout_matching.rollout_buffer.reuses,
         cel=f"{_STAGE_2} || !$({_MATCHING}.rollout_buffer.enabled) || $({_MATCHING}.rollout_buffer.m_steps) == 1",
-        rule="stage 1 trains on the ground truth: there are no rollouts to use again",
+        rule="stage 1 trains on the ground truth: there are no rollouts to reuse",
         way_out="set rollout_buffer.enabled to false",
     ),
     Rule(
@@ -47,14 +47,14 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         path="tuner.train_coord_rows",
         broken=lambda c: c.tuner.train_coord_rows and c.tuner.train_type != "lora",
         cel="!$(tuner.train_coord_rows) || $(tuner.train_type) == 'lora'",
-        rule="training in full trains every row of the tables already",
+        rule="full training already trains every row of the embeddings",
         way_out="set tuner.train_coord_rows to false, or tuner.train_type to lora",
     ),
     Rule(
         path="tuner.train_coord_rows",
         broken=lambda c: c.tuner.train_coord_rows and c.tuner.freeze_llm,
         cel="!$(tuner.train_coord_rows) || !$(tuner.freeze_llm)",
-        rule="the tables belong to the language model, which freeze_llm leaves as it is",
+        rule="the embeddings belong to the language model, which freeze_llm freezes",
         way_out="set tuner.freeze_llm or tuner.train_coord_rows to false",
     ),
     Rule(
@@ -62,7 +62,7 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         broken=_trains_tables_twice,
         reads=("tuner.modules_to_save",),
         # Not in CEL: modules are named by their last part.
-        rule="modules_to_save trains the whole table already",
+        rule="modules_to_save already trains the whole table",
         way_out="remove embed_tokens and lm_head from tuner.modules_to_save, or set tuner.train_coord_rows to false",
     ),
     Rule(
@@ -76,14 +76,14 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         path=_SHARE,
         broken=lambda c: c.is_supervised and c.rollout_matching.supervised_share > 0,
         cel=f"{_STAGE_2} || $({_SHARE}) == 0.0",
-        rule="stage 1 trains on the ground truth in every step already",
+        rule="stage 1 already trains on the ground truth in every step",
         way_out="remove it, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(
         path=_SHARE,
         broken=lambda c: c.rollout_matching.supervised_share > 0 and c.rollout_matching.pipeline.enabled,
         cel=f"$({_SHARE}) == 0.0 || !$({_MATCHING}.pipeline.enabled)",
-        rule="steps that make no rollouts leave nothing to make one step ahead",
+        rule="steps without rollouts leave nothing to make one step ahead",
         way_out="set supervised_share to 0, or pipeline.enabled to false",
     ),
     Rule(
@@ -119,7 +119,7 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         path=_ROLLOUTS,
         broken=lambda c: c.is_supervised and c.rollout_matching.recovery.rollouts > 1,
         cel=f"{_STAGE_2} || $({_ROLLOUTS}) == 1",
-        rule="stage 1 trains on the ground truth: it misses nothing that another rollout could find",
+        rule="stage 1 trains on the ground truth: there are no missed objects to recover",
         way_out="remove recovery, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(

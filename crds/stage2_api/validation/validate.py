@@ -1,7 +1,7 @@
-"""Validation that finds every mistake in one pass: errors of form, which pydantic reports, and broken rules.
+"""Validation that finds every mistake in one pass: pydantic's errors of form, and broken rules.
 
-A rule is written twice, in Python and in CEL. In CEL, keys are placeholders, so that no rule repeats a default:
-`$(a.b)` is the value of the key a.b or its default, `$(a.b, x)` its value or x, `$?(a.b)` whether it is set.
+A rule has a Python and a CEL version. CEL refers to keys by placeholders, so that no rule repeats a default: `$(a.b)`
+is the value of a.b or its default, `$(a.b, x)` its value or x, `$?(a.b)` whether it is set.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Rule(Generic[M]):
 
 
 def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
-    """Return rules about a part of an object as rules about the object; `part` returns the part, `root` is its path."""
+    """Turn rules about a part of an object into rules about the object. part: returns the part; root: its path."""
 
     def about_whole(rule: Rule[Any]) -> Rule[Any]:
         return Rule(
@@ -95,11 +95,11 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
     return tuple(map(about_whole, rules))
 
 
-_ROUNDS = 8  # a repaired object may show new errors of form: sections that were missing have required keys
+_ROUNDS = 8  # repairs may reveal new errors: a section that was missing has required keys
 
 
 def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
-    """Return the object that `raw` describes; `root` stands before the paths of problems.
+    """Return the object that `raw` describes. root: prefix of the problems' paths.
 
     Raises:
         ConfigError: with every problem, not only the first.
@@ -115,7 +115,7 @@ def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *
 
 
 def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
-    """Return the object, repaired where its form is wrong, with the errors of form; None if it is beyond repair.
+    """Return the object with errors of form repaired, or None if that fails, and the errors.
 
     Raises:
         ConfigError: there are too many errors to read.
@@ -129,7 +129,7 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
             errors = error.errors(include_url=False, include_context=True)
         located = [(location(item["loc"], repaired), item) for item in errors]
         new, unlisted = from_pydantic(model, located, root=root)
-        if unlisted:  # hardly a file for stage2: its rules are not checked
+        if unlisted:  # probably not a file for stage2
             raise ConfigError(new, unlisted=unlisted)
         known = [problem.path for problem in found]
         found += [problem for problem in new if attempt == 0 or not _overlaps(problem.path, known)]
@@ -139,7 +139,7 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
 
 
 def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
-    """Return the rules that `parsed` breaks, with the values found in `raw` or their defaults."""
+    """Return the rules that `parsed` breaks, with the values in `raw` or their defaults."""
     return [
         Problem(key_paths.joined(root, rule.path), key_paths.value_at(parsed, raw, rule.path), rule.rule, rule.way_out)
         for rule in rules
@@ -148,12 +148,12 @@ def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *,
 
 
 def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
-    """Return whether a rule reads a key whose form is wrong: it would judge the repair, not the file."""
+    """Return whether a rule reads a key with an error of form, and so would judge the repair."""
     return any(_overlaps(key_paths.joined(root, path), wrong) for path in rule.keys_read())
 
 
 def _overlaps(path: str, others: Sequence[str]) -> bool:
-    """Return whether a path is one of the others, lies below one, or above one."""
+    """Return whether a path equals, contains or is contained in one of the others."""
     return any(_is_below(path, other) or _is_below(other, path) for other in others)
 
 
@@ -197,9 +197,9 @@ def location(place: Sequence[int | str], raw: Any) -> Location:
 def from_pydantic(
     model: type[BaseModel], located: Located, *, root: str = "", most: int = 100
 ) -> tuple[list[Problem], int]:
-    """Return a problem for each of the first places that are wrong, in the order of the file, and how many more are.
+    """Return a problem for each of the first `most` wrong places, in the order of the file, and the number of the rest.
 
-    Branches of a union count as one. To describe one, all keys are looked through for what was meant.
+    Branches of a union count as one. Describing a problem is slow, because it searches all keys for a suggestion.
     """
     by_path: dict[str, list[tuple[Location, ErrorDetails]]] = {}
     for place, error in located:
@@ -261,7 +261,7 @@ def _way_out(model: type[BaseModel], place: Sequence[int | str], error: ErrorDet
 def _as_number(text: str) -> str:
     if "e" in text.lower() and "." not in text:
         mantissa, _, exponent = text.lower().partition("e")
-        return f"write {mantissa}.0e{exponent}: YAML takes {text} for text"
+        return f"write {mantissa}.0e{exponent}: YAML reads {text} as text"
     return f"write {text} without quotes"
 
 
@@ -273,7 +273,7 @@ def _instead_of_unknown(model: type[BaseModel], place: Sequence[int | str], valu
 
 
 def _instead_of_section(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str | None:
-    """Return where the keys of an unknown section belong; None where none of them is known."""
+    """Return where the keys of an unknown section belong; None if none of them is known."""
     if not isinstance(value, Mapping):
         return None
     homes = {key: key_paths.namesake(model, (*place, str(key))) for key in value}

@@ -238,7 +238,7 @@ def test_only_python_sees_two_mount_paths_that_are_one_in_other_words() -> None:
     spec = copy.deepcopy(JOBS[0])
     paths = (("a", "/a/b"), ("b", "/a//./b/"))
     spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in paths]
-    (rule,) = [rule for rule in SPEC_RULES if "mountPath of its own" in rule.rule]
+    (rule,) = [rule for rule in SPEC_RULES if "unique mountPath" in rule.rule]
     assert rule.broken(JobSpec.model_validate(spec))
     assert holds(crd.expression(JobSpec, str(rule.cel)), spec)
 

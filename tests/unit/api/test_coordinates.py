@@ -1,4 +1,4 @@
-"""A bin and its token are told apart from all that only looks like one."""
+"""Coordinate tokens and their bins; similar texts are not tokens."""
 
 import pytest
 

@@ -48,8 +48,8 @@ def test_a_misspelt_key_is_refused_by_its_path_and_the_controller_says_which_was
 def test_a_key_of_a_list_is_refused_by_the_list() -> None:
     raw = good_job()
     raw["spec"]["volumes"] = [{**VOLUME, "hostPath": {"path": "/d", "tpye": ""}}, {**VOLUME, "name": "e", "mount": ""}]
-    told = admitted(POLICY, raw).partition(": ")[0]
-    assert told == "spec.volumes[], spec.volumes[].hostPath"
+    shown = admitted(POLICY, raw).partition(": ")[0]
+    assert shown == "spec.volumes[], spec.volumes[].hostPath"
 
 
 @pytest.mark.parametrize("raw", [good_job(), GOOD_JOB, {"metadata": {"name": "x"}}])

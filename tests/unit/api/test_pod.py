@@ -162,7 +162,7 @@ def test_what_is_no_report_is_none(document: object) -> None:
     assert read_report(document) is None
 
 
-def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
+def test_a_loss_that_is_no_number_is_reported_as_it_is() -> None:
     report = read_report(json.loads(json.dumps(LearnerReport(phase="training", loss=math.nan).document())))
     assert report is not None
     assert report.loss is not None

@@ -191,7 +191,7 @@ def test_both_forms_of_addresses_give_the_same_servers() -> None:
         ({"base_url": "http://a:1"}, "must pair"),
         ({"base_url": "http://a:1", "group_port": [1]}, "must pair"),
         ({"base_url": ["http://a:1", "http://b:1"], "group_port": [1]}, "must pair"),
-        ({"base_url": ["http://a:1", "http://a:1"], "group_port": 1}, "of its own"),
+        ({"base_url": ["http://a:1", "http://a:1"], "group_port": 1}, "unique"),
     ],
 )
 def test_addresses_that_do_not_fit_are_refused(addresses: dict[str, Any], rule: str) -> None:

@@ -63,12 +63,12 @@ def test_aliases_that_stand_for_more_than_memory_holds_are_looked_at_once():
 
 
 @pytest.mark.parametrize("count", [1, 2, 100_000])
-def test_as_many_problems_are_told_as_fit_and_how_many_more(count):
+def test_as_many_problems_are_reported_as_fit_and_how_many_more(count):
     error = ConfigError(Problem(f"key_{number}", number, "is wrong", "mend it") for number in range(count))
-    told = error.within(1_000).splitlines()
-    assert told[0] == str(error.problems[0])
-    assert len("\n".join(told)) < 1_100
-    assert (told[-1] == f"and {count - len(told) + 1} more") is (count > 2)
+    shown = error.within(1_000).splitlines()
+    assert shown[0] == str(error.problems[0])
+    assert len("\n".join(shown)) < 1_100
+    assert (shown[-1] == f"and {count - len(shown) + 1} more") is (count > 2)
 
 
 def test_one_long_problem_is_cut():

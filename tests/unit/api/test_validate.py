@@ -24,7 +24,7 @@ def test_a_wrong_job_is_refused_with_one_problem_that_names_field_and_way_out(mi
     assert problem.way_out
 
 
-def test_all_mistakes_of_one_file_are_told_at_once() -> None:
+def test_all_mistakes_of_one_file_are_reported_at_once() -> None:
     chosen = ["a misspelt key of the spec", "two learner GPUs beside servers", "a negative temperature"]
     several = [mistake for mistake in MISTAKES if mistake.name in chosen]
     assert set(paths(*(mistake.patch for mistake in several))) == {mistake.path for mistake in several}
@@ -59,6 +59,6 @@ def test_what_is_wrong_in_form_hides_no_rule_about_other_keys(wrong: dict[str, A
     assert paths({"spec": wrong}, TWO_GPUS) == [path, "spec.learner.gpus"]
 
 
-def test_a_rule_about_a_list_with_a_wrong_item_is_not_told() -> None:
+def test_a_rule_about_a_list_with_a_wrong_item_is_not_checked() -> None:
     volumes = [{"name": "tmp", "mountPath": "data", "emptyDir": {}}]  # the name is stage2's own
     assert paths({"spec": {"volumes": volumes}}) == ["spec.volumes[0].mountPath"]

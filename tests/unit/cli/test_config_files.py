@@ -40,7 +40,7 @@ ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "shown"),
     [
         pytest.param(ALIASES, r"must not hold more than 200000 values", id="aliases of aliases"),
         pytest.param("a: " + "[" * 5000 + "]" * 5000, r"line 1.*not be nested deeper than 64", id="lists in lists"),
@@ -60,10 +60,10 @@ ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
         pytest.param("\ufeff- 1", r"must be a mapping", id="a mark of byte order"),
     ],
 )
-def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | bytes, told: str) -> None:
+def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | bytes, shown: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=shown) as refused:
         load_yaml(path)
     assert len(str(refused.value)) < 1000
     assert "\n" not in str(refused.value)
@@ -103,6 +103,6 @@ def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys:
     path = tmp_path / "keys.yaml"
     path.write_text("".join(f"k{number}: {number}\n" for number in range(20_000)))
     assert validate_files([path]) == EXIT_CONFIG
-    told = capsys.readouterr().err
-    assert told.startswith(f"{path}: 20003 configuration errors")
-    assert told.endswith("  and 19903 more\n")
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"{path}: 20003 configuration errors")
+    assert shown.endswith("  and 19903 more\n")

@@ -1,8 +1,6 @@
 """`stage2 data`: text, JSON, a page of pictures and a COCO file of a data file."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,14 @@ def scenes(tmp_path: Path) -> Path:
 
 def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes) == 0
-    told = capsys.readouterr().out
-    assert f"{scenes}: 2 records, 3 objects" in told
-    assert "coordinates, by record: no objects 1, coordinate tokens 1" in told
-    assert "geometry: bbox_2d 2, poly 1" in told
-    assert "small (below 32 x 32 pixels) 3, medium (below 96 x 96) 0, large (above) 0" in told
-    assert "--model DIR counts tokens" in told
-    assert "blue triangle" in told
-    assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in told
+    shown = capsys.readouterr().out
+    assert f"{scenes}: 2 records, 3 objects" in shown
+    assert "coordinates, by record: no objects 1, coordinate tokens 1" in shown
+    assert "geometry: bbox_2d 2, poly 1" in shown
+    assert "small (below 32 x 32 pixels) 3, medium (below 96 x 96) 0, large (above) 0" in shown
+    assert "--model DIR counts tokens" in shown
+    assert "blue triangle" in shown
+    assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in shown
 
 
 def test_json_says_the_same(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,21 +101,21 @@ def test_a_coco_file_is_written_beside_the_text(
     scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show_data(scenes, coco=tmp_path / "coco.json", as_json=True) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["records"] == 2
-    assert f"{tmp_path}/coco.json: 2 records, 3 objects" in told.err
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["records"] == 2
+    assert f"{tmp_path}/coco.json: 2 records, 3 objects" in shown.err
     assert len(json.loads((tmp_path / "coco.json").read_text())["annotations"]) == 3
 
 
-def test_numbers_of_nobody_knows_what_are_told_unless_a_person_says_it(
+def test_numbers_of_nobody_knows_what_are_reported_unless_a_person_says_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
     assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 64
-    told = capsys.readouterr()
-    assert "0 records, 0 objects, 1 broken lines" in told.out
-    assert "x.jsonl:1 objects[0].bbox_2d" in told.err
+    shown = capsys.readouterr()
+    assert "0 records, 0 objects, 1 broken lines" in shown.out
+    assert "x.jsonl:1 objects[0].bbox_2d" in shown.err
     assert not (tmp_path / "coco.json").exists()
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
 
@@ -136,10 +134,3 @@ def test_the_command_imports_nothing_heavy(scenes: Path) -> None:
     done, modules = stage2(scenes.parent, *words)
     assert done.returncode == 0, done.stderr
     assert HEAVY & modules == set()
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).parent / "stage2"), "data", str(tmp_path / "lost.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 64
-    assert "must be an existing JSONL file" in done.stderr

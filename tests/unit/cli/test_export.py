@@ -39,17 +39,17 @@ def test_an_adapter_that_vllm_cannot_serve_is_saved_and_said(checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "shown"),
     [
         (["--adapter", "--dtype", "float32"], "--dtype"),
         (["--adapter", "--verify"], "--verify"),
         (["--records", "data.jsonl"], "--records"),
     ],
 )
-def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, words, told):
+def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, words, shown):
     done = exported(checkpoint, "--output", tmp_path / "out", *words)
     assert isinstance(done.exception, ConfigError)
-    assert done.exception.problems[0].path == told
+    assert done.exception.problems[0].path == shown
     assert not (tmp_path / "out").exists()
 
 
@@ -96,17 +96,17 @@ def pushed(checkpoint, tmp_path, hub):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         ({"repo": "me/new", "endpoint": "http://127.0.0.1:9"}, "a hub that can be reached"),
         ({"repo": "me/new", "token": "hf_other"}, "hf auth login"),
         ({"repo": "me/taken"}, "must be a new repository"),
     ],
 )
-def test_what_a_hub_would_refuse_is_said_before_anything_is_written(pushed, options, told):
+def test_what_a_hub_would_refuse_is_said_before_anything_is_written(pushed, options, shown):
     done, made = pushed(**options)
     assert done.returncode == 64, done.stderr
-    assert told in done.stderr
+    assert shown in done.stderr
     assert not made
 
 

@@ -85,16 +85,6 @@ def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_pat
     ]
 
 
-@pytest.mark.parametrize(
-    "words", [("yolo", "lost.yaml"), ("voc", "lost"), ("coco", "--annotations", "x", "--images", "lost")]
-)
-def test_what_is_not_there_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
-    done = stage2(*words, "--output", tmp_path / "x.jsonl")
-    assert done.returncode == 64
-    assert "lost" in done.stderr
-    assert "way out" in done.stderr
-
-
 def test_a_data_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     data, output = odd_sets.yolo(tmp_path, {"a.png": ""}), tmp_path / "x.jsonl"
     output.write_text("mine")

@@ -45,7 +45,7 @@ def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeyp
     assert Loading.asked == 3
 
 
-# Writes a line a try: what it was told, and what it found in the termination log. Then it ends as its try is fated.
+# Writes a line per attempt with its arguments and the termination log, then exits with the attempt's code.
 TRY = f"""
 import os, sys
 words = open(os.environ["{TERMINATION_LOG_VARIABLE}"]).read()
@@ -82,11 +82,11 @@ def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_learner_is_started_again(tries: Path, codes: str, restarts: int, code: int, made: int) -> None:
     command = [sys.executable, "-c", TRY, codes]
     assert Restarts(command, ["--overwrite"], pause_s=0).run(restarts) == code
-    told = tries.read_text().splitlines()
-    assert told == ["0 --overwrite ''", *(f"{attempt} ''" for attempt in range(1, made))]
+    shown = tries.read_text().splitlines()
+    assert shown == ["0 --overwrite ''", *(f"{attempt} ''" for attempt in range(1, made))]
 
 
-def test_a_learner_that_is_told_to_end_is_not_started_again(tries: Path) -> None:
+def test_a_learner_that_is_reported_to_end_is_not_started_again(tries: Path) -> None:
     ends_us = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
     assert Restarts([sys.executable, "-c", ends_us], pause_s=0).run(3) == 75
 

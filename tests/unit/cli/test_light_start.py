@@ -62,7 +62,7 @@ NO_SUMMARY = {"images": ["data:image/png;base64,AAAA"]}
 
 
 @pytest.mark.parametrize(
-    ("run", "line", "told", "processes"),
+    ("run", "line", "shown", "processes"),
     [
         (MATCHING, BROKEN, "train.jsonl:1 width", "1"),
         (GOOD, NO_SUMMARY, "train.jsonl:1 metadata._fusion_template", "1"),
@@ -71,7 +71,7 @@ NO_SUMMARY = {"images": ["data:image/png;base64,AAAA"]}
     ids=["matching", "grpo", "in processes"],
 )
 def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
-    tmp_path: Path, run: dict[str, Any], line: dict[str, Any], told: str, processes: str
+    tmp_path: Path, run: dict[str, Any], line: dict[str, Any], shown: str, processes: str
 ) -> None:
     words = tmp_path / "termination.json"
     done, loaded = stage2(
@@ -80,8 +80,8 @@ def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
         STAGE2_TERMINATION_LOG=str(words),
     )
     assert done.returncode == 64, done.stderr
-    assert told in done.stderr
-    assert told in json.loads(words.read_text())["message"]
+    assert shown in done.stderr
+    assert shown in json.loads(words.read_text())["message"]
     assert loaded & HEAVY == set()
     assert not (tmp_path / "out").exists()
 

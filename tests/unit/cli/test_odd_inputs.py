@@ -1,4 +1,4 @@
-"""What a command line names as input is a file or a `<(pipe)`: nothing else is waited for, or ends in a traceback."""
+"""Inputs on the command line are files or pipes; anything else is refused without waiting and without a traceback."""
 
 import os
 import socket
@@ -67,6 +67,7 @@ COMMANDS = [
     ["inspect", "--record", "odd.yaml", "--tokenizer", ".", "--response-ids", "x"],
     ["import", "coco", "--annotations", "odd.yaml", "--images", ".", "--output", "x.jsonl"],
     ["import", "yolo", "odd.yaml", "--output", "x.jsonl"],
+    ["import", "voc", "odd.yaml", "--output", "x.jsonl"],
     ["init", "--coco", "odd.yaml", "--images", ".", "--model", "m", "--output", "x"],
 ]
 
@@ -86,7 +87,6 @@ def test_what_is_not_there_is_answered_with_a_sentence(folder, words):
 TOO_LONG = "x" * 300  # of a name, for Linux's file systems
 NAMED = [
     *COMMANDS,
-    ["import", "voc", "odd.yaml", "--output", "x.jsonl"],
     ["import", "hf", "odd.yaml", "--boxes", "coco", "--output", "x.jsonl"],
     ["import", "coco", "--annotations", "x.json", "--images", "odd.yaml", "--output", "x.jsonl"],
     ["prepare", "odd.yaml", "--output", "x"],
@@ -102,13 +102,13 @@ def test_a_name_that_no_file_can_have_is_answered_with_a_sentence(folder, words)
 
 
 def refused(words):
-    """Whether the command says in a sentence what a person must change."""
+    """Return whether the command reports a configuration error."""
     done = CliRunner().invoke(app, words)
     return isinstance(done.exception, ConfigError) or done.exit_code == EXIT_CONFIG
 
 
 @odd_file
-def test_a_data_file_that_is_none_is_told_by_its_configuration(folder, odd):
+def test_a_data_file_that_is_none_is_reported_by_its_configuration(folder, odd):
     odd(Path("odd.yaml"))
     done = CliRunner().invoke(app, ["validate", "over.yaml"])
     assert done.exit_code == EXIT_CONFIG

@@ -1,4 +1,4 @@
-"""validate, inspect, learn and GRPO read a record alike: the same verdict, and the same bins where there are any."""
+"""validate, inspect, learn and GRPO read a record alike; trainer/data/test_records.py has all mistakes."""
 
 import json
 from dataclasses import dataclass
@@ -69,8 +69,6 @@ OBJECTS = {
     "numbers, and nobody says anything": Case(box(SQUARE), WRONG, pixels=None),
     "a record that contradicts the configuration": Case(box(SQUARE) | {"units": "bins"}, WRONG, pixels=True),
     "the same the other way round": Case(box(SQUARE) | {"units": "pixels"}, WRONG),
-    "tokens that are called pixels": Case(box(TOKENS) | {"units": "pixels"}, WRONG, pixels=None),
-    "units that there are not": Case(box(TOKENS) | {"units": 3}, WRONG, pixels=None),
     "a box in pairs": Case(box([[10, 20], [50, 40]]), [SQUARE]),
     "a flat poly": Case(poly(TRIANGLE), [TRIANGLE]),
     "a poly in pairs": Case(poly([[0, 0], [50, 0], [25, 40]], poly_points=3), [TRIANGLE]),
@@ -79,25 +77,11 @@ OBJECTS = {
     "keys that nobody knows": Case(box(SQUARE, score=1), [SQUARE]),
     "a bin beyond the last": Case(box([1, 2, 3, 999.6]), WRONG),
     "a pixel outside": Case(box([10, 20, 50, 50.5]), WRONG, pixels=True),
-    "a token beyond the last": Case(box([*TOKENS[:3], "<|coord_1000|>"]), WRONG),
-    "a token with zeros before it": Case(box([*TOKENS[:3], "<|coord_030|>"]), WRONG),
-    "a token with a line end": Case(box([*TOKENS[:3], "<|coord_30|>\n"]), WRONG),
     "a token in other digits": Case(box([*TOKENS[:3], "<|coord_३|>"]), WRONG),
-    "tokens and numbers": Case(box([*TOKENS[:3], 4]), WRONG),
     "true": Case(box([0, 0, 1, True]), WRONG),
     "a number as text": Case(box([0, 0, 1, "2"]), WRONG),
     "not a number": Case(box([0, 0, 1, float("nan")]), WRONG),
-    "a number beyond floats": Case(box([0, 0, 1, 10**400]), WRONG),
     "reversed corners": Case(box([50, 20, 10, 40]), WRONG),
-    "three coordinates": Case(box([1, 2, 3]), WRONG),
-    "a pair among numbers": Case(box([[1, 2], 3, 4]), WRONG),
-    "points of three": Case(poly([[1, 2, 3], [4, 5, 6]]), WRONG),
-    "two points": Case(poly([1, 2, 3, 4]), WRONG),
-    "an odd poly": Case(poly([1, 2, 3, 4, 5, 6, 7]), WRONG),
-    "another number of points": Case(poly(TRIANGLE, poly_points=4), WRONG),
-    "two geometries": Case(box(SQUARE, poly=TRIANGLE), WRONG),
-    "a geometry of another format beside": Case(box(SQUARE, line=[1, 2, 3, 4]), WRONG),
-    "a blank desc": Case(box(SQUARE, desc=" "), WRONG),
     "an object that is none": Case(record(objects=[3]), WRONG),
     "objects as a mapping": Case(record(objects={}), WRONG),
     "no width": Case(box(SQUARE) | {"width": None}, WRONG),
@@ -105,13 +89,10 @@ OBJECTS = {
 }
 LINES = {
     "no objects": Case(record(), []),
-    "no image": Case(record(images=[]), WRONG),
     "an image as text": Case(record(images="a.png"), WRONG),
     "an image in the line": Case(record(images=["data:image/png;base64,AAAA"]), []),
-    "metadata as a list": Case(record(metadata=[]), WRONG),
     "a summary that is none": Case(record(summary=3), WRONG),
     "no JSON": Case('{"images": ["a.png"]', WRONG),
-    "a number of 5000 digits": Case('{"width": ' + "1" * 5000 + "}", WRONG),
     "lists without end": Case("[" * 100_000, WRONG),
 }
 
@@ -186,9 +167,9 @@ def test_another_size_than_the_images_is_refused_with_its_line(
     matching, _ = configs(tmp_path, Case(box(TOKENS) | changes, WRONG))
     assert learnt(matching) is WRONG
     assert validate_files([matching]) == 64
-    told = capsys.readouterr().err
-    assert "train.jsonl:1 width, height: '" in told
-    assert "its image has 100x50 as it is shown" in told
+    shown = capsys.readouterr().err
+    assert "train.jsonl:1 width, height: '" in shown
+    assert "its image has 100x50 as it is shown" in shown
 
 
 def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path) -> None:
@@ -199,7 +180,7 @@ def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path
     assert (validate_files([matching]), validate_files([grpo])) == (64, 0)
 
 
-def test_a_grpo_record_that_lacks_its_summary_is_told_by_its_line(
+def test_a_grpo_record_that_lacks_its_summary_is_reported_by_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     matching, grpo = configs(tmp_path, Case(record(metadata="absent"), []))

@@ -1,4 +1,4 @@
-"""An output that cannot be written is told in a sentence, before anything else is read: exit code 64, no traceback."""
+"""An output that cannot be written is reported before anything is read: exit code 64, no traceback."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def refused(*words):
 
 @pytest.mark.parametrize("place", [*PLACES, "there.png"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_output_that_cannot_be_written_is_told_first(folder, command, place):
+def test_an_output_that_cannot_be_written_is_reported_first(folder, command, place):
     words, _ = COMMANDS[command]
     before = sorted(folder.rglob("*"))
     found = refused(*words, place)
@@ -103,7 +103,7 @@ def test_the_work_folder_of_a_local_run(folder, place):
     assert refused("run", str(job), "--work-dir", place).path == "--work-dir"
 
 
-def test_a_folder_without_rights_is_told_as_one(folder):
+def test_a_folder_without_rights_is_reported_as_one(folder):
     closed = folder / "closed"
     closed.mkdir(mode=0o755)
     kept = closed / "kept.txt"

@@ -24,7 +24,7 @@ def job(**spec: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "shown"),
     [
         ({"activeDeadlineSeconds": 60}, "spec.activeDeadlineSeconds"),
         ({"ttlSecondsAfterFinished": 60}, "spec.ttlSecondsAfterFinished"),
@@ -34,11 +34,11 @@ def job(**spec: Any) -> dict[str, Any]:
         ({"network": {"egress": "Closed"}}, "spec.network.egress"),
     ],
 )
-def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], told: str) -> None:
-    assert set_fields(parse_job(job(**spec)), CLUSTER) == [told]
+def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], shown: str) -> None:
+    assert set_fields(parse_job(job(**spec)), CLUSTER) == [shown]
 
 
-def test_a_job_without_such_fields_is_told_nothing() -> None:
+def test_a_job_without_such_fields_is_reported_nothing() -> None:
     assert set_fields(parse_job(job(suspend=False)), CLUSTER) == []
 
 

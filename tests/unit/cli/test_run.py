@@ -1,6 +1,7 @@
 """`stage2 run`: the start of servers and learner, their failures, and the console."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_only_complete_new_lines_of_the_log_are_shown(tmp_path, capsys):
     console.cache_clear()
     log = tmp_path / "learner.log"
     log.write_text('{"event": "step", "step": 1, "loss": 9.0, "reward": 0.5}\n')
-    with Watcher(log) as watcher, log.open("a") as file:
+    with closing(Watcher(log)) as watcher, log.open("a") as file:
         for piece in ('noise\n{"event": "step", "step": 2, ', '"loss": 1.0, "reward": 0.25}\n', ""):
             file.write(piece)
             file.flush()
@@ -73,7 +74,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shown"),
     [
         ({}, r"train\.jsonl:1 objects\[0\]\.bbox_2d: .*plain numbers must say"),
         ({"units": "pixels", "width": 96}, "97x96"),
@@ -81,7 +82,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     ids=["units that nobody says", "a width that the image has not"],
 )
 def test_records_that_contradict_themselves_end_the_run_before_a_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], shown: str
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
     Image.new("RGB", (97, 96)).save(tmp_path / "a.png")
@@ -90,7 +91,7 @@ def test_records_that_contradict_themselves_end_the_run_before_a_server_starts(
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | changes))
     places = {**MAPPED, "/opt/stage2/examples/shapes": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=shown):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 
@@ -98,16 +99,16 @@ def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert started(tmp_path, monkeypatch, server="echo still loading; sleep 60", deadline_s=1) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert "did not answer within spec.learner.startDeadlineSeconds (1 s)" in told
-    assert "still loading" in told
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "did not answer within spec.learner.startDeadlineSeconds (1 s)" in shown
+    assert "still loading" in shown
 
 
-@pytest.mark.parametrize(("ends_with", "told"), [(64, 64), (3, 1)])
+@pytest.mark.parametrize(("ends_with", "shown"), [(64, 64), (3, 1)])
 def test_a_server_that_ends_first_ends_the_run_with_64_only_for_a_configuration_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with: int, told: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with: int, shown: int
 ) -> None:
-    assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == told
+    assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == shown
 
 
 def test_a_server_that_turns_out_misconfigured_ends_the_run_also_while_the_learner_runs(
@@ -120,9 +121,9 @@ def test_a_server_that_dies_again_and_again_stays_away_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert watched(tmp_path, monkeypatch, server="exit 3", learner="sleep 5; exit 75") == 75
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.count("ended with exit code 3; restarting it") == 3
-    assert told.count("not restarting it after 3 restarts") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("ended with exit code 3; restarting it") == 3
+    assert shown.count("not restarting it after 3 restarts") == 1
 
 
 def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learner: str) -> int:

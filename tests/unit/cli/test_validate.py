@@ -20,14 +20,7 @@ def validate(*files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, "validate", *map(str, files)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["job-3v1.yaml", "job-3v1-tiny.yaml"])
-def test_the_examples_are_valid(name: str) -> None:
-    done = validate(ROOT / "examples" / name)
-    assert done.returncode == 0, done.stderr
-    assert "valid RolloutMatchingJob" in done.stdout
-
-
-def test_a_mistake_is_told_with_path_value_rule_and_way_out_and_exit_code_64(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_with_path_value_rule_and_way_out_and_exit_code_64(tmp_path: Path) -> None:
     job = merge_patch(good_job(), {"spec": {"config": {"training": {"learning_rat": 1e-4}}}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     done = validate(tmp_path / "job.yaml")
@@ -44,9 +37,9 @@ def test_a_pod_template_that_the_controller_would_refuse_is_refused_here_too(
     job = merge_patch(good_job(), {"spec": {"rollout": {"template": template}}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert validate_files([tmp_path / "job.yaml"]) == 64
-    told = capsys.readouterr().err
-    assert "spec.rollout.template.spec.hostNetwork" in told
-    assert "spec.rollout.template.spec.containers[0].command" in told
+    shown = capsys.readouterr().err
+    assert "spec.rollout.template.spec.hostNetwork" in shown
+    assert "spec.rollout.template.spec.containers[0].command" in shown
 
 
 def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
@@ -95,19 +88,19 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
-def test_every_broken_line_of_both_files_is_told_with_rule_and_way_out(
+def test_every_broken_line_of_both_files_is_reported_with_rule_and_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = write_records(tmp_path / "train.jsonl", {}, {"width": 0}, times=40)
     held_out = write_records(tmp_path / "val.jsonl", {"images": ["lost.png"]}, {"height": "9"})
     assert validate_files([write_run(tmp_path, train_jsonl=str(train), val_jsonl=str(held_out))]) == 64
-    told = capsys.readouterr()
-    assert f"{tmp_path}/run.yaml: broken data of a training configuration" in told.out
-    assert "40 valid records, 40 broken, 80 objects" in told.out
+    shown = capsys.readouterr()
+    assert f"{tmp_path}/run.yaml: broken data of a training configuration" in shown.out
+    assert "40 valid records, 40 broken, 80 objects" in shown.out
     for line in range(2, 81, 2):
-        assert f"{train}:{line} width: 0\n    rule:    must be a positive integer\n    way out: write the" in told.err
-    assert f"{held_out}:2 height: '9'" in told.err
-    assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule:    1 image is missing" in told.err
+        assert f"{train}:{line} width: 0\n    rule:    must be a positive integer\n    way out: write the" in shown.err
+    assert f"{held_out}:2 height: '9'" in shown.err
+    assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule:    1 image is missing" in shown.err
 
 
 def test_the_first_records_are_read_unless_all_are_asked_for(

@@ -70,6 +70,6 @@ def test_the_page_has_every_key_of(section: str) -> None:
 def test_the_examples_give_what_they_show() -> None:
     example = doctest.DocTestParser().get_doctest(TEXT.replace("```", ""), {}, PAGE.name, str(PAGE), 0)
     assert len(example.examples) > 30
-    told: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(example, out=told.append)
-    assert "".join(told) == ""
+    shown: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(example, out=shown.append)
+    assert "".join(shown) == ""
