@@ -114,7 +114,7 @@ class PlanContext:
         """
         if self.observed.learner is not None and not self.spec_changed:
             return False
-        return kueue.has_other_spec(self.observed.workload, self.parsed.spec_hash)
+        return kueue.spec_hash_of(self.observed.workload, self.parsed.spec_hash) != self.parsed.spec_hash
 
     @property
     def spec_changed(self) -> bool:
@@ -138,9 +138,6 @@ class PlanContext:
         standing = learner is not None and not terminating(learner)
         if credentials.is_usable(secret, tls=self.job.spec.tls.enabled, now=self.now):
             return not standing and not credentials.serve_links(secret)
-        return credentials.has_certificates(secret) or not standing or self._mounts_certificates
-
-    @property
-    def _mounts_certificates(self) -> bool:
-        children = (self.observed.learner, self.observed.deployment)
-        return any(pods.mounts_certificates(child) for child in children if child is not None)
+        if credentials.has_certificates(secret) or not standing:
+            return True
+        return any(pods.mounts_certificates(child) for child in (learner, self.observed.deployment) if child)

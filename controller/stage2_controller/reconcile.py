@@ -37,11 +37,6 @@ logger = logging.getLogger(__name__)
 _OVERTAKEN_S = 1.0  # until the next pass where somebody wrote at the same time, and the watch has not shown it yet
 
 
-def utc_now() -> datetime:
-    """Return the time of a pass."""
-    return datetime.now(UTC)
-
-
 class Reconciler:
     """The passes over jobs. The queue makes one at a time for each job."""
 
@@ -54,7 +49,7 @@ class Reconciler:
         *,
         metrics: Metrics,
         capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
-        clock: Callable[[], datetime] = utc_now,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._store = store

@@ -54,12 +54,6 @@ class _Entry(NamedTuple):
     version: int
     kept: bytes | Object
 
-    @classmethod
-    def from_body(cls, kind: str, body: Object) -> "_Entry":
-        metadata, slimmed = body["metadata"], slim(kind, body)
-        kept = slimmed if kind == names.KIND else write(slimmed)
-        return cls(metadata["name"], metadata["uid"], version_of(body), kept)
-
     def body(self) -> Object:
         body: Object = read(self.kept) if isinstance(self.kept, bytes) else self.kept
         return body
@@ -76,10 +70,12 @@ class Store:
         key = key_of(kind, body)
         if key is None:
             return
-        siblings, name = self._objects[kind][key], body["metadata"]["name"]
-        known = siblings.get(name)
+        siblings, metadata = self._objects[kind][key], body["metadata"]
+        known, name = siblings.get(metadata["name"]), metadata["name"]
         if known is None or known.version <= version_of(body):
-            siblings[name] = _Entry.from_body(kind, body)
+            slimmed = slim(kind, body)
+            kept = slimmed if kind == names.KIND else write(slimmed)
+            siblings[name] = _Entry(name, metadata["uid"], version_of(body), kept)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget the object, unless another one has taken its name."""

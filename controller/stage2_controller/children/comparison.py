@@ -177,7 +177,9 @@ def covers(observed: Any, wanted: Any, key: str = "") -> bool:
         )
     if isinstance(wanted, list | tuple):
         return isinstance(observed, list | tuple) and _covers_list(observed, wanted, key)
-    return _is_equal(observed, wanted) or parse_quantity(observed) == parse_quantity(wanted) is not None
+    if observed == wanted and isinstance(observed, bool) == isinstance(wanted, bool):  # in Python true equals 1
+        return True
+    return parse_quantity(observed) == parse_quantity(wanted) is not None
 
 
 def _covers_list(observed: Sequence[Any], wanted: Sequence[Any], key: str) -> bool:
@@ -186,11 +188,6 @@ def _covers_list(observed: Sequence[Any], wanted: Sequence[Any], key: str) -> bo
         known = {item[merge_key]: item for item in observed}
         return all(item[merge_key] in known and covers(known[item[merge_key]], item) for item in wanted)
     return len(observed) == len(wanted) and all(map(covers, observed, wanted))
-
-
-def _is_equal(observed: Any, wanted: Any) -> bool:
-    """Return whether two JSON values are equal; in Python, unlike in JSON, true equals 1."""
-    return bool(observed == wanted) and isinstance(observed, bool) == isinstance(wanted, bool)
 
 
 def _is_empty(value: Any) -> bool:

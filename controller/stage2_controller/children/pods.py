@@ -170,6 +170,7 @@ def _template(
     job, control, added = inputs.job, inputs.control, inputs.additions.get(role, {})
     role_spec = _role_spec(job, role)
     name, placement, affinity = job.metadata.name, _placement(job), _affinity(inputs, role)
+    secrets = [{"name": item.name} for item in job.spec.image_pull_secrets]
     annotations = {
         **(added.get("annotations") or {}),
         names.ANNOTATION_JOB: name,
@@ -192,7 +193,7 @@ def _template(
             "volumes": [*_own_volumes(job, role), *_volumes(job)],
             **({"nodeSelector": node_selector} if node_selector else {}),
             **placement,
-            **_pull_secrets(job),
+            **({"imagePullSecrets": secrets} if secrets else {}),
             **extra,
             **({"affinity": affinity} if affinity else {}),
         },
@@ -264,7 +265,8 @@ def _affinity(inputs: PodInputs, role: str) -> Manifest:
         beside_servers = {"podAffinity": _with_rollout_pod(inputs.job.metadata.name)}
         return {**({"nodeAffinity": nodes} if nodes else {}), **beside_servers}
     if control and control.shun:
-        nodes = node_fit.preferring_affinity(nodes, _none_of((HOSTNAME, host) for host in control.shun))
+        preference = {"weight": 100, "preference": _none_of((HOSTNAME, host) for host in control.shun)}
+        nodes = {**nodes, node_fit.PREFERRED: [*(nodes.get(node_fit.PREFERRED) or ()), preference]}
     if control and control.avoid:  # in terms that an autoscaler of nodes understands
         nodes = node_fit.narrowed_affinity(nodes, _none_of(control.avoid))
     return {"nodeAffinity": nodes} if nodes else {}
@@ -327,11 +329,6 @@ def _placement(job: RolloutMatchingJob) -> Manifest:
     return job.spec.placement.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"mode", "affinity"}
     )
-
-
-def _pull_secrets(job: RolloutMatchingJob) -> Manifest:
-    secrets = [{"name": item.name} for item in job.spec.image_pull_secrets]
-    return {"imagePullSecrets": secrets} if secrets else {}
 
 
 def _resources(job: RolloutMatchingJob, role: RolloutSpec | LearnerSpec, process: Container) -> Manifest:

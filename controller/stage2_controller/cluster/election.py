@@ -31,9 +31,9 @@ class Election:
     def __init__(
         self,
         api: Api,
-        *,
-        name: str,
         namespace: str,
+        name: str,
+        *,
         identity: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

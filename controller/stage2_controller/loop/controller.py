@@ -251,6 +251,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
     capacity = Capacity(lambda: loop.call_later(_SERVE_AFTER_S, share_room)) if options.placement else None
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
+    identity = f"{platform.node()}_{uuid.uuid4().hex[:8]}"
     queue: WorkQueue[Key] = WorkQueue(
         reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency, rest_s=REST_S
     )
@@ -266,9 +267,5 @@ async def connect(settings: Settings, options: Options) -> Controller:
         progress=progress,
         capacity=capacity,
         cluster_watch=ClusterWatch(api, capacity) if capacity else None,
-        election=_election(api, *options.lease) if options.lease else None,
+        election=Election(api, *options.lease, identity=identity) if options.lease else None,
     )
-
-
-def _election(api: Api, namespace: str, name: str) -> Election:
-    return Election(api, name=name, namespace=namespace, identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}")

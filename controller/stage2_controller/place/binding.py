@@ -110,7 +110,7 @@ def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
         if newest is None or newest.get("status", {}).get("containerStatuses"):
             continue
         there = [pod for pod in observed.pods if role_of(pod) == role and pod["spec"].get("nodeName") == node]
-        rejected = [(_age_s(pod, now), pod) for pod in there if diagnose.turned_away(pod)]
+        rejected = [((now - _created(pod)).total_seconds(), pod) for pod in there if diagnose.turned_away(pod)]
         recent = [age for age, _ in rejected if age < _TURNED_AWAY_WITHIN_S]
         if len(recent) >= _TURNED_AWAY_TIMES and max(recent) >= _TURNED_AWAY_FOR_S:
             return diagnose.turned_away(min(rejected, key=lambda one: one[0])[1])
@@ -255,10 +255,6 @@ def _judged_at(pod: Object) -> datetime:
     scheduled = conditions.find(pod.get("status", {}), "PodScheduled") or {}
     since = scheduled.get("lastTransitionTime")
     return conditions.instant(since) if since else _created(pod)
-
-
-def _age_s(pod: Object, now: datetime) -> float:
-    return (now - _created(pod)).total_seconds()
 
 
 def _created(body: Object) -> datetime:

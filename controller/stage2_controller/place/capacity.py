@@ -182,12 +182,6 @@ class Capacity:
             pause_s=max(0.0, retries.paused_until - self._clock()) if retries else 0.0,
         )
 
-    def promised(self, key: Key) -> str | None:
-        """Return the node on which the job has room kept."""
-        self._expire_promises()
-        promise = self._promises.get(key)
-        return promise.node if promise else None
-
     def promise(self, key: Key, need: Need, node: str, *, for_s: float = PROMISE_S) -> None:
         """Keep room for the job for so many seconds, in place of what was kept before."""
         self._waiting.pop(key, None)

@@ -34,7 +34,8 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     if rejection := turned_away(observed):
         return Finding(reasons.POD_REFUSED, f"{what} was turned away: {rejection}")
     statuses = status.get("containerStatuses", [])
-    first = [item for item in status.get("initContainerStatuses", []) if not _succeeded(item)]
+    ends = ((item, item.get("state", {}).get("terminated", {})) for item in status.get("initContainerStatuses", []))
+    first = [item for item, end in ends if end.get("exitCode") != 0]
     findings = [finding for item in (*first, *statuses) if (finding := _container(item))]
     if findings:
         return min(findings, key=lambda finding: finding.reason == reasons.CONTAINERS_STARTING)
@@ -106,11 +107,6 @@ def last_message(ended: Mapping[str, Any]) -> str:
     lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
     unindented = [line.strip() for line in lines if line[:1].strip()]  # without the frames of a traceback
     return f"exit code {ended.get('exitCode')}: {' '.join(unindented[-3:])[-_TAIL:]}"
-
-
-def _succeeded(status: Object) -> bool:
-    """Return whether an init container has ended with success."""
-    return bool(status.get("state", {}).get("terminated", {}).get("exitCode") == 0)
 
 
 def _container(status: Object) -> Finding | None:

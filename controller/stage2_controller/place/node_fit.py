@@ -75,21 +75,18 @@ class NodeInfo:
 
 
 def need_of(templates: Mapping[str, Mapping[str, Any]], *, gpu_resource: str) -> Need:
-    """Return what pods made from these templates, by role, need on one node."""
-    pods = tuple(_pod_need(role, template) for role, template in templates.items())
-    return Need(pods=pods, gpu_resource=gpu_resource)
-
-
-def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
-    """Return the need of a pod made from `template`, as the scheduler counts it."""
-    spec = template["spec"]
-    return PodNeed(
-        role=role,
-        requests=requests(spec),
-        node_selector=spec.get("nodeSelector") or {},
-        tolerations=spec.get("tolerations") or (),
-        affinity=node_affinity(spec),
+    """Return what pods made from these templates, by role, need on one node, as the scheduler counts it."""
+    pods = tuple(
+        PodNeed(
+            role=role,
+            requests=requests(spec := template["spec"]),
+            node_selector=spec.get("nodeSelector") or {},
+            tolerations=spec.get("tolerations") or (),
+            affinity=(spec.get("affinity") or {}).get("nodeAffinity") or {},
+        )
+        for role, template in templates.items()
     )
+    return Need(pods=pods, gpu_resource=gpu_resource)
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
@@ -147,17 +144,13 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
                 key=lambda info: (
                     info.refused,
                     info.labels.get(ZONE) in zones,
-                    -_preference(need, info),
+                    -sum(affinity_weight(pod.affinity, info.labels) for pod in need.pods),
                     *_remaining(_free(info, preempting), total, need.gpu_resource),
                     info.name,
                 ),
             )
             return best.name
     return None
-
-
-def _preference(need: Need, info: NodeInfo) -> int:
-    return sum(affinity_weight(pod.affinity, info.labels) for pod in need.pods)
 
 
 def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> Avoided:
@@ -222,7 +215,8 @@ def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
     for resource in _in_order(total, need.gpu_resource):
         best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
         if _lacks(best.free, resource, total[resource]):
-            return _missing(resource, total[resource], best)
+            needed, free = objects.show_quantity(resource, total[resource]), _shown(resource, best)
+            return f"needs {needed} {resource} on one node; the largest free is {free} on {best.name}"
     return None
 
 
@@ -234,11 +228,6 @@ def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
     lacking = next(key for key in resources if _lacks(best.free, key, total[key]))
     wanted = ", ".join(f"{objects.show_quantity(key, total[key])} {key}" for key in resources)
     return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
-
-
-def _missing(resource: str, amount: float, best: NodeInfo) -> str:
-    free = f"the largest free is {_shown(resource, best)} on {best.name}"
-    return f"needs {objects.show_quantity(resource, amount)} {resource} on one node; {free}"
 
 
 def _shown(resource: str, info: NodeInfo) -> str:
@@ -277,11 +266,7 @@ def _refusal(need: Need, info: NodeInfo) -> str | None:
         return "is not ready"
     if info.cordoned:
         return "is cordoned (kubectl uncordon)"
-    return next(filter(None, (_pod_refusal(pod, info) for pod in need.pods)), None)
-
-
-def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
-    return _elsewhere(pod, info) or _kept_off(pod, info)
+    return next(filter(None, (_elsewhere(pod, info) or _kept_off(pod, info) for pod in need.pods)), None)
 
 
 def _elsewhere(pod: PodNeed, info: NodeInfo) -> str | None:
@@ -314,12 +299,6 @@ def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
     return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def node_affinity(pod_spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the nodeAffinity of a pod, empty where it has none."""
-    found: Mapping[str, Any] = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
-    return found
-
-
 def affinity_takes(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Return whether a node with these labels meets one of the required terms, or none is required."""
     required = affinity.get(REQUIRED)
@@ -336,11 +315,6 @@ def narrowed_affinity(affinity: Mapping[str, Any], further: Mapping[str, Any]) -
     """Return the affinity to those of its nodes that meet a further term as well."""
     terms: Sequence[Mapping[str, Any]] = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     return {**affinity, REQUIRED: {"nodeSelectorTerms": [_both(term, further) for term in terms]}}
-
-
-def preferring_affinity(affinity: Mapping[str, Any], term: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the affinity with a preference for nodes that meet a term, as strong as one can be."""
-    return {**affinity, PREFERRED: [*(affinity.get(PREFERRED) or ()), {"weight": 100, "preference": term}]}
 
 
 def show_affinity(affinity: Mapping[str, Any]) -> str:

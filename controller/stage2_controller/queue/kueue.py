@@ -171,11 +171,6 @@ def reserved_pod_sets(workload: Object | None) -> Sequence[Mapping[str, Any]] | 
     return pod_sets if holds(workload, "QuotaReserved") else None
 
 
-def has_other_spec(workload: Object | None, spec_hash: str) -> bool:
-    """Return whether the Workload asks for the pods of another spec."""
-    return spec_hash_of(workload, spec_hash) != spec_hash
-
-
 def spec_hash_of(workload: Object | None, spec_hash: str) -> str:
     """Return the hash of the spec whose pods the Workload asks for; a Workload without one counts as this spec's."""
     annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}

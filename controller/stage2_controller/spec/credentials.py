@@ -47,8 +47,9 @@ def is_usable(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
 
 def serve_links(secret: Mapping[str, Any]) -> bool:
     """Return whether servers can show these certificates to their learner; those of earlier controllers cannot."""
-    certificates = [pem for key, pem in (secret.get("data") or {}).items() if key.endswith(".crt")]
-    return all(_has_usages(pem) for pem in certificates)
+    texts = [base64.b64decode(pem) for key, pem in (secret.get("data") or {}).items() if key.endswith(".crt")]
+    extensions = [one.value for text in texts for one in x509.load_pem_x509_certificate(text).extensions]
+    return all(set(_USAGES) <= set(one) for one in extensions if isinstance(one, x509.ExtendedKeyUsage))
 
 
 def has_certificates(secret: Mapping[str, Any]) -> bool:
@@ -113,12 +114,6 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _has_usages(certificate: str) -> bool:
-    extensions = x509.load_pem_x509_certificate(base64.b64decode(certificate)).extensions
-    usages = [one.value for one in extensions if isinstance(one.value, x509.ExtendedKeyUsage)]
-    return all(set(_USAGES) <= set(one) for one in usages)  # an authority's certificate names none
 
 
 def _key_usage(*, authority: bool) -> x509.KeyUsage:

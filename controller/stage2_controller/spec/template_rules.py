@@ -292,13 +292,10 @@ def _credentials(path: str, projected: Mapping[str, Any] | None, spec: Mapping[s
         if "podCertificate" in source:
             yield Problem(f"{where}.podCertificate", source["podCertificate"], _NO_CREDENTIALS, "remove it")
         token = source.get("serviceAccountToken")
-        if token is not None and not (spec.get("serviceAccountName") and _is_name(token.get("audience"))):
+        audience = (token or {}).get("audience")
+        if token is not None and not (spec.get("serviceAccountName") and isinstance(audience, str) and audience):
             rule = "a token is of an account that the template names, for an audience that it names"
             yield Problem(f"{where}.serviceAccountToken", token, rule, _ASK_FOR_A_TOKEN)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _container(path: str, container: Mapping[str, Any], own: Set[str], gpu: str) -> Iterator[Problem]:

@@ -95,4 +95,4 @@ async def test_room_that_is_promised_to_jobs_that_do_not_exist_is_free_after_a_r
     stage.account.promise(KEY, FOUR, "node-a")
     stage.account.promise(n.OTHER, FOUR, "b")
     await stage.freshness.round()
-    assert (stage.account.promised(KEY), stage.account.promised(n.OTHER)) == ("node-a", None)
+    assert (stage.account.snapshot(KEY).promised, stage.account.snapshot(n.OTHER).promised) == ("node-a", None)

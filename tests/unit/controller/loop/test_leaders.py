@@ -68,7 +68,7 @@ async def test_a_job_that_goes_while_its_pass_reads_is_promised_nothing_and_gets
     stage = Stage()
     stage.server.while_reading = getattr(stage, happens)
     assert await stage.leader(KEY) is None
-    assert stage.account.promised(KEY) is None
+    assert stage.account.snapshot(KEY).promised is None
     assert stage.server.written() == []
     assert ("apply", "status") not in stage.server.requests
 
@@ -78,7 +78,7 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     stage.server.while_telling = stage.deleted
     await stage.leader(KEY)
     assert stage.store.one(names.KIND, KEY, KEY.name) is None
-    assert stage.account.promised(KEY) is None
+    assert stage.account.snapshot(KEY).promised is None
 
 
 async def test_a_job_whose_workload_kueue_wrote_at_the_same_time_has_another_pass_soon(
@@ -104,7 +104,7 @@ async def _placed() -> tuple[Server, Store]:
     store.put(names.KIND, server.put(b.job()))
     first, account = _leader(server, store)
     await first(KEY)
-    assert account.promised(KEY) == b.NODE
+    assert account.snapshot(KEY).promised == b.NODE
     told = Store()
     for (kind, _), body in server.objects.items():
         if kind in WATCHED:  # items of a list have no kind
@@ -116,7 +116,7 @@ async def test_the_place_of_a_job_is_kept_for_it() -> None:
     server, told = await _placed()
     again, account = _leader(server, told)
     again.restore()
-    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
+    assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
 
 
 async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
@@ -141,7 +141,7 @@ async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
     told.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
     again, account = _leader(server, told)
     again.restore()
-    assert account.promised(KEY) is None
+    assert account.snapshot(KEY).promised is None
 
 
 async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too() -> None:
@@ -150,7 +150,7 @@ async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too
     told.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
     again, account = _leader(server, told)
     again.restore()
-    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
+    assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
@@ -161,10 +161,10 @@ async def test_a_job_whose_children_are_refused_keeps_no_room_from_others(kind: 
     store.put(names.KIND, server.put(b.job()))
     with pytest.raises(RetryLater):
         await leader(KEY)
-    assert account.promised(KEY) is None
+    assert account.snapshot(KEY).promised is None
     server.refused.clear()
     await leader(KEY)
-    assert account.promised(KEY) == b.NODE
+    assert account.snapshot(KEY).promised == b.NODE
 
 
 async def test_who_came_first_is_first_also_when_another_leader_looks_at_others_before() -> None:

@@ -86,7 +86,7 @@ def ends(life: Life, observed: Observed, *, after_s: float, reason: str = reason
         kind for kind, there in (("Job", observed.learner), ("Deployment", observed.deployment)) if there
     )
     assert b.condition(late, reasons.PLACED) == ("False", reason)
-    assert life.account.promised(n.KEY) is None
+    assert life.account.snapshot(n.KEY).promised is None
     return late
 
 
@@ -108,7 +108,7 @@ def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhi
         pause = life.passes(at_s=at_s - 1)
         assert (pause.children, pause.again_after_s) == ((), 1)
         assert b.condition(pause, reasons.PLACED) == ("False", reasons.HALF_PLACED)
-        assert life.account.promised(n.KEY) is None
+        assert life.account.snapshot(n.KEY).promised is None
         assert {"Deployment", "Job"} <= set(b.kinds(life.passes(at_s=at_s)))
 
 
@@ -385,9 +385,9 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_reported()
     kept = life.passes(observed, at_s=PROMISE_S - 1)
     assert (kept.deletions, b.condition(kept, reasons.PLACED)) == ((), ("False", reasons.UNSCHEDULABLE))
     assert f"placement: {NO_CLAIM}" in b.message(kept, reasons.TRAINING)
-    assert life.account.promised(n.KEY) is not None
+    assert life.account.snapshot(n.KEY).promised is not None
     late = life.passes(observed, at_s=PROMISE_S)
-    assert (late.deletions, life.account.promised(n.KEY)) == ((), None)
+    assert (late.deletions, life.account.snapshot(n.KEY).promised) == ((), None)
     assert late.placement
     assert late.placement.node is not None
 
@@ -402,7 +402,7 @@ def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
     late = life.passes(observed, at_s=PROMISE_S)
     assert b.condition(late, reasons.PLACED) == ("False", reasons.POD_REFUSED)
     assert words in late.status["message"]
-    assert (late.deletions, life.account.promised(n.KEY)) == ((), None)
+    assert (late.deletions, life.account.snapshot(n.KEY).promised) == ((), None)
 
 
 @pytest.mark.parametrize("pods", [(), tuple(map(pending, ROLES))], ids=["no pod", "no scheduler"])
@@ -411,9 +411,9 @@ def test_room_for_pods_of_which_nothing_becomes_is_kept_for_some_minutes_and_not
     observed = replace(life.children(), pods=pods)
     life.passes(observed)
     assert life.passes(observed, at_s=PROMISE_S - 1).deletions == ()
-    assert life.account.promised(n.KEY) == b.NODE
+    assert life.account.snapshot(n.KEY).promised == b.NODE
     late = life.passes(observed, at_s=PROMISE_S)
-    assert (late.deletions, life.account.promised(n.KEY)) == ((), None)
+    assert (late.deletions, life.account.snapshot(n.KEY).promised) == ((), None)
     assert b.condition(late, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
 
 
@@ -423,7 +423,7 @@ def test_room_of_pods_that_ran_until_a_moment_ago_is_kept() -> None:
     drained = replace(observed, pods=(), progress=None)
     life.passes(drained, at_s=HOUR_S + 1)
     life.passes(drained, at_s=HOUR_S + PROMISE_S - 1)
-    assert life.account.promised(n.KEY) == b.NODE
+    assert life.account.snapshot(n.KEY).promised == b.NODE
 
 
 def test_what_refused_a_pod_before_the_other_got_its_node_says_nothing_of_that_node() -> None:

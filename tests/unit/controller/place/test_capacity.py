@@ -68,7 +68,7 @@ def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
     assert made.serve() == []
     made.remove("Pod", filler)
     assert made.serve() == [n.KEY]
-    assert made.promised(n.KEY) == "z"
+    assert made.snapshot(n.KEY).promised == "z"
 
 
 def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
@@ -131,7 +131,7 @@ def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
     made.wait(full, FOUR)
     made.give_up(Key("team-a", "refused"), "b")
     made.retain_jobs({n.KEY})
-    assert (made.promised(n.KEY), made.promised(n.OTHER), made.waiting()) == ("node-a", None, 0)
+    assert (made.snapshot(n.KEY).promised, made.snapshot(n.OTHER).promised, made.waiting()) == ("node-a", None, 0)
     assert made.snapshot(Key("team-a", "refused")).refused == frozenset()
 
 
@@ -142,10 +142,10 @@ def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
     made.promise(n.KEY, FOUR, "node-a")
     made.wait(n.OTHER, FOUR)
     now[0] += PROMISE_S - 1
-    assert (made.promised(n.KEY), made.serve()) == ("node-a", [])
+    assert (made.snapshot(n.KEY).promised, made.serve()) == ("node-a", [])
     now[0] += 1
-    assert made.promised(n.KEY) is None
-    assert (wakes, made.serve(), made.promised(n.OTHER)) == ([1], [n.OTHER], "node-a")
+    assert made.snapshot(n.KEY).promised is None
+    assert (wakes, made.serve(), made.snapshot(n.OTHER).promised) == ([1], [n.OTHER], "node-a")
 
 
 def test_a_snapshot_does_not_change_with_the_account() -> None:
@@ -167,7 +167,7 @@ def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
     now[0] += PROMISE_S - 1
     made.promise(n.KEY, FOUR, "node-a")
     now[0] += PROMISE_S - 1
-    assert (made.promised(n.KEY), wakes) == ("node-a", [])
+    assert (made.snapshot(n.KEY).promised, wakes) == ("node-a", [])
 
 
 def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
