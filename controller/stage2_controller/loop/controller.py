@@ -130,10 +130,10 @@ class Controller:
         """Take in one watch event, and queue the job that it concerns."""
         body: Any = event["object"]
         gone = event["type"] == "DELETED"
-        unchanged = kind == kinds.REPLICA_SET.kind and not gone and self._knows_owner(body)
+        only_counts = kind == kinds.REPLICA_SET.kind and event["type"] == "MODIFIED"  # its pods
         (self.store.remove if gone else self.store.put)(kind, body)
         key = key_of(kind, body)
-        if key is None or unchanged:
+        if key is None or only_counts:
             return
         if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
             return  # the job is gone, or its own event is on its way
@@ -146,34 +146,6 @@ class Controller:
             self.queue.add_now(key)  # Kueue resets the message of a check within a second
         else:
             self.queue.add(key)
-
-    def _knows_owner(self, body: Any) -> bool:
-        """Return whether a ReplicaSet is known with these owners: how many pods it has is no reason for a pass."""
-        kind, key = kinds.REPLICA_SET.kind, key_of(kinds.REPLICA_SET.kind, body)
-        known = self.store.one(kind, key, body["metadata"]["name"]) if key else None
-        return known is not None and known["metadata"].get("ownerReferences") == body["metadata"].get("ownerReferences")
-
-    async def _hold(self, election: Election) -> None:
-        """Keep the Lease. A leader that lost it ends the process."""
-        try:
-            await election.hold()
-            self.lost = True
-            self.stop_flag.set()
-        finally:
-            if self._leading:
-                self._leading.cancel()
-            self.metrics.leads.set(0)
-
-    async def _lead(self) -> None:
-        if self.cluster_watch:  # only a leader that chooses nodes needs them
-            await self.cluster_watch.fill()
-            self._tasks.append(self._task(self.cluster_watch.run()))
-        self.reconciler.restore()
-        for job in self.store.known(names.KIND):
-            self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
-        self.metrics.leads.set(1)
-        logger.info("works on %d jobs", len(list(self.store.known(names.KIND))))
-        await self.queue.run()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that the process cannot do without: an exception that ends it ends the process."""

@@ -281,23 +281,23 @@ class Kubelet:
         state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
 
-        def told(pod: Object) -> Object:
+        def reported(pod: Object) -> Object:
             statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
             address = {"podIP": SERVERS_ADDRESS, "podIPs": [{"ip": SERVERS_ADDRESS}]}
             return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses, **address}
 
-        self._tell(job_name, "rollout", told)
+        self._tell(job_name, "rollout", reported)
 
     def learner_waits(self, job_name: str) -> None:
         """The first container of the learner's pod waits for the servers."""
         first = self._status("wait-for-servers", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=False)
         then = self._status("learner", {"waiting": {"reason": "PodInitializing"}}, ready=False)
         conditions = [{"type": "PodScheduled", "status": "True"}]
-        told = {"phase": "Pending", "conditions": conditions, "initContainerStatuses": [first]}
-        self._tell(job_name, "learner", lambda _: {**told, "containerStatuses": [then]})
+        reported = {"phase": "Pending", "conditions": conditions, "initContainerStatuses": [first]}
+        self._tell(job_name, "learner", lambda _: {**reported, "containerStatuses": [then]})
 
     def learner_runs(self, job_name: str, report: str = "") -> None:
-        """The learner's container runs; `report`: what it told before it was started again."""
+        """The learner's container runs; `report`: what it reported before it was started again."""
         status = self._status("learner", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=True)
         if report:
             status["lastState"] = {"terminated": {"exitCode": 75, "message": report}}
@@ -306,12 +306,12 @@ class Kubelet:
             "terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z"}
         }
 
-        def told(pod: Object) -> Object:
+        def reported(pod: Object) -> Object:
             first = [self._status(item["name"], done, ready=True) for item in pod["spec"].get("initContainers", [])]
             begun = {"phase": "Running", "conditions": conditions, "initContainerStatuses": first}
             return {**begun, "containerStatuses": [status]}
 
-        self._tell(job_name, "learner", told)
+        self._tell(job_name, "learner", reported)
 
     def job_runs(self, job_name: str) -> None:
         """Servers answer and the learner runs: wait until the job's phase is Running."""
@@ -327,7 +327,7 @@ class Kubelet:
         phase = "Failed" if exit_code else "Succeeded"
         self._tell(job_name, "learner", lambda _: {"phase": phase, "conditions": [], "containerStatuses": [status]})
 
-    def _tell(self, job_name: str, role: str, told: Callable[[Object], Object]) -> None:
+    def _tell(self, job_name: str, role: str, reported: Callable[[Object], Object]) -> None:
         """Write a status of the newest pod of a role once it has a node: before that there is no kubelet to do it.
 
         A pod that is on its way out may be gone meanwhile: then it is the next one's.
@@ -338,7 +338,7 @@ class Kubelet:
             if not pod or not pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
                 return False
             try:
-                self._kubectl.set_status("pod", pod["metadata"]["name"], told(pod))
+                self._kubectl.set_status("pod", pod["metadata"]["name"], reported(pod))
             except NotFoundError:
                 return False
             return True

@@ -107,7 +107,7 @@ class FakeNodes:
                 logger.warning("the leases of %s are not renewed: %s", self._names, done.stderr)
 
     def _reap(self, *, everywhere: bool = False) -> None:
-        """Pods that were told to end on these nodes are gone at once."""
+        """Pods that were asked to end on these nodes are gone at once."""
         try:
             pods = self._kubectl.list("pods")
         except objects.FAILURES:  # an API server that was killed is asked again

@@ -16,7 +16,7 @@ GPU = "nvidia.com/gpu"
 _ENDED = ("Succeeded", "Failed")
 _BEAT_S = 0.7
 
-# In a ConfigMap, before every other `stage2` on PATH: servers answer, a learner works for a while and ends as told.
+# In a ConfigMap, before every other `stage2` on PATH: servers answer, a learner works for a while and ends as asked.
 SCRIPT = """#!/usr/bin/env python3
 import http.server, os, signal, ssl, sys, time
 
@@ -42,14 +42,14 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pre
 
 def template(container: str, *, seconds: float = 0.0, exit_code: int = 0) -> dict[str, Any]:
     """A pod template that makes `container` pretend."""
-    told = {
+    reported = {
         "PATH": "/pretended:/opt/stage2/bin:/usr/local/bin:/usr/bin:/bin",
         "PRETENDED_S": str(seconds),
         "PRETENDED_EXIT": str(exit_code),
     }
     changed = {
         "name": container,
-        "env": [{"name": key, "value": value} for key, value in told.items()],
+        "env": [{"name": key, "value": value} for key, value in reported.items()],
         "volumeMounts": [{"name": "pretended", "mountPath": "/pretended"}],
     }
     waits = {"initContainers": [{**changed, "name": "wait-for-servers"}]} if container == "learner" else {}
@@ -101,7 +101,7 @@ class Kubelets:
             while not self._stopped.wait(_BEAT_S):
                 with suppress(*objects.FAILURES):  # an API server that was killed is asked again
                     self._look(self.kubectl.list("pods", "deployments"))
-        except Exception as error:  # told by __exit__: a thread's own end is easily missed
+        except Exception as error:  # reported by __exit__: a thread's own end is easily missed
             self._broken.append(error)
             raise
 

@@ -41,8 +41,8 @@ def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
     made = nodes.add(f"{kubectl.namespace}-made", gpus=4, labels={**HERE, TYPE: "large"})
     live = "the node that was made has both pods"
     eventually(lambda: places(kubectl, "job-3v1") == [made] * 2 and node_of(kubectl, "job-3v1") == made, why=live)
-    told = [event["message"] for event in kubectl.list("events") if event["reason"] == "Scheduled"]
-    assert not any(small in message for message in told)
+    reported = [event["message"] for event in kubectl.list("events") if event["reason"] == "Scheduled"]
+    assert not any(small in message for message in reported)
 
 
 @pytest.mark.parametrize("word", ["true", "false"])

@@ -121,9 +121,9 @@ def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_r
             kubelet.servers_answer(name)
             kubelet.learner_runs(name)
         eventually(lambda: all(phase(kubectl, name) == "Running" for name in names), why="all jobs run", timeout_s=60)
-        told = replica.requests("create", "events")
-        assert replica.requests(WRITES) - told <= REQUESTS_OF_A_JOB * len(names)
-        assert told <= EVENTS_OF_A_JOB * len(names)
+        reported = replica.requests("create", "events")
+        assert replica.requests(WRITES) - reported <= REQUESTS_OF_A_JOB * len(names)
+        assert reported <= EVENTS_OF_A_JOB * len(names)
         time.sleep(3)
         written = replica.requests(WRITES)
         time.sleep(6)  # every learner is asked for its progress twice, and does not answer

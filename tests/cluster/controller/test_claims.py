@@ -148,7 +148,7 @@ def test_a_node_with_devices_for_the_servers_alone_is_given_back_and_taken_last(
     eventually(lambda: places(kubectl) == [whole] * 2, why="the whole job is on the other node", timeout_s=240)
 
 
-def test_a_template_that_does_not_exist_is_named_and_the_job_goes_on_once_it_does(
+def test_a_template_that_does_not_exist_is_named_and_the_job_continues_once_it_does(
     kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
 ) -> None:
     node = offer("large", 4)

@@ -35,8 +35,8 @@ def test_a_pod_of_another_namespace_takes_room_until_it_goes(
     neighbour.apply(_pod("greedy", node))
     kubectl.apply(job())
     eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="the job waits for room")
-    told = json.dumps((kubectl.get("rmj", "job-3v1") or {})["status"]["conditions"])
-    assert "the largest free is 3" in told, told
+    reported = json.dumps((kubectl.get("rmj", "job-3v1") or {})["status"]["conditions"])
+    assert "the largest free is 3" in reported, reported
 
     def places() -> list[str]:
         pods = [pod for pod in kubectl.list("pods") if "deletionTimestamp" not in pod["metadata"]]

@@ -69,7 +69,7 @@ def created(kubectl: Kubectl, body: Object, **values: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def told(kubectl: Kubectl, name: str, condition: str, reason: str = "") -> Object:
+def reported(kubectl: Kubectl, name: str, condition: str, reason: str = "") -> Object:
     """A condition of a job, once there is one of this reason."""
 
     def found() -> Object | None:
@@ -87,12 +87,12 @@ def works(kubectl: Kubectl, name: str) -> None:
     eventually(lambda: kubectl.get("deployment", f"{name}-rollout"), why=f"{name} gets its servers")
 
 
-def test_a_refusal_of_three_hundred_sentences_is_told_by_the_job(kubectl: Kubectl, figures: str) -> None:
+def test_a_refusal_of_three_hundred_sentences_is_reported_by_the_job(kubectl: Kubectl, figures: str) -> None:
     wrong = [{"key": f"key-{index}", "operator": "Exists", "effect": "Never"} for index in range(300)]
     template = {"spec": {"tolerations": wrong}}
     rollout = {**good_job()["spec"]["rollout"], "template": template}
     created(kubectl, named("refused", rollout=rollout))
-    message = told(kubectl, "refused", "ChildrenApplied", "ChildRefused")["message"]
+    message = reported(kubectl, "refused", "ChildrenApplied", "ChildRefused")["message"]
     assert 'Unsupported value: "Never"' in message
     assert "characters, cut" in message
 
@@ -112,9 +112,9 @@ def test_objects_of_any_size_and_depth_harm_themselves_alone(kubectl: Kubectl, f
     template = {"spec": {f"field_{index}": index for index in range(5_000)}}
     created(kubectl, named("mistakes", learner={**good_job()["spec"]["learner"], "template": template}))
     for name, (_, expected) in shapes.items():
-        found = told(kubectl, name, "Accepted")
+        found = reported(kubectl, name, "Accepted")
         assert expected in (found["reason"], *found["message"].split("; "))
-    assert told(kubectl, "mistakes", "Accepted", "InvalidSpec")
+    assert reported(kubectl, "mistakes", "Accepted", "InvalidSpec")
     works(kubectl, "good")
     lag = re.findall(r"^stage2_event_loop_lag_seconds_(\S+) (\S+)$", urlopen(figures).read().decode(), re.MULTILINE)
     print(f"\nthe loop's lag beside {len(shapes)} hostile jobs: {dict(lag)}")

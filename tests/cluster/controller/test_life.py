@@ -80,8 +80,8 @@ def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
     hold("stage2.dev/of-a-test")
     kubectl("delete", "rmj", "job-3v1", "--timeout=600s")
     kubectl.apply(job(image="corrected:1"))
-    told = "OldChildrenEnding"
-    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == told, why="it waits for the old learner's end")
+    waits = "OldChildrenEnding"
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == waits, why="it waits for the old learner's end")
     assert phase(kubectl, "job-3v1") == "Pending"
     hold()
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="its own servers exist")
@@ -105,7 +105,7 @@ def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
 
 
-def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(
+def test_suspending_removes_the_pods_and_resuming_continues_with_the_same_learner(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     def step() -> int | None:
@@ -122,7 +122,7 @@ def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1", report='{"step": 4, "maxSteps": 10, "phase": "training"}')
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
-    eventually(lambda: step() == 4, why="its progress is told")
+    eventually(lambda: step() == 4, why="its progress is reported")
     uid, first = learner()
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     eventually(lambda: not kubectl.list("deployments", "jobs", "pods"), why="no pod is left", timeout_s=60)
@@ -167,12 +167,12 @@ def test_beside_what_the_api_server_refuses_nothing_has_pods_and_it_is_tried_aga
         eventually(lambda: (kubectl.get("quota", "none") or {}).get("status", {}).get("hard"), why="the quota counts")
         name, mine = f"no-{kind}", f"stage2.dev/job=no-{kind}"
         kubectl.apply(job(name))
-        told = functools.partial(reason, kubectl, name, "ChildrenApplied")
-        eventually(lambda told=told: told() == "ChildRefused", why=f"the refusal of the {kind} is told")
+        reported = functools.partial(reason, kubectl, name, "ChildrenApplied")
+        eventually(lambda reported=reported: reported() == "ChildRefused", why=f"the refusal of the {kind} is reported")
         assert "exceeded quota: none" in message(kubectl, name)
         assert not kubectl.list("deployments", "jobs", "pods", selector=mine), f"without its {kind}"
         kubectl("delete", "quota", "none")
-        eventually(lambda told=told: told() == "Applied", why="the status says so once nothing is refused")
+        eventually(lambda reported=reported: reported() == "Applied", why="the status says so once nothing is refused")
         eventually(lambda mine=mine: len(kubectl.list("deployments", "jobs", selector=mine)) == 2, why="it has pods")
 
 

@@ -28,7 +28,7 @@ def test_the_api_server_refuses(admin: Kubectl, mistake: Mistake) -> None:
     assert mistake.apply in refused.stderr
 
 
-def test_what_the_api_server_cannot_know_is_told_by_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+def test_what_the_api_server_cannot_know_becomes_a_condition(kubectl: Kubectl, controller: Controller) -> None:
     unknowable = [item for item in MISTAKES if not item.apply]
     for index, mistake in enumerate(unknowable):
         job = mistake.job
@@ -36,23 +36,23 @@ def test_what_the_api_server_cannot_know_is_told_by_a_condition(kubectl: Kubectl
         kubectl("apply", "-f", "-", stdin=job)
     for index, mistake in enumerate(unknowable):
         refusal = functools.partial(_refusal, kubectl, f"mistaken-{index}")
-        told = eventually(refusal, why=mistake.name, timeout_s=SHOWN_WITHIN_S)
-        assert told.startswith(f"{mistake.path}: ")
-        assert mistake.rule in told
+        reported = eventually(refusal, why=mistake.name, timeout_s=SHOWN_WITHIN_S)
+        assert reported.startswith(f"{mistake.path}: ")
+        assert mistake.rule in reported
     assert not kubectl.list("deployments", "jobs", "secrets")
 
 
-def test_a_template_that_breaks_the_contract_is_told_by_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+def test_a_template_that_breaks_the_contract_becomes_a_condition(kubectl: Kubectl, controller: Controller) -> None:
     job = good_job()
     job["spec"]["learner"]["template"] = {"spec": {"containers": [{"name": "learner", "command": ["sh"]}]}}
     kubectl("apply", "-f", "-", stdin=job)
-    told = eventually(lambda: _refusal(kubectl, "mistaken"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
-    assert told.startswith("spec.learner.template.spec.containers[0].command: ")
+    reported = eventually(lambda: _refusal(kubectl, "mistaken"), why="it is refused", timeout_s=SHOWN_WITHIN_S)
+    assert reported.startswith("spec.learner.template.spec.containers[0].command: ")
 
 
 @pytest.fixture
 def deep_template() -> Iterator[Object]:
-    """6 kB of template, a thousand levels deep: the API server takes it, and Python must be told to read it."""
+    """6 kB of template, a thousand levels deep: the API server takes it, and Python must be asked to read it."""
     usual = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     nested: Object = {}
@@ -69,8 +69,8 @@ def test_an_object_that_is_nested_deep_harms_itself_alone(
     deep["metadata"] = {**deep["metadata"], "name": "deep"}
     deep["spec"]["rollout"]["template"] = deep_template
     kubectl("create", "--validate=false", "-f", "-", stdin=deep)
-    told = eventually(lambda: _refusal(kubectl, "deep"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
-    assert "must not be nested deeper than 64 levels" in told
+    reported = eventually(lambda: _refusal(kubectl, "deep"), why="it is refused", timeout_s=SHOWN_WITHIN_S)
+    assert "must not be nested deeper than 64 levels" in reported
     for restarted in (False, True):
         if restarted:
             controller.stop(kill=True)
@@ -85,7 +85,7 @@ def test_a_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:
     job["spec"]["learner"]["template"] = {"spec": {"restartPolicy": "Always"}}
     job["spec"]["suspend"] = True
     kubectl("apply", "-f", "-", stdin=job)
-    eventually(lambda: _refusal(kubectl, "mistaken"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
+    eventually(lambda: _refusal(kubectl, "mistaken"), why="it is refused", timeout_s=SHOWN_WITHIN_S)
     kubectl("apply", "-f", "-", stdin=good_job())
     eventually(lambda: kubectl.get("deployment", "mistaken-rollout"), why="the corrected job gets its servers")
 

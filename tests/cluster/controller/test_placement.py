@@ -1,4 +1,4 @@
-"""Many nodes, the real scheduler: a job gets one node for all of it, or nothing is created and the reason is told."""
+"""Many nodes, the real scheduler: a job gets one node for all of it, or nothing is created and it says why."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,8 @@ def message(kubectl: Kubectl, name: str) -> str:
     """What the job says first, which is what its condition Training says, beside what to look at."""
     status = (kubectl.get("rmj", name) or {}).get("status", {})
     said = str(status.get("message", ""))
-    told = [one for one in status.get("conditions", []) if one["type"] == "Training" and one["status"] == "False"]
-    assert all(said in one["message"] for one in told), status
+    reported = [one for one in status.get("conditions", []) if one["type"] == "Training" and one["status"] == "False"]
+    assert all(said in one["message"] for one in reported), status
     return said
 
 
@@ -63,8 +63,8 @@ def test_a_node_that_comes_later_gets_the_whole_job_and_a_part_of_one_gets_nothi
 def refused(kubectl: Kubectl, name: str) -> bool:
     """Whether the scheduler has refused both pods of a job."""
     pods = kubectl.list("pods", selector=f"stage2.dev/job={name}")
-    told = [item for pod in pods for item in pod["status"].get("conditions", []) if item["type"] == "PodScheduled"]
-    return [item["status"] for item in told] == ["False", "False"]
+    reported = [item for pod in pods for item in pod["status"].get("conditions", []) if item["type"] == "PodScheduled"]
+    return [item["status"] for item in reported] == ["False", "False"]
 
 
 def test_a_job_that_the_api_server_makes_too_large_for_its_node_gives_back_what_it_holds(
@@ -143,22 +143,22 @@ def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load_or_the_lear
     spec = {"nodeSelector": {"kubernetes.io/hostname": tight}, "containers": [container]}
     kubectl.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "neighbour"}, "spec": spec})
 
-    def told() -> str:
+    def reported() -> str:
         conditions = (kubectl.get("pod", "neighbour") or {})["status"].get("conditions", [])
         return next((item.get("message", "") for item in conditions if item["type"] == "PodScheduled"), "")
 
-    eventually(lambda: "Insufficient nvidia.com/gpu" in told(), why="the neighbour finds no GPU")
+    eventually(lambda: "Insufficient nvidia.com/gpu" in reported(), why="the neighbour finds no GPU")
     kubelet.job_runs("job-3v1")
     assert node_of(kubectl, "job-3v1") == tight
 
     # The gap at a backoff: a learner that failed is started again by its own container, with its GPU in hand.
     (mine,) = kubectl.list("pods", selector="stage2.dev/role=learner")
     kubelet.learner_runs("job-3v1", report='{"step": 4, "maxSteps": 10, "phase": "training", "restarts": 1}')
-    eventually(lambda: (kubectl.get("rmj", "job-3v1") or {})["status"].get("restarts") == 1, why="the failure is told")
+    eventually(lambda: (kubectl.get("rmj", "job-3v1") or {})["status"].get("restarts") == 1, why="the failure counts")
     (now,) = kubectl.list("pods", selector="stage2.dev/role=learner")
     assert now["metadata"]["uid"] == mine["metadata"]["uid"]
     assert "nodeName" not in (kubectl.get("pod", "neighbour") or {})["spec"], "it waits all the time"
-    assert "Insufficient nvidia.com/gpu" in told()
+    assert "Insufficient nvidia.com/gpu" in reported()
 
 
 SECURE = {
@@ -169,13 +169,13 @@ SECURE = {
 }
 
 
-def test_a_volume_that_does_not_exist_moves_nothing_and_the_schedulers_sentence_is_told(
+def test_a_volume_that_does_not_exist_moves_nothing_and_the_schedulers_sentence_is_reported(
     kubectl: Kubectl, controller: Controller, node: str
 ) -> None:
     claim = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "mistyped"}}
     kubectl.apply(job(volumes=[claim]))
-    told = 'persistentvolumeclaim "mistyped" not found'
-    eventually(lambda: told in message(kubectl, "job-3v1"), why="the sentence is the job's")
+    reported = 'persistentvolumeclaim "mistyped" not found'
+    eventually(lambda: reported in message(kubectl, "job-3v1"), why="the sentence is the job's")
     assert reason(kubectl, "job-3v1", "Placed") == "Unschedulable"
     uids = {item["metadata"]["uid"] for item in kubectl.list("deployments", "jobs")}
     body = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
@@ -193,11 +193,11 @@ def test_servers_whose_learner_gets_no_pod_of_its_node_give_it_back_within_their
     kubectl.apply(job(learner={"gpus": 1, "template": {"spec": {"volumes": [volume], "containers": [mounted]}}}))
     eventually(lambda: node in places(kubectl, "job-3v1"), why="the servers have their node")
     eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "HalfPlaced", why="the job says that it is half placed")
-    told = 'persistentvolumeclaim "mistyped" not found'
-    assert told in message(kubectl, "job-3v1")
+    reported = 'persistentvolumeclaim "mistyped" not found'
+    assert reported in message(kubectl, "job-3v1")
     eventually(lambda: places(kubectl, "job-3v1") == [], why="the servers gave their node back", timeout_s=90)
     (event,) = [one for one in kubectl.list("events") if one["reason"] == "HalfPlaced" and "gives" in one["message"]]
-    assert told in event["message"]
+    assert reported in event["message"]
 
 
 def test_jobs_that_come_at_once_never_share_room(
@@ -209,10 +209,10 @@ def test_jobs_that_come_at_once_never_share_room(
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": jobs})
 
     def places() -> list[str] | None:
-        told = [reason(kubectl, f"job-{index}", "Placed") for index in range(5)]
-        return [node_of(kubectl, f"job-{i}") or "" for i in range(5)] if all(told) else None
+        reported = [reason(kubectl, f"job-{index}", "Placed") for index in range(5)]
+        return [node_of(kubectl, f"job-{i}") or "" for i in range(5)] if all(reported) else None
 
-    found = eventually(places, why="every job is placed or told")
+    found = eventually(places, why="every job is placed or refused")
     placed = [name for name in found if name]
     assert sorted(placed) == sorted(names)
     bound = [pod["spec"]["nodeName"] for pod in kubectl.list("pods") if pod["spec"].get("nodeName")]

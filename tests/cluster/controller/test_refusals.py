@@ -118,8 +118,8 @@ def test_refusals_about_the_node_move_the_whole_job_and_others_move_nothing(
     jobs = [only("zonal", volumes=claimed(zonal)), only("shunned"), only("mistyped", volumes=claimed("mistyped"))]
     jobs.append(only("spread", rollout={"servers": 3, "template": SPREAD}, learner={"gpus": 1, "template": SPREAD}))
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": jobs})
-    told = 'persistentvolumeclaim "mistyped" not found'
-    eventually(lambda: told in message(kubectl, "mistyped"), why="the scheduler's sentence is the job's")
+    reported = 'persistentvolumeclaim "mistyped" not found'
+    eventually(lambda: reported in message(kubectl, "mistyped"), why="the scheduler's sentence is the job's")
     before = uids(kubectl, "mistyped")
     assert (len(before), node_of(kubectl, "mistyped")) == (2, first)
     eventually(lambda: node_of(kubectl, "shunned") == lonely, why="the fullest node is the first choice")
@@ -135,7 +135,7 @@ def test_refusals_about_the_node_move_the_whole_job_and_others_move_nothing(
     assert "topology spread constraints" in sentences["spread"]
 
     assert uids(kubectl, "mistyped") == before, f"it stays, though {second} is free and the others moved meanwhile"
-    assert told in message(kubectl, "mistyped")
+    assert reported in message(kubectl, "mistyped")
     assert reason(kubectl, "mistyped", "Placed") == "Unschedulable"
 
 

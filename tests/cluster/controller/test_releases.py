@@ -60,7 +60,7 @@ def releases(admin: Kubectl, kubectl: Kubectl, helm: str) -> Iterator[tuple[Rele
     admin("delete", "namespace", other.namespace, "--wait=false")
 
 
-def test_one_release_owns_the_definition_and_the_other_is_told_so_and_lives_beside_it(
+def test_one_release_owns_the_definition_and_the_other_is_refused_and_lives_beside_it(
     releases: tuple[Release, Release], kubectl: Kubectl
 ) -> None:
     first, second = releases

@@ -44,10 +44,10 @@ def may(kubectl: Kubectl) -> set[tuple[str, str]]:
         "spec": {"namespace": kubectl.namespace},
     }
     who = f"--as=system:serviceaccount:{kubectl.namespace}:stage2"
-    told = json.loads(kubectl("create", "-f", "-", "-o", "json", "--validate=false", who, stdin=review))["status"][
+    reported = json.loads(kubectl("create", "-f", "-", "-o", "json", "--validate=false", who, stdin=review))["status"][
         "resourceRules"
     ]
-    rules = [rule for rule in told if not SYSTEM & set(rule["apiGroups"])]
+    rules = [rule for rule in reported if not SYSTEM & set(rule["apiGroups"])]
     return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
 
 
@@ -67,8 +67,8 @@ def replicas(kubectl: Kubectl) -> int | None:
 
 def gate(kubectl: Kubectl, pod: str) -> str | None:
     """The readiness gate of a rollout pod."""
-    told = (kubectl.get("pod", pod) or {})["status"]["conditions"]
-    return next((item["status"] for item in told if item["type"] == GATE), None)
+    reported = (kubectl.get("pod", pod) or {})["status"]["conditions"]
+    return next((item["status"] for item in reported if item["type"] == GATE), None)
 
 
 def test_the_controller_may_do_what_it_does_and_nothing_else(

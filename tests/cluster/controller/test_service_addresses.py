@@ -54,8 +54,8 @@ def stranger(kubectl: Kubectl, node: str) -> None:
     spec = {"nodeName": node, "containers": [container], "securityContext": security}
     kubectl("create", "-f", "-", stdin={"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     ready = [{"type": "Ready", "status": "True"}]
-    told = {"phase": "Running", "podIP": THEIRS, "podIPs": [{"ip": THEIRS}], "conditions": ready}
-    kubectl.set_status("pod", "stranger", told)
+    reported = {"phase": "Running", "podIP": THEIRS, "podIPs": [{"ip": THEIRS}], "conditions": ready}
+    kubectl.set_status("pod", "stranger", reported)
 
 
 def own_pod(kubectl: Kubectl) -> Any:

@@ -41,8 +41,8 @@ def bound(kubectl: Kubectl, name: str) -> bool:
     """Whether the scheduler gave the pod its node, once it has judged."""
 
     def judged() -> str:
-        told = (kubectl.get("pod", name) or {}).get("status", {}).get("conditions", [])
-        return next((str(item["status"]) for item in told if item["type"] == "PodScheduled"), "")
+        reported = (kubectl.get("pod", name) or {}).get("status", {}).get("conditions", [])
+        return next((str(item["status"]) for item in reported if item["type"] == "PodScheduled"), "")
 
     return bool(eventually(judged, why="the scheduler judges the pod") == "True")
 

@@ -154,7 +154,7 @@ def _rule(rules: Mapping[str, Any], alert: str) -> Mapping[str, Any]:
 def _test(case: Case, rule: Mapping[str, Any]) -> dict[str, Any]:
     fires = []
     if case.fires:
-        fires = [{"exp_labels": {**case.fires, **rule["labels"]}, "exp_annotations": _told(rule, case)}]
+        fires = [{"exp_labels": {**case.fires, **rule["labels"]}, "exp_annotations": _filled(rule, case)}]
     return {
         "interval": "1m",
         "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
@@ -162,9 +162,11 @@ def _test(case: Case, rule: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(rule: Mapping[str, Any], case: Case) -> dict[str, str]:
+def _filled(rule: Mapping[str, Any], case: Case) -> dict[str, str]:
     """Return the annotations with their labels filled in, as Prometheus fills them in."""
-    told = {key: text.replace("{{ $value | humanizeDuration }}", "9m 0s") for key, text in rule["annotations"].items()}
+    reported = {
+        key: text.replace("{{ $value | humanizeDuration }}", "9m 0s") for key, text in rule["annotations"].items()
+    }
     for label, value in (case.fires or {}).items():
-        told = {key: text.replace(f"{{{{ $labels.{label} }}}}", value) for key, text in told.items()}
-    return told
+        reported = {key: text.replace(f"{{{{ $labels.{label} }}}}", value) for key, text in reported.items()}
+    return reported

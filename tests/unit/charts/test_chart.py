@@ -200,7 +200,7 @@ def test_unknown_keys_are_refused_by_the_policy_that_belongs_to_the_definition(t
         assert ("ValidatingAdmissionPolicy", name) not in template(value)
 
 
-def test_the_definition_survives_an_uninstall_unless_told_otherwise(template: Template) -> None:
+def test_the_definition_survives_an_uninstall_unless_asked_otherwise(template: Template) -> None:
     assert template()[CRD]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert "annotations" not in template("crd.keep=false")[CRD]["metadata"]
 
@@ -365,8 +365,8 @@ def test_a_large_number_is_written_out(template: Template) -> None:
     pod = controller_pod(manifests)
     assert pod["tolerations"][0]["tolerationSeconds"] == 1000000
     container = pod["containers"][0]
-    told = {"--concurrency=1000", "--progress-seconds=1000000"}
-    assert told <= set(container["args"])
+    reported = {"--concurrency=1000", "--progress-seconds=1000000"}
+    assert reported <= set(container["args"])
     (policy,) = [one["value"] for one in container["env"] if one["name"] == "STAGE2_POLICY"]
     assert '"longestStartSeconds":2147483647' in policy
     assert '"largestJob":{"*":100000}' in policy

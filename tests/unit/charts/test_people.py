@@ -74,7 +74,7 @@ def test_a_drain_takes_one_controller_at_a_time_and_is_never_stopped_by_it(templ
     assert ("PodDisruptionBudget", "stage2") not in template("controller.podDisruptionBudget=false")
 
 
-def test_a_figures_own_namespace_is_kept_where_the_controller_tells_it_and_not_where_a_tenant_does(
+def test_a_figures_own_namespace_is_kept_where_the_controller_reports_it_and_not_where_a_tenant_does(
     template: Template,
 ) -> None:
     manifests = template("metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true")

@@ -181,8 +181,8 @@ def test_a_risky_override_is_refused(
 ) -> None:
     raw = b.job()
     raw["spec"][role]["template"] = override
-    told = refusals(raw, policy)
-    assert f"spec.{role}.template.spec.{path}" in told
+    reported = refusals(raw, policy)
+    assert f"spec.{role}.template.spec.{path}" in reported
     assert bool(admitted(manifests[POLICY], raw)) is known
 
 
@@ -220,8 +220,8 @@ def test_a_token_is_of_the_account_of_the_same_template(manifests: Any, policy: 
 
 
 def test_a_refusal_says_what_is_allowed_and_whom_to_ask(policy: AdminPolicy) -> None:
-    told = refusals(b.job(image="evil.example/x"), policy)
-    assert told == (
+    reported = refusals(b.job(image="evil.example/x"), policy)
+    assert reported == (
         "spec.image: 'evil.example/x'; this cluster lets jobs use as image registry only my/; "
         "change or remove it, or ask the admin to add it to policy.imageRegistries of the chart"
     )
@@ -260,13 +260,13 @@ def test_a_claim_template_that_the_admin_did_not_name_is_refused(
 def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: str) -> None:
     keys = ("imageRegistries", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
     manifests = template(*(f"policy.{key}={json.dumps([entry])}" for key in keys))
-    told = {one.get("message", "") for one in manifests[POLICY]["spec"]["validations"]}
+    reported = {one.get("message", "") for one in manifests[POLICY]["spec"]["validations"]}
     way_out = "change or remove it, or ask the admin to add it to"
-    assert f"images of jobs come from {entry}; {way_out} policy.imageRegistries" in told
-    assert f"service accounts of jobs are {entry}; {way_out} policy.serviceAccounts" in told
-    assert f"Secrets of jobs are {entry}; {way_out} policy.secrets" in told
-    assert f"runtime classes of jobs are {entry}; {way_out} policy.runtimeClasses" in told
-    assert f"ResourceClaimTemplates of jobs are {entry}; {way_out} policy.resourceClaimTemplates" in told
+    assert f"images of jobs come from {entry}; {way_out} policy.imageRegistries" in reported
+    assert f"service accounts of jobs are {entry}; {way_out} policy.serviceAccounts" in reported
+    assert f"Secrets of jobs are {entry}; {way_out} policy.secrets" in reported
+    assert f"runtime classes of jobs are {entry}; {way_out} policy.runtimeClasses" in reported
+    assert f"ResourceClaimTemplates of jobs are {entry}; {way_out} policy.resourceClaimTemplates" in reported
     taken, refused = (b.job(image=f"{image}x") for image in (entry, "other/"))
     assert (refusals(taken, policy_of(manifests)), admitted(manifests[POLICY], taken)) == ("", "")
     assert refusals(refused, policy_of(manifests))
@@ -333,10 +333,10 @@ def test_the_largest_job_of_a_namespace_is_the_admins_word(
     manifests = template('policy.largestJob={"team-a": 8, "*": 4, "idle": 0}')
     raw = b.job(**spec)
     raw["metadata"]["namespace"] = namespace
-    told = refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)
+    reported = refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)
     if not refused:
-        assert told == ("", "")
-    for said in told:
+        assert reported == ("", "")
+    for said in reported:
         assert re.search(refused, said), said
 
 

@@ -124,7 +124,7 @@ class Life:
     reconciler: Reconciler
 
     async def one_pass(self) -> float | None:
-        """Make a pass that knows what the watches have told of others, and of its own writes what it remembers."""
+        """Make a pass that knows what the watches have reported of others, and of its own writes what it remembers."""
         for change, body in self.server.unseen:
             labelled = names.LABEL_MANAGED_BY in body["metadata"].get("labels", {})
             if body["kind"] in WATCHED and (labelled or body["kind"] == names.KIND):

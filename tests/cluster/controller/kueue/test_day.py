@@ -188,7 +188,7 @@ def _overbooked(there: Sequence[Any], others: Sequence[Any]) -> list[str]:
 
 
 def _holds(pod: Any) -> bool:
-    """Whether a pod holds its GPUs: also one that is told to end."""
+    """Whether a pod holds its GPUs: also one that is asked to end."""
     return bool(pod["spec"].get("nodeName")) and pod["status"].get("phase") not in ("Succeeded", "Failed")
 
 

@@ -88,11 +88,11 @@ class Market:
 
     def answer(self, request: Object, **conditions: tuple[str, str]) -> None:
         """Writes conditions, each with status and message, as cluster-autoscaler would."""
-        told = [
+        reported = [
             {"type": kind, "status": status, "message": message, "reason": "Test", "lastTransitionTime": _NOW}
             for kind, (status, message) in conditions.items()
         ]
-        status = {"conditions": told, "provisioningClassDetails": {"pool": self.pool}}
+        status = {"conditions": reported, "provisioningClassDetails": {"pool": self.pool}}
         self._kubectl.set_status("provisioningrequest", request["metadata"]["name"], status)
 
 
@@ -176,27 +176,27 @@ def test_a_job_waits_for_machines_that_kueue_asks_for_and_runs_on_them(
 
 
 @pytest.mark.parametrize("market", [1], indirect=True)
-def test_machines_that_cannot_be_had_are_told_and_asked_for_again(
+def test_machines_that_cannot_be_had_are_reported_and_asked_for_again(
     kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     kubectl.apply(queued())
     market.answer(market.request(1), Failed=("True", "no machine of this kind in the zone"))
     second = market.request(2)
     events = [event["message"] for event in kubectl.list("events") if event["reason"] == "AdmissionCheckFailed"]
-    assert any("no machine of this kind in the zone" in told for told in events), events
+    assert any("no machine of this kind in the zone" in reported for reported in events), events
     node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
     market.answer(second, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))
     runs_on(kubectl, kubelet, node, second["metadata"]["name"])
 
 
 @pytest.mark.parametrize("market", [0], indirect=True)
-def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_anew_once_it_was_suspended(
+def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_again_once_it_was_suspended(
     kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     kubectl.apply(queued())
     first = market.request(1)
     market.answer(first, Failed=("True", "no machine of this kind at all"))
-    eventually(lambda: reason(kubectl, "job-3v1", "QuotaReserved") == "QuotaRefused", why="it is told", timeout_s=60)
+    eventually(lambda: reason(kubectl, "job-3v1", "QuotaReserved") == "QuotaRefused", why="it says so", timeout_s=60)
     assert "were rejected" in quota_message(kubectl, "job-3v1")
     eventually(lambda: not holds_quota(kubectl), why="its quota is free")
     workload = kubectl.get("workload", "job-3v1-quota") or {}

@@ -39,7 +39,7 @@ def test_a_job_waits_for_quota_runs_where_kueue_says_and_frees_it_at_its_end(
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
     assert _assigned(kubectl, "first") == _host(kubelet, "first") in team
-    eventually(lambda: "PodsReady" in _true(kubectl, "first"), why="Kueue is told")
+    eventually(lambda: "PodsReady" in _true(kubectl, "first"), why="Kueue knows it")
 
     apply_queued(kubectl, "second")
     eventually(lambda: reason(kubectl, "second", "QuotaReserved") == "QuotaPending", why="the second waits")
@@ -59,7 +59,7 @@ def test_a_preempted_job_gives_everything_up_and_comes_back(
     until_running(kubectl, kubelet, "patient")
 
     apply_queued(kubectl, "hasty", priority_class=urgent)
-    eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it is told", timeout_s=60)
+    eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it waits", timeout_s=60)
     eventually(lambda: kubelet.pod("patient", "learner") is None, why="its learner is gone", timeout_s=60)
     eventually(lambda: kubelet.pod("patient", "rollout") is None, why="its servers are gone", timeout_s=60)
     until_running(kubectl, kubelet, "hasty")
@@ -141,7 +141,7 @@ def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
         eventually(lambda: "insufficient" in quota_message(kubectl, "second"), why="quota is counted", timeout_s=60)
 
 
-def test_what_an_older_version_was_to_be_told_is_refused(
+def test_what_an_older_version_was_to_report_is_refused(
     kubectl: Kubectl, controller: Controller, team: list[str]
 ) -> None:
     apply_queued(kubectl, "first")

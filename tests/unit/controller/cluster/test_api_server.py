@@ -30,10 +30,10 @@ async def connected(*routes: web.RouteDef) -> AsyncIterator[Api]:
 
 
 async def _patched(status: int) -> bool:
-    """What is told of a patch that the API server answers with this code."""
+    """What the client makes of a patch that the API server answers with this code."""
 
     async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"message": "told"}, status=status)
+        return web.json_response({"message": "expected"}, status=status)
 
     where = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads/one/status"
     async with connected(web.patch(where, answer)) as api:
@@ -41,9 +41,9 @@ async def _patched(status: int) -> bool:
         return await api.patch_status("Workload", "team-a", "one", patch)
 
 
-@pytest.mark.parametrize(("status", "told"), [(200, True), (404, True), (409, False)])
-def test_a_patch_of_a_version_that_has_changed_asks_to_look_again(status: int, told: bool) -> None:
-    assert asyncio.run(_patched(status)) is told
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (409, False)])
+def test_a_patch_of_a_version_that_has_changed_asks_to_look_again(status: int, expected: bool) -> None:
+    assert asyncio.run(_patched(status)) is expected
 
 
 def test_a_patch_that_is_refused_is_no_success() -> None:
@@ -52,12 +52,12 @@ def test_a_patch_that_is_refused_is_no_success() -> None:
 
 
 async def _deleted(status: int) -> tuple[bool, Any]:
-    """What is told of a deletion that the API server answers with this code, and what it was asked."""
+    """What the client makes of a deletion that the API server answers with this code, and what it was asked."""
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(await request.json())
-        return web.json_response({"kind": "Status", "message": "told"}, status=status)
+        return web.json_response({"kind": "Status", "message": "expected"}, status=status)
 
     where = "/apis/stage2.dev/v1alpha1/namespaces/team-a/rolloutmatchingjobs/one"
     async with connected(web.delete(where, answer)) as api:
@@ -65,10 +65,12 @@ async def _deleted(status: int) -> tuple[bool, Any]:
         return await api.delete_as_read(names.KIND, {"metadata": metadata}), asked[0]
 
 
-@pytest.mark.parametrize(("status", "told"), [(200, True), (404, True), (409, False)])
-def test_only_the_version_that_was_read_is_deleted_and_another_one_asks_to_look_again(status: int, told: bool) -> None:
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (409, False)])
+def test_only_the_version_that_was_read_is_deleted_and_another_one_asks_to_look_again(
+    status: int, expected: bool
+) -> None:
     answer, asked = asyncio.run(_deleted(status))
-    assert answer is told
+    assert answer is expected
     assert asked["preconditions"] == {"uid": "u", "resourceVersion": "7"}
     assert asked["propagationPolicy"] == "Background"
 

@@ -60,7 +60,7 @@ class Stage:
         self.seen = replace(self.seen, learner={**(self.seen.learner or {}), **fields})
 
 
-async def test_the_newest_event_tells_why_a_job_has_had_no_pod_for_a_minute() -> None:
+async def test_the_newest_event_reports_why_a_job_has_had_no_pod_for_a_minute() -> None:
     stage = Stage(event("an older sentence"), event(QUOTA, after_s=30), event("before", after_s=2))
     assert await stage.refusal() == QUOTA
     assert stage.api.asked == [("team-a", "u", "FailedCreate")]
@@ -130,7 +130,7 @@ def refused_with(status: int) -> ApiRefused:
 
 
 @pytest.mark.parametrize("fails", [refused_with(403), refused_with(500), aiohttp.ClientError("cut"), TimeoutError()])
-async def test_where_events_cannot_be_read_nothing_is_told_and_nothing_fails(fails: Exception) -> None:
+async def test_where_events_cannot_be_read_nothing_is_reported_and_nothing_fails(fails: Exception) -> None:
     stage = Stage(event(QUOTA))
     stage.api.fails = fails
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Watches that go deaf are noticed: what a list shows and no watch delivers is mended, and told to the probe."""
+"""Watches that go deaf are noticed: what a list shows and no watch delivers is mended, and asked to the probe."""
 
 from typing import Any
 

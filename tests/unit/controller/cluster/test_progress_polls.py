@@ -17,7 +17,7 @@ SECRET: dict[str, Any] = {"data": {"token": "dA=="}}
 
 
 class Learner:
-    """Answers with what it is told to, or hangs."""
+    """Answers with what it is asked to, or hangs."""
 
     def __init__(self) -> None:
         self.report: Any = {"step": 1}
@@ -40,13 +40,13 @@ class Stage:
     """Polls of one learner under a clock that stands still, and how often a pass was asked for."""
 
     def __init__(self) -> None:
-        self.learner, self.told, self.now = Learner(), 0, 0.0
+        self.learner, self.reported, self.now = Learner(), 0, 0.0
         self.polls = ProgressPolls(self.learner, self._tell, interval_s=10.0, clock=lambda: self.now)
         self.pod = b.learner_pod(b.up("learner"))
 
     def _tell(self, key: Key) -> None:
         assert key == KEY
-        self.told += 1
+        self.reported += 1
 
     async def pass_(self, pod: Any = None) -> Any:
         """What a pass is given; then whatever was asked for is answered."""
@@ -65,19 +65,19 @@ async def stage() -> AsyncIterator[Stage]:
 
 async def test_the_first_report_comes_with_the_next_pass_which_it_asks_for(stage: Stage) -> None:
     assert await stage.pass_() is None
-    assert stage.told == 1
+    assert stage.reported == 1
     assert await stage.pass_() == {"step": 1}
-    assert (stage.learner.asked, stage.told) == (1, 1), "a fresh report is not asked for again"
+    assert (stage.learner.asked, stage.reported) == (1, 1), "a fresh report is not asked for again"
 
 
-async def test_an_old_report_is_asked_for_anew_and_only_news_ask_for_a_pass(stage: Stage) -> None:
+async def test_an_old_report_is_requested_again_and_only_news_ask_for_a_pass(stage: Stage) -> None:
     await stage.pass_()
     stage.now = 10.0
     assert await stage.pass_() == {"step": 1}
-    assert (stage.learner.asked, stage.told) == (2, 1)
+    assert (stage.learner.asked, stage.reported) == (2, 1)
     stage.now, stage.learner.report = 20.0, {"step": 2}
     assert await stage.pass_() == {"step": 1}
-    assert (stage.learner.asked, stage.told) == (3, 2)
+    assert (stage.learner.asked, stage.reported) == (3, 2)
     assert await stage.pass_() == {"step": 2}
 
 

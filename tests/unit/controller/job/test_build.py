@@ -24,7 +24,7 @@ def older_than_the_bounds() -> b.Object:
 
 
 def judged(status: str) -> b.Object:
-    """The condition by which a controller told what it makes of the first generation of a spec."""
+    """The condition by which a controller reported what it makes of the first generation of a spec."""
     return {"type": reasons.ACCEPTED, "status": status, "reason": reasons.VALID, "observedGeneration": 1}
 
 
@@ -72,7 +72,7 @@ def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_
     assert b.condition(planned(resumed), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
 
 
-def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_starts_anew() -> None:
+def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_restarts() -> None:
     raw = b.job()
     raw = b.with_status(raw, planned(raw))
     asked = b.edited(raw, learner={"gpus": 1, "startDeadlineSeconds": 2**31 - 1})

@@ -16,27 +16,27 @@ from stage2_controller.spec.kinds import ChildKind
 from tests.unit.controller import builders as b
 
 
-def gated(pod: Any, told: str | None = None) -> Any:
+def gated(pod: Any, reported: str | None = None) -> Any:
     made = copy.deepcopy(pod)
     made["spec"]["readinessGates"] = [{"conditionType": names.GATE}]
-    made["status"]["conditions"] = [{"type": names.GATE, "status": told}] if told else []
+    made["status"]["conditions"] = [{"type": names.GATE, "status": reported}] if reported else []
     return made
 
 
 def observed(
-    told: str | None = None, *, restarts: int = 0, held: tuple[int, ...] = (4, 4, 4), pushed: int = 4
+    reported: str | None = None, *, restarts: int = 0, held: tuple[int, ...] = (4, 4, 4), pushed: int = 4
 ) -> Observed:
     servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
-    pods = (gated(b.pod(names.ROLE_ROLLOUT, *servers), told), b.learner_pod())
+    pods = (gated(b.pod(names.ROLE_ROLLOUT, *servers), reported), b.learner_pod())
     return b.started(b.job(), pods=pods, progress=b.report(held=held, pushed=pushed))
 
 
-def test_the_pod_is_told_ready_once_all_servers_hold_the_pushed_version() -> None:
+def test_the_pod_is_reported_ready_once_all_servers_hold_the_pushed_version() -> None:
     gate = b.planned(b.job(), observed()).gate
     assert gate == GateCondition("job-3v1-rollout-x", "True", "all servers hold version 4")
 
 
-def test_nothing_is_told_twice() -> None:
+def test_nothing_is_reported_twice() -> None:
     assert b.planned(b.job(), observed("True")).gate is None
     assert b.planned(b.job(), observed(held=(4, 3, 4))).gate is None  # absent means false
     assert b.planned(b.job(), replace(observed(), progress=None)).gate is None
@@ -48,7 +48,7 @@ def test_a_server_behind_makes_the_pod_unready() -> None:
     assert (gate.status, gate.message) == ("False", "waits for version 4: server-1")
 
 
-def test_a_server_that_started_anew_is_not_ready_until_the_next_push() -> None:
+def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), observed()))
     first = b.planned(raw, observed("True", restarts=1))
     second = b.planned(b.with_status(raw, first), observed("False", restarts=1))

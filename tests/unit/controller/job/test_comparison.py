@@ -107,7 +107,7 @@ def test_an_edit_before_the_learner_started_is_carried_out() -> None:
     assert "Deployment" in changed
 
 
-def test_a_job_that_was_edited_while_it_was_suspended_starts_anew() -> None:
+def test_a_job_that_was_edited_while_it_was_suspended_restarts() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(image="my/trainer:2"), observed)
     assert made.deletions == ("Job", "Deployment")
@@ -285,8 +285,8 @@ def test_every_pod_says_by_its_uid_which_job_it_is_of() -> None:
     raw = b.job()
     made = b.planned(raw, Observed(pods=(b.rollout_pod(True, True, True),)))
     templates = [b.child(made, kind)["spec"]["template"] for kind in ("Deployment", "Job")]
-    told = [template["metadata"]["annotations"][names.ANNOTATION_JOB_UID] for template in templates]
-    assert told == [raw["metadata"]["uid"]] * 2
+    reported = [template["metadata"]["annotations"][names.ANNOTATION_JOB_UID] for template in templates]
+    assert reported == [raw["metadata"]["uid"]] * 2
 
 
 def test_pods_from_before_an_upgrade_are_those_of_their_deployment_and_job() -> None:
@@ -348,10 +348,10 @@ def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> No
     job = b.job(name="1.big")["metadata"] | {"uid": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
     other = {"metadata": {"name": names.short_name("1.big"), "uid": "2", "creationTimestamp": "2026-01-02T03:04:06Z"}}
     assert comparison.obstacle(comparison.after_namesakes(b.NOTHING, job, [other])) is None
-    told = comparison.obstacle(comparison.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
-    assert told is not None
-    assert told.reason == reasons.NAME_TAKEN
-    assert told.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"
+    reported = comparison.obstacle(comparison.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
+    assert reported is not None
+    assert reported.reason == reasons.NAME_TAKEN
+    assert reported.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"
 
 
 def test_explain_names_the_object_that_is_in_the_way() -> None:

@@ -133,7 +133,7 @@ def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None
     assert standing(anew) == {"Deployment", "Job"}
 
 
-def test_a_job_that_runs_without_certificates_goes_on_as_it_began() -> None:
+def test_a_job_that_runs_without_certificates_continues_as_it_began() -> None:
     """Its pods were made by a controller that knew of none."""
     raw = b.job()
     before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
@@ -144,7 +144,7 @@ def test_a_job_that_runs_without_certificates_goes_on_as_it_began() -> None:
     assert b.condition(made, "WeightsInSync") == ("True", "SameVersion")
 
 
-def test_a_job_of_before_whose_servers_came_back_with_certificates_is_made_anew() -> None:
+def test_a_job_of_before_whose_servers_came_back_with_certificates_is_recreated() -> None:
     """Somebody deleted its Deployment: the one that the controller makes now mounts what its Secret lacks."""
     raw = b.job()
     before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
@@ -160,7 +160,7 @@ def test_a_job_that_waits_without_certificates_gets_them_before_its_pods() -> No
     assert (made.deletions, standing(made)) == (("Secret",), set())
 
 
-def test_pods_that_wait_for_certificates_that_are_not_there_are_made_anew() -> None:
+def test_pods_that_wait_for_certificates_that_are_not_there_are_recreated() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, secret=TOKEN_ONLY))
     assert set(made.deletions) == {"Deployment", "Job"}

@@ -51,8 +51,8 @@ def test_the_reasons_of_failures_are_found() -> None:
 
 @pytest.mark.parametrize("reason", sorted(FAILURES))
 def test_every_failure_is_a_warning(reason: str) -> None:
-    told = {"type": reasons.FAILED, "status": "True", "reason": getattr(reasons, reason), "message": "why"}
-    (event,) = events({}, {"conditions": [told]})
+    reported = {"type": reasons.FAILED, "status": "True", "reason": getattr(reasons, reason), "message": "why"}
+    (event,) = events({}, {"conditions": [reported]})
     assert event.type == "Warning"
 
 
@@ -64,13 +64,13 @@ def test_the_milestones_of_a_run_are_events() -> None:
         observed,
         replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))),
     ]
-    told: list[str] = []
+    reported: list[str] = []
     previous: dict[str, object] = {}
     for stage in stages:
         status = b.planned({**raw, "status": previous}, stage).status
-        told += [event.reason for event in events(previous, status)]
+        reported += [event.reason for event in events(previous, status)]
         previous = status
-    assert told == ["ServersReady", "LearnerStarted", "SameVersion", "LearnerSucceeded"]
+    assert reported == ["ServersReady", "LearnerStarted", "SameVersion", "LearnerSucceeded"]
 
 
 REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: team, limited: pods=0"}
@@ -118,7 +118,7 @@ def test_the_condition_says_the_same_as_the_command() -> None:
     assert b.message(made, reasons.TRAINING) == f"{found.name}: {found.message}; see: {found.fix}"
 
 
-def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
+def test_a_job_that_trains_lacks_nothing_and_reports_its_last_step() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw))
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
@@ -127,7 +127,7 @@ def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
     assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
 
 
-def test_the_last_push_is_told_with_what_carried_it_and_where_adapters_were_merged() -> None:
+def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_merged() -> None:
     raw = b.job()
     sync = b.report().sync
     assert sync is not None
@@ -157,7 +157,7 @@ def test_a_suspended_job_names_the_field() -> None:
     assert first(b.with_status(raw, b.planned(raw))).fix == "spec.suspend of rmj/job-3v1"
 
 
-def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
+def test_a_failed_job_reports_its_end_and_nothing_that_follows_from_it() -> None:
     raw = b.job()
     failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
     pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)

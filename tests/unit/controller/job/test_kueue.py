@@ -46,7 +46,7 @@ def passed(raw: Any, observed: Observed = b.NOTHING, **more: Any) -> Plan:
 
 
 def reported(made: Plan) -> dict[str, tuple[str, str]]:
-    """Status and reason of the conditions that Kueue is to be told."""
+    """Status and reason of the conditions that Kueue is to be reported."""
     assert made.workload_patch
     conditions = made.workload_patch["status"]["conditions"]
     return {item["type"]: (item["status"], item["reason"]) for item in conditions}
@@ -92,7 +92,7 @@ def test_two_hosts_that_nobody_asked_for_are_none() -> None:
     assert kueue.host(found) is None
 
 
-def test_a_flavor_that_has_no_topology_is_told_with_the_way_out() -> None:
+def test_a_flavor_that_has_no_topology_is_reported_with_the_way_out() -> None:
     waits = condition("QuotaReserved", "False", 'Flavor "x" does not support TopologyAwareScheduling')
     made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"].endswith("give the flavor a topologyName, or set spec.placement.mode to Scheduler")
@@ -207,7 +207,7 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
     assert evicted_since == [evicted[-1]]
 
 
-def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
+def test_kueue_learns_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
     assert reported(passed(queued(), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
     again = passed(queued(), running(*ADMITTED, condition("PodsReady")))
     assert again.workload_patch is None
@@ -216,7 +216,7 @@ def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> No
     assert reported(ended)["Finished"] == ("True", "JobFinished")
 
 
-def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
+def test_what_kueue_learns_holds_only_for_the_version_that_was_read() -> None:
     """A merge patch replaces the list of conditions: an eviction that came in between would be lost."""
     made = passed(queued(), running(*ADMITTED))
     assert made.workload_patch
@@ -237,7 +237,7 @@ def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
         (condition("PodsReady", reason="Recovered"), None, ("False", "WaitForRecovery")),
     ],
 )
-def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
+def test_kueue_learns_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
     pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
     observed = running(*ADMITTED, *([known] if known else []), pods=pods)
     made = passed(queued(), observed)
@@ -330,14 +330,14 @@ def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
     return b.plan(raw, observed, settings=settings, now=b.NOW, nodes=nodes)
 
 
-def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_written() -> None:
+def test_a_queue_that_nobody_serves_is_reported_with_the_way_out_and_nothing_is_written() -> None:
     made = without_kueue(queued())
     assert made.children == ()
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.KUEUE_DISABLED)
-    told = b.message(made, reasons.QUOTA_RESERVED)
-    assert "kueue.x-k8s.io/queue-name=team" in told
-    assert "--set controller.kueue=true" in told
-    assert "remove the label" in told
+    text = b.message(made, reasons.QUOTA_RESERVED)
+    assert "kueue.x-k8s.io/queue-name=team" in text
+    assert "--set controller.kueue=true" in text
+    assert "remove the label" in text
     (quota,) = [step for step in explanation.chain(b.with_status(queued(), made)) if step.name == "quota"]
     assert (quota.state, quota.fix) == (
         "wrong",
@@ -346,7 +346,7 @@ def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_writ
     assert b.condition(without_kueue(b.job()), reasons.QUOTA_RESERVED) is None
 
 
-def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> None:
+def test_a_job_that_runs_continues_when_the_controller_stops_to_serve_kueue() -> None:
     made = without_kueue(queued(), b.started(b.job()))
     assert (made.children, made.deletions) == ((), ())
 
@@ -445,8 +445,8 @@ def test_a_learner_that_kueue_took_for_a_job_of_its_own_says_what_to_configure()
     assert b.condition(made, reasons.PLACED) == ("False", reasons.QUEUED_TWICE)
     assert "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks" in made.status["message"]
     charged = Observed(workload=workload(*ADMITTED), deployment=b.child(first, "Deployment"), learner=held)
-    told = b.message(planned(queued(), account, charged), reasons.QUOTA_RESERVED)
-    assert told.startswith("Kueue admitted the job through team; Kueue charges the learner's Job to the queue default")
+    text = b.message(planned(queued(), account, charged), reasons.QUOTA_RESERVED)
+    assert text.startswith("Kueue admitted the job through team; Kueue charges the learner's Job to the queue default")
     free = {**held, "spec": {**learner["spec"], "suspend": False}}
     on = planned(b.job(), account, Observed(deployment=b.child(first, "Deployment"), learner=free))
     assert b.condition(on, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)

@@ -104,14 +104,14 @@ def test_the_plan_of_equal_observations_is_equal() -> None:
     assert b.planned(raw, observed) == b.planned(raw, observed)
 
 
-def test_children_do_not_change_when_the_status_is_told() -> None:
+def test_children_do_not_change_when_the_status_is_reported() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
     assert b.planned(b.with_status(raw, made), observed, after_s=60).children == made.children
 
 
-def test_the_second_pass_over_the_same_state_tells_the_same_status() -> None:
+def test_the_second_pass_over_the_same_state_reports_the_same_status() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
@@ -191,8 +191,8 @@ def test_a_time_to_start_that_the_admin_cuts_short_is_said_before_it_is_over() -
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     raw = b.with_status(raw, planned(raw))
     assert planned(raw, after_s=59).again_after_s == 1
-    told = "the spec is valid; spec.learner.startDeadlineSeconds counts as 60 instead of its default"
-    assert b.message(planned(raw), reasons.ACCEPTED).startswith(told)
+    reported = "the spec is valid; spec.learner.startDeadlineSeconds counts as 60 instead of its default"
+    assert b.message(planned(raw), reasons.ACCEPTED).startswith(reported)
     assert b.condition(planned(raw, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
     own = b.job(learner={"startDeadlineSeconds": 60})
     assert b.message(planned(own), reasons.ACCEPTED) == "the spec is valid"
@@ -307,13 +307,13 @@ def test_three_hundred_mistakes_fit_a_condition() -> None:
 
 
 def failed() -> tuple[b.Object, Observed]:
-    """A job that failed, as it is told, with the learner Job that failed."""
+    """A job that failed, as it is reported, with the learner Job that failed."""
     raw = b.job()
     observed = b.started(raw)
     ended = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Failed")), pods=())
-    told = b.with_status(raw, b.planned(raw, ended))
-    assert (told["status"]["phase"], told["status"]["specHash"] != "") == (reasons.FAILED, True)
-    return told, replace(ended, deployment=None)
+    reported = b.with_status(raw, b.planned(raw, ended))
+    assert (reported["status"]["phase"], reported["status"]["specHash"] != "") == (reasons.FAILED, True)
+    return reported, replace(ended, deployment=None)
 
 
 def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_is_gone() -> None:
@@ -363,13 +363,13 @@ def test_servers_that_an_older_controller_made_fail_their_job_as_before() -> Non
     assert b.condition(made, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
 
 
-def test_a_newer_controller_that_reads_a_spec_otherwise_starts_no_failed_job_anew() -> None:
+def test_a_newer_controller_that_reads_a_spec_otherwise_restarts_no_failed_job() -> None:
     raw, ended = failed()
     raw["status"]["specHash"] = "of-an-older-version"
     assert b.planned(raw, ended, after_s=60).status["phase"] == reasons.FAILED
 
 
-def test_a_corrected_job_asks_kueue_anew() -> None:
+def test_a_corrected_job_asks_kueue_again() -> None:
     raw, ended = failed()
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     finished = {"type": "Finished", "status": "True", "reason": "JobFinished", "message": ""}

@@ -87,8 +87,8 @@ def refusal(raw: Object, policy: AdminPolicy) -> str:
 
 
 def test_which_templates_may_be_named_is_the_admins_word() -> None:
-    told = refusal(claiming(), AdminPolicy(resource_claim_templates=("one-gpu",)))
-    assert told == (
+    reported = refusal(claiming(), AdminPolicy(resource_claim_templates=("one-gpu",)))
+    assert reported == (
         "spec.learner.resourceClaimTemplate: 'large-gpu'; this cluster lets jobs use as ResourceClaimTemplate only "
         "one-gpu; change or remove it, or ask the admin to add it to policy.resourceClaimTemplates of the chart"
     )
@@ -118,12 +118,12 @@ def test_claimed_gpus_count_for_the_largest_job() -> None:
 )
 def test_a_template_neither_adds_nor_shares_nor_removes_a_claim(template: Object, path: str) -> None:
     learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "template": template}
-    told = refusal(claiming(learner=learner), AdminPolicy())
-    assert f"spec.learner.template.spec.{path}" in told
-    assert "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate" in told
+    reported = refusal(claiming(learner=learner), AdminPolicy())
+    assert f"spec.learner.template.spec.{path}" in reported
+    assert "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate" in reported
 
 
-def test_a_pod_whose_claims_nobody_makes_is_told_with_the_template() -> None:
+def test_a_pod_whose_claims_nobody_makes_is_reported_with_the_template() -> None:
     raw = claiming()
     servers, _ = pods(b.planned(raw))
     waiting = b.pod(names.ROLE_ROLLOUT, node=None)

@@ -45,7 +45,7 @@ def observed(*pods: Object, slices: tuple[Object, ...] = (), **more: Any) -> Obs
     assert made.service is not None
     assert made.deployment is not None
     service: Object = copy.deepcopy(dict(made.service))
-    del service["spec"]["selector"]  # an empty one is not told
+    del service["spec"]["selector"]  # an empty one is not reported
     service["spec"]["ipFamilies"] = ["IPv4"]
     deployment = copy.deepcopy(dict(made.deployment))
     deployment["metadata"]["uid"] = "uid-of-deployment"
@@ -213,7 +213,7 @@ def test_a_running_job_whose_spec_was_edited_into_a_wrong_one_keeps_its_servers(
     assert addresses(made.slices) == {SERVERS: [OURS]}
 
 
-def test_a_service_to_which_somebody_gave_a_choice_by_labels_is_made_anew() -> None:
+def test_a_service_to_which_somebody_gave_a_choice_by_labels_is_recreated() -> None:
     made = b.planned(b.job(), observed(server_pod(), service=choosing(observed().service)))
     assert (made.deletions, made.again_after_s) == (("Service",), 0)
     assert "Service" not in b.kinds(made)

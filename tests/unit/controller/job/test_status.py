@@ -240,10 +240,10 @@ def test_a_loss_that_is_no_number_is_left_out() -> None:
 
 def test_what_a_learner_says_is_null_is_not_in_the_status_whose_schema_has_no_nulls() -> None:
     raw = b.job()
-    told = read_report(b.report().document())
-    assert told is not None
-    assert told.reported()["sync"]["merge"] is None
-    made = b.planned(raw, b.started(raw, progress=told))
+    reported = read_report(b.report().document())
+    assert reported is not None
+    assert reported.reported()["sync"]["merge"] is None
+    made = b.planned(raw, b.started(raw, progress=reported))
     assert made.status["sync"]["version"] == 4
     assert "merge" not in made.status["sync"]
 
@@ -293,7 +293,7 @@ def test_a_refused_spec_that_is_corrected_runs() -> None:
     assert "Deployment" in b.kinds(made)
 
 
-def test_an_edit_that_breaks_a_running_job_is_told_and_leaves_it_running() -> None:
+def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -> None:
     raw = b.job()
     observed = b.started(raw)
     running = b.planned(raw, observed)

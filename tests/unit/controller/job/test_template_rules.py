@@ -170,8 +170,8 @@ def test_a_path_of_ours_is_refused_however_it_is_written(path: str) -> None:
     template = of_learner(volumeMounts=[{"name": "data", "mountPath": path}])
     made = b.planned(b.job(learner={"gpus": 1, "template": template}))
     where = f"spec.learner.{CONTAINER}.volumeMounts[0].mountPath"
-    told = f"{where}: {path!r}; the paths /etc/stage2, /tmp, /dev/shm belong to stage2"
-    assert told in b.message(made, reasons.ACCEPTED)
+    reported = f"{where}: {path!r}; the paths /etc/stage2, /tmp, /dev/shm belong to stage2"
+    assert reported in b.message(made, reasons.ACCEPTED)
 
 
 @pytest.mark.parametrize("path", ["/etc/stage2x", "/data//tmp", "/etc/stage2/../data", "/tmpfs", "/x/etc/stage2"])
@@ -193,8 +193,8 @@ def test_a_part_of_another_shape_is_refused_with_its_path(template: dict[str, An
 
 def test_variables_written_as_a_mapping_are_answered_with_how_to_write_them() -> None:
     made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(env={"A": "b"})}))
-    told = "spec.learner.template.spec.containers[0].env: {'A': 'b'}; must be a list; begin each item with `- name:`"
-    assert told in b.message(made, reasons.ACCEPTED)
+    text = "spec.learner.template.spec.containers[0].env: {'A': 'b'}; must be a list; begin each item with `- name:`"
+    assert text in b.message(made, reasons.ACCEPTED)
 
 
 def test_a_sidecar_may_have_a_command() -> None:

@@ -92,7 +92,7 @@ def test_what_was_so_edited_while_it_waits_asks_for_what_it_needs_now() -> None:
     assert made.deletions == ("Workload",)
 
 
-def test_a_learner_that_an_older_controller_let_run_beside_it_goes_on() -> None:
+def test_a_learner_that_an_older_controller_let_run_beside_it_continues() -> None:
     """That one wrote a Workload for its switches alone, and made the pods of the new spec."""
     account, two = n.capacity(n.node(gpus=8)), {"servers": 2, "gpusPerServer": 1, "port": 8000}
     observed = replace(b.started(b.job(rollout=two)), workload=workload(*ADMITTED))
@@ -145,7 +145,7 @@ def test_a_job_says_which_check_it_waits_for_and_what_that_says() -> None:
     assert silent.status["message"] == "waits in queue team: admission check capacity: Pending"
 
 
-def test_why_a_check_failed_is_told_until_kueue_asks_it_again() -> None:
+def test_why_a_check_failed_is_reported_until_kueue_asks_it_again() -> None:
     raw = queued()
     failed = passed(raw, checked("Retry", "Retrying after failure: no such machines", RESERVED))
     wanted = "waits in queue team: admission check capacity: Retrying after failure: no such machines"
@@ -159,7 +159,7 @@ def test_why_a_check_failed_is_told_until_kueue_asks_it_again() -> None:
     assert b.condition(again, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
 
 
-def test_an_eviction_whose_check_was_never_seen_is_told_in_kueues_words() -> None:
+def test_an_eviction_whose_check_was_never_seen_is_reported_in_kueues_words() -> None:
     made = passed(queued(), checked("Pending", RESET, RESERVED, RETRIED))
     assert b.message(made, reasons.QUOTA_RESERVED) == "waits in queue team: At least one admission check is false"
 
@@ -194,7 +194,7 @@ def test_what_kueue_is_about_to_deactivate_is_not_made_active_again() -> None:
 
 
 @pytest.mark.parametrize("suspended", [True, False])
-def test_a_job_that_was_turned_away_asks_anew_once_it_was_suspended(suspended: bool) -> None:
+def test_a_job_that_was_turned_away_asks_again_once_it_was_suspended(suspended: bool) -> None:
     observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False)
     made = passed(queued(suspend=suspended), observed)
     assert made.deletions == (("Workload",) if suspended else ())
@@ -249,7 +249,7 @@ def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_
     assert written(again, observed) is None
 
 
-def test_a_job_goes_on_while_its_deactivated_workload_is_still_admitted() -> None:
+def test_a_job_continues_while_its_deactivated_workload_is_still_admitted() -> None:
     held = inactive(*ADMITTED).workload
     made = passed(queued(), Observed(**{**vars(running(*ADMITTED)), "workload": held}))
     assert not made.deletions
@@ -266,7 +266,7 @@ def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> No
     assert written(gone, Observed(workload=held)) is None
 
 
-def test_what_the_controller_deactivated_for_a_suspended_job_is_active_once_that_goes_on() -> None:
+def test_what_the_controller_deactivated_for_a_suspended_job_is_active_once_that_continues() -> None:
     raw, there = queued(suspend=True), Observed(workload=workload())
     made = passed(raw, there)
     assert written(made, there) == (False, True)
@@ -275,7 +275,7 @@ def test_what_the_controller_deactivated_for_a_suspended_job_is_active_once_that
     assert written(passed(queued(), ours), ours) == (True, False)
 
 
-def test_what_an_older_controller_deactivated_for_a_suspended_job_is_active_once_that_goes_on() -> None:
+def test_what_an_older_controller_deactivated_for_a_suspended_job_is_active_once_that_continues() -> None:
     raw, unmarked = queued(suspend=True), inactive(*FREED)
     made = passed(raw, unmarked)
     assert written(made, unmarked) == (False, True), "marked while it is suspended"
@@ -332,7 +332,7 @@ def test_an_evicted_job_that_did_not_recover_waits_for_its_start_again(found: An
     assert reported(made)["PodsReady"] == ("False", "WaitForStart")
 
 
-def test_one_that_waits_for_its_start_is_not_told_so_again() -> None:
+def test_one_that_waits_for_its_start_is_not_reported_so_again() -> None:
     found = workload(*WAITS, condition("PodsReady", "False", reason="WaitForStart"))
     assert planned(queued(), n.capacity(n.node()), Observed(workload=found)).workload_patch is None
 

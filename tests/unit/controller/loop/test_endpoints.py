@@ -27,7 +27,7 @@ async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple
     return found
 
 
-async def test_a_problem_is_told_with_status_500() -> None:
+async def test_a_problem_is_reported_with_status_500() -> None:
     found = await answers("the watches are deaf", None)
     assert found["/healthz"] == (500, "the watches are deaf")
     assert found["/readyz"] == (200, "ok")
@@ -38,7 +38,7 @@ async def test_a_controller_that_knows_nothing_yet_lives_and_is_not_ready() -> N
     assert (found["/healthz"][0], found["/readyz"][0]) == (200, 500)
 
 
-async def test_the_figures_tell_requests_and_jobs() -> None:
+async def test_the_figures_report_requests_and_jobs() -> None:
     lines = (await answers(None, None))["/metrics"][1].splitlines()
     assert 'stage2_api_requests_total{code="200",resource="secrets",verb="get"} 1.0' in lines
     assert 'stage2_jobs{phase="Running"} 1.0' in lines

@@ -21,15 +21,15 @@ LOOP = threading.current_thread().name
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The thread of each time that a spec is read whole."""
-    told: list[str] = []
+    reported: list[str] = []
     real = build.parse
 
     def seen(*arguments: Any) -> Any:
-        told.append(threading.current_thread().name)
+        reported.append(threading.current_thread().name)
         return real(*arguments)
 
     monkeypatch.setattr(build, "parse", seen)
-    return told
+    return reported
 
 
 def keys(count: int) -> Object:
@@ -58,14 +58,14 @@ def accepted(life: Life) -> Object:
 
 
 @pytest.mark.parametrize("errors", [1, 300, 3_000])
-async def test_a_refusal_of_any_length_is_told_in_a_status_that_the_definition_takes(life: Life, errors: int) -> None:
+async def test_a_refusal_of_any_length_fits_a_status_that_the_definition_takes(life: Life, errors: int) -> None:
     one = "spec.template.spec.tolerations[0].effect: Unsupported value: 'Bad': supported values: 'NoExecute', 'NoX'"
     life.server.refused["Deployment"] = f"Deployment is invalid: [{', '.join([one] * errors)}]: mend them all"
     life.server.refused["Service"] = "exceeded quota: small"
     for kind in ("Service", "Deployment"):
-        with pytest.raises(RetryLater) as told:
+        with pytest.raises(RetryLater) as reported:
             await life.one_pass()
-        assert kind in str(told.value)
+        assert kind in str(reported.value)
         assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
         life.server.refused.pop("Service", None)
     status = status_of(life)
@@ -90,11 +90,11 @@ async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -
     there = life.server.objects["Deployment", "job-3v1-rollout"]
     life.server.add({**there, "status": {"conditions": [failure]}})
     await life.one_pass()
-    told = conditions.find(status_of(life), reasons.ROLLOUT_READY)
-    assert told is not None
-    assert told["reason"] == reasons.POD_REFUSED
-    assert "exceeded quota" in told["message"]
-    assert len(told["message"]) <= conditions.MESSAGE_CHARS
+    reported = conditions.find(status_of(life), reasons.ROLLOUT_READY)
+    assert reported is not None
+    assert reported["reason"] == reasons.POD_REFUSED
+    assert "exceeded quota" in reported["message"]
+    assert len(reported["message"]) <= conditions.MESSAGE_CHARS
 
 
 async def test_a_spec_that_breaks_a_rule_is_read_once_however_many_passes_there_are(
@@ -115,9 +115,9 @@ async def test_a_spec_that_breaks_a_rule_is_read_once_however_many_passes_there_
 async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, make: Any) -> None:
     life.server.add(make(3 * LARGEST))
     await life.one_pass()
-    told = accepted(life)
-    assert told["reason"] == reasons.INVALID_SPEC
-    assert told["message"].startswith(
+    reported = accepted(life)
+    assert reported["reason"] == reasons.INVALID_SPEC
+    assert reported["message"].startswith(
         "spec.config: more than 131,072 characters as JSON; the whole spec must have at most"
     )
     assert life.server.events == [reasons.INVALID_SPEC]

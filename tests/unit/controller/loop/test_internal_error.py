@@ -1,4 +1,4 @@
-"""A bug that one job meets is told by that job, once, and stops nothing else."""
+"""A bug that one job meets is reported by that job, once, and stops nothing else."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ def broken(raw: Mapping[str, Any]) -> Plan:
     return plan_after_bug(raw, BUG, b.NOW)
 
 
-def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
+def test_the_condition_has_the_text_and_says_whom_to_ask() -> None:
     made = broken(b.job())
     assert b.condition(made, reasons.ACCEPTED) == ("Unknown", reasons.INTERNAL_ERROR)
     message = b.message(made, reasons.ACCEPTED)
@@ -51,7 +51,7 @@ def test_it_is_one_warning_and_the_next_pass_writes_nothing() -> None:
     assert broken(b.with_status(raw, first)).status == first.status
 
 
-def test_what_runs_goes_on_and_is_told_as_before() -> None:
+def test_what_runs_continues_and_is_reported_as_before() -> None:
     raw = b.job()
     running = b.planned(raw, b.started(raw))
     made = broken(b.with_status(raw, running))
@@ -88,7 +88,7 @@ class Statuses:
         return {**job, "status": status}
 
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
-        """Events are told in the test above."""
+        """Events are reported in the test above."""
 
 
 @pytest.fixture
@@ -116,15 +116,15 @@ async def test_the_traceback_is_logged_once_for_a_generation(bug: list[str], cap
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
-async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: list[str]) -> None:
+async def test_a_pass_that_meets_a_bug_reports_the_status_before_it_is_tried_again(bug: list[str]) -> None:
     api, store = Statuses(), Store()
     store.put(names.KIND, b.job())
     with pytest.raises(Broken):
         await reconciler(api, store)(KEY)
     (status,) = api.statuses
-    told = find(status, reasons.ACCEPTED)
-    assert told is not None
-    assert told["reason"] == reasons.INTERNAL_ERROR
+    reported = find(status, reasons.ACCEPTED)
+    assert reported is not None
+    assert reported["reason"] == reasons.INTERNAL_ERROR
 
 
 class Hangs(Statuses):

@@ -105,16 +105,16 @@ async def _placed() -> tuple[Server, Store]:
     first, account = _leader(server, store)
     await first(KEY)
     assert account.snapshot(KEY).promised == b.NODE
-    told = Store()
+    reported = Store()
     for (kind, _), body in server.objects.items():
         if kind in WATCHED:  # items of a list have no kind
-            told.put(kind, {key: value for key, value in body.items() if key not in ("apiVersion", "kind")})
-    return server, told
+            reported.put(kind, {key: value for key, value in body.items() if key not in ("apiVersion", "kind")})
+    return server, reported
 
 
 async def test_the_place_of_a_job_is_kept_for_it() -> None:
-    server, told = await _placed()
-    again, account = _leader(server, told)
+    server, reported = await _placed()
+    again, account = _leader(server, reported)
     again.restore()
     assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
 
@@ -134,21 +134,21 @@ async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing()
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
-    server, told = await _placed()
+    server, reported = await _placed()
     at = "2026-01-01T00:00:00Z"
     outcome = {"type": phase, "status": "True", "reason": "x", "message": "x", "lastTransitionTime": at}
     ended = {**server.objects[names.KIND, KEY.name], "status": {"phase": phase, "conditions": [outcome]}}
-    told.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
-    again, account = _leader(server, told)
+    reported.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
+    again, account = _leader(server, reported)
     again.restore()
     assert account.snapshot(KEY).promised is None
 
 
 async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too() -> None:
-    server, told = await _placed()
+    server, reported = await _placed()
     broken = {**server.objects[names.KIND, KEY.name], "spec": {"config": 3}}
-    told.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
-    again, account = _leader(server, told)
+    reported.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
+    again, account = _leader(server, reported)
     again.restore()
     assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
 
@@ -185,8 +185,8 @@ class Eventful(Server):
     """The same server, which has an event of every object."""
 
     async def events_of(self, namespace: str, uid: str, reason: str) -> list[Object]:
-        told = timestamp(b.NOW + timedelta(seconds=30))
-        return [{"metadata": {"creationTimestamp": told}, "message": f"{namespace} {uid} {reason}"}]
+        reported = timestamp(b.NOW + timedelta(seconds=30))
+        return [{"metadata": {"creationTimestamp": reported}, "message": f"{namespace} {uid} {reason}"}]
 
 
 async def test_the_job_says_what_the_event_says() -> None:
@@ -197,6 +197,6 @@ async def test_the_job_says_what_the_event_says() -> None:
     after_s[0] = UNMADE_S
     await leader(KEY)
     uid = server.objects["Job", "job-3v1-learner"]["metadata"]["uid"]
-    told = conditions.find(server.objects[names.KIND, KEY.name]["status"], reasons.LEARNER_RUNNING) or {}
-    assert told["reason"] == reasons.POD_REFUSED
-    assert told["message"].endswith(f"team-a {uid} FailedCreate")
+    reported = conditions.find(server.objects[names.KIND, KEY.name]["status"], reasons.LEARNER_RUNNING) or {}
+    assert reported["reason"] == reasons.POD_REFUSED
+    assert reported["message"].endswith(f"team-a {uid} FailedCreate")

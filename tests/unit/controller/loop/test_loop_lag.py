@@ -8,7 +8,7 @@ import pytest
 from stage2_controller.loop import controller
 
 
-async def test_a_block_is_measured_and_a_long_one_told(
+async def test_a_block_is_measured_and_a_long_one_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(controller, "LOGGED_LAG_S", 0.2)

@@ -35,7 +35,7 @@ EXPIRED = {
 
 @pytest.fixture(autouse=True)
 def swept() -> Iterator[None]:
-    """What kopf leaves of a refused login is told when it is collected: its traceback is parsed, here and now.
+    """What kopf leaves of a refused login is reported when it is collected: its traceback is parsed, here and now.
 
     Inside another test's `ast.parse` that would be an error of the interpreter (CPython 3.11, gh-106905).
     """
@@ -186,7 +186,7 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
     assert len(cluster.asked) < 100
 
 
-async def test_what_kopfs_watches_tell_is_read_by_the_quick_decoder(
+async def test_what_kopfs_watches_report_is_read_by_the_quick_decoder(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, read = store.read, []

@@ -1,4 +1,4 @@
-"""Passes that put servers behind their Service: one request for each address, and a refusal that is told."""
+"""Passes that put servers behind their Service: one request for each address, and a refusal that is reported."""
 
 from typing import Any
 

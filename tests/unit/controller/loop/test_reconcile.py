@@ -39,14 +39,14 @@ async def test_a_new_job_is_one_creation_a_child_and_one_status(life: Life) -> N
     assert life.server.requests == []
 
 
-async def test_what_a_pass_wrote_is_known_before_the_watches_tell_of_it(life: Life) -> None:
+async def test_what_a_pass_wrote_is_known_before_the_watches_report_of_it(life: Life) -> None:
     await life.one_pass()
     written = {kind for kind, _ in life.server.objects if kind != names.KIND} - {"Secret", "ConfigMap"}
     assert {kind for kind in WATCHED if kind != names.KIND and list(life.store.known(kind))} == written
     assert life.store.one(names.KIND, KEY, KEY.name) == life.server.objects[names.KIND, KEY.name]
 
 
-async def test_what_a_pass_deleted_is_gone_before_the_watches_tell_of_it(life: Life) -> None:
+async def test_what_a_pass_deleted_is_gone_before_the_watches_report_of_it(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -56,7 +56,7 @@ async def test_what_a_pass_deleted_is_gone_before_the_watches_tell_of_it(life: L
     assert life.server.requests == []
 
 
-async def test_a_secret_that_a_person_deletes_while_the_job_is_suspended_is_made_anew_at_once(life: Life) -> None:
+async def test_a_secret_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -66,7 +66,7 @@ async def test_a_secret_that_a_person_deletes_while_the_job_is_suspended_is_made
     assert ("Secret", "job-3v1-token") in life.server.objects
 
 
-async def test_a_deletion_that_is_refused_is_told(life: Life) -> None:
+async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:
     await life.one_pass()
     life.server.refused["Deployment"] = "the controller may not delete"
     life.server.add(b.job(suspend=True), generation=2)
@@ -76,7 +76,7 @@ async def test_a_deletion_that_is_refused_is_told(life: Life) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])
-async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once(life: Life, kind: str) -> None:
+async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_reported_once(life: Life, kind: str) -> None:
     made = b.planned(b.job(), b.started(b.job(), secret=None))
     child = copy.deepcopy(b.child(made, kind))
     del child["metadata"]["ownerReferences"], child["metadata"]["labels"]
@@ -97,7 +97,7 @@ async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once
 async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(), uid="uid-of-the-next")
-    life.reconciler.forget(KEY)  # the watch told of the deletion
+    life.reconciler.forget(KEY)  # the watch reported of the deletion
     for kind in ("Deployment", "Service", "NetworkPolicy", "Job"):  # the garbage collector was there
         (name,) = [name for there, name in life.server.objects if there == kind]
         life.server.remove(kind, name)
@@ -146,7 +146,7 @@ async def test_a_creation_that_finds_a_name_taken_and_then_free_is_made_again_be
     assert ("Deployment", "job-3v1-rollout") in life.server.objects
 
 
-async def test_a_configmap_that_a_person_deletes_while_the_job_is_suspended_is_made_anew_at_once(life: Life) -> None:
+async def test_a_configmap_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -191,7 +191,7 @@ async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learne
     assert ("Deployment", "job-3v1-rollout") in life.server.objects
 
 
-async def test_a_secret_without_certificates_is_made_anew_before_any_pod(life: Life) -> None:
+async def test_a_secret_without_certificates_is_recreated_before_any_pod(life: Life) -> None:
     life.server.add(manifest.secret(b.owner(b.job()), {"token": "of-before"}))
     for _ in range(4):
         await life.one_pass()
@@ -224,7 +224,7 @@ def ended(phase: str, reason: str) -> Object:
     return {**raw, "status": {**status, "specHash": hashed, "observedGeneration": 1}}
 
 
-async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_tells_of_its_end(life: Life) -> None:
+async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_reports_of_its_end(life: Life) -> None:
     life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
     assert await life.one_pass() is None
     assert ("apply", "status") in life.server.requests
@@ -234,18 +234,18 @@ async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_t
 async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:
     old = life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
     life.store.put(names.KIND, old)
-    life.server.add(b.job(), uid="uid-of-the-next", resourceVersion="1")  # the watch has not told of it yet
+    life.server.add(b.job(), uid="uid-of-the-next", resourceVersion="1")  # the watch has not reported of it yet
     await life.reconciler(KEY)
     assert ("delete", names.KIND) in life.server.requests
     assert (names.KIND, KEY.name) in life.server.objects
 
 
-@pytest.mark.parametrize("told_before", [False, True])
+@pytest.mark.parametrize("reported_before", [False, True])
 async def test_a_job_that_was_corrected_while_its_time_to_live_passed_is_not_deleted(
-    life: Life, told_before: bool
+    life: Life, reported_before: bool
 ) -> None:
     failed = life.server.add(ended(reasons.FAILED, reasons.CONFIGURATION_ERROR))
-    if told_before:  # a pass has written the status, and its deletion was refused
+    if reported_before:  # a pass has written the status, and its deletion was refused
         life.server.refused[names.KIND] = "not now"
         with pytest.raises(RetryLater):
             await life.one_pass()
@@ -253,7 +253,7 @@ async def test_a_job_that_was_corrected_while_its_time_to_live_passed_is_not_del
         failed = life.server.objects[names.KIND, KEY.name]
     life.server.unseen.clear()
     life.store.put(names.KIND, failed)
-    life.server.put({**failed, "spec": {**failed["spec"], "image": "corrected:1"}}, generation=2)  # no watch has told
+    life.server.put({**failed, "spec": {**failed["spec"], "image": "corrected:1"}}, generation=2)  # no watch reports it
     assert await life.reconciler(KEY) == 1
     assert (names.KIND, KEY.name) in life.server.objects
     life.server.add(life.server.objects[names.KIND, KEY.name])

@@ -222,7 +222,7 @@ class Pauses(WorkQueue[str]):
         super().add_after(key, 0.0)
 
 
-async def test_backoff_doubles_up_to_its_limit_and_starts_anew_after_a_success() -> None:
+async def test_backoff_doubles_up_to_its_limit_and_restarts_after_a_success() -> None:
     def fail_but_for_the_sixth(key: str, count: int) -> float:
         if count == 6:
             return 0.5
@@ -316,7 +316,7 @@ async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: boo
     assert work.calls == ["a", "b", "c", "a", "b"], "before what was worked on, and once"
 
 
-async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_anew() -> None:
+async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_again() -> None:
     work = Work(lambda key, count: 3600.0 if count == 1 else None)
     work.gate.clear()
     queue = WorkQueue(work, rest_s=3600)

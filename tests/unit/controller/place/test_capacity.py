@@ -71,18 +71,18 @@ def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
     assert made.snapshot(n.KEY).promised == "z"
 
 
-def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
-    told: list[int] = []
-    made = Capacity(lambda: told.append(1))
+def test_who_waits_is_called_when_something_is_freed_and_only_then() -> None:
+    reported: list[int] = []
+    made = Capacity(lambda: reported.append(1))
     made.put("Node", n.node())
     filler = n.foreign(gpus=4)
     made.put("Pod", filler)
-    assert told == []
+    assert reported == []
     made.wait(n.KEY, FOUR)
     made.put("Node", n.node())  # a heartbeat
-    assert told == []
+    assert reported == []
     made.put("Pod", {**filler, "status": {"phase": "Succeeded"}})
-    assert told == [1]
+    assert reported == [1]
 
 
 def test_a_list_corrects_what_the_watch_missed() -> None:

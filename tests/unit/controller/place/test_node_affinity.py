@@ -64,12 +64,12 @@ def need(affinity: dict[str, Any]) -> Need:
     return Need((PodNeed("learner", {GPU: 1, "pods": 1}, affinity=affinity),), gpu_resource=GPU)
 
 
-def test_a_node_outside_is_not_chosen_and_the_reason_is_told() -> None:
+def test_a_node_outside_is_not_chosen_and_the_reason_is_reported() -> None:
     asked = need(required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")]))
     infos = n.seen(n.capacity(n.node("a", labels={"gpu": "a100"})), asked)
     assert node_fit.choose_node(asked, infos) is None
-    told = node_fit.why_none_fits(asked, infos)
-    assert "a is none of gpu In (h100, h200), zone NotIn (b) or pool Exists (spec.placement.affinity)" in told
+    reported = node_fit.why_none_fits(asked, infos)
+    assert "a is none of gpu In (h100, h200), zone NotIn (b) or pool Exists (spec.placement.affinity)" in reported
 
 
 def test_of_nodes_with_room_the_preferred_one_is_taken_before_the_fullest() -> None:

@@ -75,7 +75,7 @@ def chosen(asked: Need, *objects: Any) -> str | None:
     return node_fit.choose_node(asked, n.seen(n.capacity(*objects), asked))
 
 
-def told(asked: Need, *objects: Any) -> str:
+def reported(asked: Need, *objects: Any) -> str:
     return node_fit.why_none_fits(asked, n.seen(n.capacity(*objects), asked))
 
 
@@ -85,7 +85,7 @@ def test_servers_and_learner_need_one_node_together() -> None:
 
 
 def test_the_largest_free_node_is_named_with_what_it_lacks() -> None:
-    message = told(FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
+    message = reported(FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
     assert message == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a"
 
 
@@ -102,9 +102,9 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("node", "pod", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_told(node: Any, pod: Any, words: str) -> None:
+def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_reported(node: Any, pod: Any, words: str) -> None:
     assert chosen(need(**pod), node) is None
-    assert words in told(need(**pod), node)
+    assert words in reported(need(**pod), node)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def test_processors_and_memory_count_like_gpus() -> None:
     asked = need(1, requests={"cpu": 31.5, "memory": 2.0**30})
     assert chosen(asked, n.node("a"), n.foreign("a", cpu="500m")) == "a"
     assert chosen(asked, n.node("a"), n.foreign("a", cpu="501m")) is None
-    assert told(asked, n.node("a"), n.foreign("a", cpu="501m")) == (
+    assert reported(asked, n.node("a"), n.foreign("a", cpu="501m")) == (
         "needs 31.5 cpu on one node; the largest free is 31.499 on a"
     )
 
 
-def test_amounts_that_exist_on_different_nodes_only_are_told_together() -> None:
+def test_amounts_that_exist_on_different_nodes_only_are_reported_together() -> None:
     asked = need(4, requests={"cpu": 16})
-    message = told(asked, n.node("a", 4, has={"cpu": "2"}), n.node("b", 1))
+    message = reported(asked, n.node("a", 4, has={"cpu": "2"}), n.node("b", 1))
     assert message.startswith("needs 4 nvidia.com/gpu, 16 cpu, 1 pods together on one node;")
 
 
@@ -230,8 +230,8 @@ def test_an_instance_type_that_daemons_make_too_small_is_too_small(kind: str, la
 def test_who_asks_for_nothing_of_what_is_overbooked_gets_the_node() -> None:
     overbooked = (n.node("a"), n.foreign("a", cpu="40"))
     assert chosen(need(4, requests={"cpu": 0.0}), *overbooked) == "a"
-    assert told(need(5, requests={"cpu": 0.0}), *overbooked).startswith("needs 5 nvidia.com/gpu")
-    assert told(need(4, requests={"cpu": 1}), *overbooked) == "needs 1 cpu on one node; the largest free is 0 on a"
+    assert reported(need(5, requests={"cpu": 0.0}), *overbooked).startswith("needs 5 nvidia.com/gpu")
+    assert reported(need(4, requests={"cpu": 1}), *overbooked) == "needs 1 cpu on one node; the largest free is 0 on a"
 
 
 def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_type() -> None:

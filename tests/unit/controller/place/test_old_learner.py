@@ -60,7 +60,7 @@ def test_a_job_leaves_a_node_that_has_taken_no_servers_for_a_minute(mode: str) -
     assert late.placement.refused == b.NODE
 
 
-def test_why_a_node_took_no_servers_is_told() -> None:
+def test_why_a_node_took_no_servers_is_reported() -> None:
     raw, account, observed = waits("Reserve", [0])
     made = planned(raw, account, observed, after_s=1)
     assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.POD_REFUSED)
@@ -96,13 +96,14 @@ def refused(mode: str = "Reserve", *, servers: str | None = None) -> tuple[Any, 
     made = planned(raw, account)
     learner = b.learner_job(made)
     learner["metadata"] = {**learner["metadata"], "creationTimestamp": timestamp(b.NOW)}
-    told = {"type": "PodScheduled", "status": "True" if servers else "False", "lastTransitionTime": timestamp(b.NOW)}
-    pods = (b.pod(names.ROLE_ROLLOUT, node=servers, conditions=[told]),)
+    status = "True" if servers else "False"
+    judged = {"type": "PodScheduled", "status": status, "lastTransitionTime": timestamp(b.NOW)}
+    pods = (b.pod(names.ROLE_ROLLOUT, node=servers, conditions=[judged]),)
     return raw, account, Observed(deployment=b.child(made, "Deployment"), learner=learner, pods=pods)
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_its_sentence_is_told_of_the_learner(mode: str) -> None:
+def test_its_sentence_is_reported_of_the_learner(mode: str) -> None:
     raw, account, observed = refused(mode)
     before = planned(raw, account, observed, after_s=UNMADE_S)
     assert b.condition(before, reasons.LEARNER_RUNNING) == ("False", reasons.NOT_CREATED)
@@ -128,7 +129,7 @@ def test_half_of_a_job_gives_its_node_back_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_a_pass_comes_when_the_events_tell_and_again_a_minute_later(mode: str) -> None:
+def test_a_pass_comes_when_the_events_report_and_again_a_minute_later(mode: str) -> None:
     raw, account, observed = refused(mode)
     assert planned(raw, account, observed, after_s=UNMADE_S - 7).again_after_s == 7
     assert planned(raw, account, observed, after_s=UNMADE_S).again_after_s == UNMADE_S

@@ -140,14 +140,14 @@ def test_a_silent_node_loses_servers_that_were_evicted_before_a_learner_existed(
 
 
 def refused_pod(role: str = names.ROLE_LEARNER, words: str = "1 Insufficient nvidia.com/gpu") -> Any:
-    told = {
+    reported = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": words,
         "lastTransitionTime": timestamp(b.NOW),
     }
-    return b.pod(role, node=None, conditions=[told])
+    return b.pod(role, node=None, conditions=[reported])
 
 
 NO_CLAIM = '0/1 nodes are available: persistentvolumeclaim "data" not found. not found'
@@ -235,7 +235,7 @@ def test_a_new_learner_waits_until_the_old_one_has_written_its_checkpoint() -> N
     assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.OLD_LEARNER_ENDING)
 
 
-def test_a_job_that_started_before_nodes_were_chosen_goes_on_where_it_is() -> None:
+def test_a_job_that_started_before_nodes_were_chosen_continues_where_it_is() -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(), n.node("z")), b.started(raw))
     assert made.deletions == ()
