@@ -147,6 +147,28 @@ class Controller:
         else:
             self.queue.add(key)
 
+    async def _hold(self, election: Election) -> None:
+        """Keep the Lease. A leader that lost it ends the process."""
+        try:
+            await election.hold()
+            self.lost = True
+            self.stop_flag.set()
+        finally:
+            if self._leading:
+                self._leading.cancel()
+            self.metrics.leads.set(0)
+
+    async def _lead(self) -> None:
+        if self.cluster_watch:  # only a leader that chooses nodes needs them
+            await self.cluster_watch.fill()
+            self._tasks.append(self._task(self.cluster_watch.run()))
+        self.reconciler.restore()
+        for job in self.store.known(names.KIND):
+            self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
+        self.metrics.leads.set(1)
+        logger.info("works on %d jobs", len(list(self.store.known(names.KIND))))
+        await self.queue.run()
+
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task that the process cannot do without: an exception that ends it ends the process."""
         task = asyncio.create_task(work)
