@@ -73,9 +73,9 @@ class SyncStatus(ReportPart):
 
     version: int = -1
     """Version of the servers' weights: the optimizer step after which they were sent; -1 before the first sync."""
-    requested_mode: _Word
+    requested_mode: _Word = ""
     """Mode in the configuration."""
-    effective_mode: _Word
+    effective_mode: _Word = ""
     """Mode that was used."""
     merge: _Word | None = None
     """Where adapters were merged: `server` or `learner`; null if they were not merged."""

@@ -155,7 +155,7 @@ def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
         {"phase": "training", "step": True},
         {"phase": "training", "message": "x" * 32769},
         {"phase": "training", "reproducibility": {str(n): n for n in range(65)}},
-        {"phase": "training", "sync": {"version": 1}},
+        {"phase": "training", "sync": {"version": "one"}},
     ],
 )
 def test_what_is_no_report_is_none(document: object) -> None:
