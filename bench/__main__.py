@@ -69,7 +69,7 @@ PACKAGES = ("numpy", "scipy", "torch", "numba", "pycocotools", "shapely", "POT",
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for; the exit code."""
+    """Run the requested benchmarks; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench/run", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)}; all but gpu without one"

@@ -26,7 +26,7 @@ def refused(index: int, name: str) -> Object:
 
 
 def quota(name: str) -> Object:
-    """A ResourceQuota that lets nobody have a Deployment in a namespace."""
+    """A ResourceQuota that forbids Deployments in a namespace."""
     hard = {"count/deployments.apps": "0"}
     metadata = {"name": "no-servers", "namespace": name}
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}}

@@ -1,4 +1,4 @@
-"""What a benchmark of the controller stands on: a node without a kubelet, a namespace that goes, a watch, a job."""
+"""The set-up of a benchmark of the controller: a node without a kubelet, a temporary namespace, a watch, a job."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ PUSHES = 4  # the first one finds nothing ready
 
 
 def serve(pipe: Connection, transport: Transport, device: str, token_file: str) -> None:
-    """Be a server's worker: join and receive as the pipe says, and tell the sums of what came, or what went wrong."""
+    """Be a server's worker: join and receive as the pipe says, and report the sums of the tensors, or the error."""
     os.environ.update(NCCL_ENVIRONMENT, NCCL_HOSTID=SERVER, **{TOKEN_FILE_VARIABLE: token_file})
     place = torch.device(device)
     receiver = Receiver(transport, _inlet(transport, place))
@@ -66,7 +66,7 @@ def _inlet(transport: Transport, device: torch.device) -> Callable[..., Inlet]:
 def _receive(
     receiver: Receiver, device: torch.device, metas: Sequence[TensorMeta], group: str, summed: bool
 ) -> dict[str, float]:
-    """Receive a push on the device; return the sum of each tensor, or 0 where they are not asked for."""
+    """Receive a push on the device; return the sum of each tensor, or 0 where sums are not requested."""
     got: dict[str, float] = {}
 
     def load(tensors: list[tuple[str, Tensor]]) -> None:

@@ -54,7 +54,7 @@ class ManyServersTable:
     """The table, in Markdown."""
 
     def lines(self) -> Iterator[str]:
-        """The table's lines; a row is measured when it is asked for."""
+        """The table's lines; each row is measured when it is read."""
         yield "\n## Weight sync to many servers\n\n"
         yield f"| what | servers | MB each | ms | growth | learner's CPU ms | {' | '.join(PHASES)} |\n"
         yield "| --- " + "| ---: " * (5 + len(PHASES)) + "|\n"

@@ -188,7 +188,7 @@ async def alike(count: int) -> str:
     """The limit of a controller: a client that sends for each job all that a controller must, from the job itself on.
 
     Those are the job, six children with the learner's Job, one status of its size, and the events of it; all of it
-    without a look at what is there. What the cluster does of it, such as pods, it does meanwhile.
+    without a look at what is there. The cluster creates the rest, such as pods, at the same time.
     """
     tally = Tally()
     api = await connect(tally)

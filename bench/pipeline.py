@@ -1,4 +1,4 @@
-"""A training step of the tiny job with the next window's rollouts made meanwhile, against one rollout after the other.
+"""A training step of the tiny job with the next window's rollouts made during training, against one after the other.
 
 Both are whole runs of `stage2 run` with real vLLM servers. Here servers and learner share the CPU, so that what one
 gains the other loses; with a GPU for each, waiting ends where it is shorter than the training step.

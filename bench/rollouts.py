@@ -1,7 +1,7 @@
 """The rollout client against `vllm bench serve`, on the same real vLLM server with the same images and prompts.
 
 vLLM's own benchmark client checks nothing and keeps nothing; ours puts answers in order, gives each request its seed,
-reads every token id and proves that the weights did not change meanwhile. Amounts are seconds a rollout.
+reads every token id and proves that the weights did not change during the request. Amounts are seconds a rollout.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROLLOUTS = 64
 SAMPLING = Sampling(max_new_tokens=128)
 TURNS = 4
 Timed = tuple[float, int]  # seconds from the first request to the last answer, and tokens generated
-# The `vllm` command asks for its version under a name that vLLM's CPU wheel does not carry.
+# The `vllm` command looks up its version under a name that vLLM's CPU wheel does not have.
 VLLM_BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -1,6 +1,6 @@
 """An optimizer step of an 8B on H100s under several schedules, against the least time that its parts allow.
 
-Servers that only take time (`slow_servers`) are asked by the learner's own client, and the learner's own loop
+Servers that only take time (`slow_servers`) get requests from the learner's own client, and the learner's own loop
 (`timed_learner`) trains, its forward and backward passes being sleeps. The bound of a step is what the servers need for
 its requests, or the learner for its tokens, whichever is more; everything else is the schedule's loss: waiting for one
 another, the optimizer, the weight sync.
@@ -70,7 +70,7 @@ class Job:
         return [answer_tokens(plan.seed(i), MOST_TOKENS, cut_at=cut_at)[0] for i in range(self.records)]
 
     def arrivals(self, answers: Sequence[int]) -> list[float]:
-        """Return when the servers have these answers, asked for at once."""
+        """Return when the servers have these answers, all requested at once."""
         chunks = contiguous_chunks(self.records, self.servers)
         return [when for start, end in chunks for when in arrivals(answers[start:end])]
 
@@ -210,7 +210,7 @@ class ScheduleTable:
     title: str
 
     def lines(self) -> Iterator[str]:
-        """The table's lines; a row is measured when it is asked for."""
+        """The table's lines; each row is measured when it is read."""
         yield f"\n## {self.title}\n\n{model_in_words()}\n\n"
         yield "| job | schedule | step s | bound s | step / bound | by the model | 40 steps |\n"
         yield "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
@@ -220,7 +220,7 @@ class ScheduleTable:
 
 
 def model_in_words() -> str:
-    """Return what the seconds stand for."""
+    """Return what the seconds mean."""
     servers = slow_servers
     layouts = "; ".join(
         f"{job.name}: {job.servers} servers, {job.learners} learner GPUs, {job.records} records a step" for job in JOBS
@@ -243,7 +243,7 @@ def model_in_words() -> str:
 
 @contextmanager
 def backend_of(job: Job, *, cut: bool) -> Iterator[ServerBackend]:
-    """Start a job's servers, and return the client that asks them."""
+    """Start a job's servers, and return their client."""
     command = [sys.executable, "-m", "bench.slow_servers", str(job.servers)]
     servers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -74,7 +74,7 @@ def engine(model: Path, **options: Any) -> Any:
 
 
 def request(model: Path, rank: int) -> Any:
-    """Return what asks for an adapter."""
+    """Return a request for an adapter."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"rank-{rank}", rank, str(model.parent / f"rank-{rank}"))

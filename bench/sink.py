@@ -30,7 +30,7 @@ from stage2_trainer.sync.transports.tcp import open_tcp
 
 
 class Sink:
-    """What stands for the stub's model: a copy of whatever it is given."""
+    """A stand-in for the stub's model, which copies every tensor."""
 
     adapters: tuple[str, ...] = ()
     processor = None

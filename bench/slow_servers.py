@@ -82,7 +82,7 @@ class Batch:
 
 
 def arrivals(lengths: Sequence[int]) -> list[float]:
-    """Return when a server has each of these answers, asked for at once, in seconds."""
+    """Return when a server has each of these answers, all requested at once, in seconds."""
     batch, now = Batch(), 0.0
     found = [0.0] * len(lengths)
     for number, tokens in enumerate(lengths):
@@ -106,7 +106,7 @@ class SlowServer:
         self._version = 0
 
     async def work(self) -> None:
-        """Advance the batch for ever, as the clock does."""
+        """Advance the batch with the clock, forever."""
         last = perf_counter()
         while True:
             seconds = self._batch.until_next()
@@ -160,7 +160,7 @@ class SlowServer:
 
 
 async def main(count: int) -> None:
-    """Serve for ever, each server on a port of its own, which the first line of output names."""
+    """Serve forever, each server on its own port; the first line of output lists the ports."""
     servers = [SlowServer() for _ in range(count)]
     listening = [await asyncio.start_server(server.serve, "127.0.0.1", 0) for server in servers]
     sys.stdout.write(" ".join(str(one.sockets[0].getsockname()[1]) for one in listening) + "\n")

@@ -15,7 +15,7 @@ class Lines(Protocol):
     """A table in Markdown, whatever its columns."""
 
     def lines(self) -> Iterator[str]:
-        """The table's lines; a row is measured when it is asked for."""
+        """The table's lines; each row is measured when it is read."""
         ...
 
 
@@ -40,7 +40,7 @@ class Table:
     rows: Callable[[], Iterator[Row]]
 
     def lines(self) -> Iterator[str]:
-        """The table's lines; a row is measured when it is asked for."""
+        """The table's lines; each row is measured when it is read."""
         yield f"\n## {self.title}\n\n"
         yield f"| what | peer | ours {self.unit} | peer {self.unit} | ratio | largest difference |\n"
         yield "| --- | --- | ---: | ---: | ---: | --- |\n"

@@ -96,9 +96,9 @@ class TimedSupervisor(Supervisor):
     """A supervisor without encoder and matcher: a segment is as long as its prompt and its answer."""
 
     def __init__(self) -> None:
-        nobody: Any = None
+        unused: Any = None
         matcher = Matcher(VOCAB, MatchOptions(), ())
-        self.tools = SampleTools(nobody, nobody, nobody, matcher, BadSamples(0, SilentLog()))
+        self.tools = SampleTools(unused, unused, unused, matcher, BadSamples(0, SilentLog()))
 
     def chat(self, record: Record) -> list[dict[str, Any]]:
         """Return the same messages for each record."""
@@ -143,7 +143,7 @@ class TimedLearner:
         self._steps = Steps(EStep(nn.Module(), Teaching(rollouts, TimedSupervisor())), StepRowPlanner(ROW_TOKENS))
 
     def step(self, global_step: int) -> None:
-        """Train on the rollouts of a step, and ask for those of the next one where they are asked for ahead."""
+        """Train on the rollouts of a step; if pipelined, request those of the next step first."""
         batches = [[record] for record in self._records]
         self._steps.begin(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
         train_step(self._steps, self, Stopwatch(), VOCAB, mean="step")

@@ -2,7 +2,7 @@
 
     python examples/make_summary_model.py examples/tiny-summaries     # a minute on one CPU core
 
-It writes summaries, half of them in a form that was not asked for and half of the colours guessed: enough right answers
+It writes summaries, half of them in another form than requested, and half of the colours guessed: enough right answers
 for rewards to tell them from the others, and room to improve. The folder is a checkpoint for transformers and vLLM,
 with a model card.
 """

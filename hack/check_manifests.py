@@ -1,7 +1,7 @@
 """What the chart and `stage2 render` make, read by two strict readers: `make lint`.
 
-kubernetes-validate holds each object against the schema of its kind, and knows no other field. kube-score asks for
-good practice; what is meant to be otherwise stands in manifest-exceptions.yaml with its reason, and an exception that
+kubernetes-validate holds each object against the schema of its kind, and knows no other field. kube-score checks
+good practice. Intended exceptions are in manifest-exceptions.yaml with their reason, and an exception that
 nothing needs is a fault as well. Each fault is a line, and the command ends with 1.
 """
 
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def chart() -> Iterator[Source]:
-    """The release with the chart's own values, with all that it can be asked for, and for two namespaces alone."""
+    """The release with the chart's own values, with every option on, and for two namespaces only."""
     tool = [str(ROOT / "hack" / "local-cluster" / "local-cluster"), "tool", "helm"]
     helm = _output(tool).strip()
     for name, values in (("chart", ()), ("chart with everything", EVERYTHING), ("chart of two namespaces", NAMED)):

@@ -1,6 +1,6 @@
 """The pages of `stage2 report --html`, opened and used in a real Chromium: `make check-report`.
 
-Chromium is started without a network to use, driven over its debugging socket, and asked what it shows.
+Chromium is started without a network to use, driven over its debugging socket, and queried for what it shows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPECTED = (
     ("one has duplicates", ("duplicates", "checked = true", ORDER), "val.jsonl:3"),
     ("none is cut off", ("cut", "checked = true", ORDER), ""),
     ("the page says so", "document.getElementById('none').hidden", False),
-    ("none asks for it", ("cut", "checked = false", ORDER), "val.jsonl:3"),
+    ("no filter", ("cut", "checked = false", ORDER), "val.jsonl:3"),
     ("at the first step all have", ("view", "value = '0'", ORDER), "val.jsonl:3,val.jsonl:2,val.jsonl:1"),
     (
         "and the name is text",

@@ -1,4 +1,4 @@
-"""What the images install, by name, version and hash: `make lock-images` writes images/requirements/*.txt anew.
+"""What the images install, by name, version and hash: `make lock-images` rewrites images/requirements/*.txt.
 
 pyproject.toml says what may be installed, these files say what is, on x86_64 and on aarch64 (arm64): what only one of
 them installs has a marker. They hold no addresses: the packages come from whatever index a builder has, and are refused
@@ -31,7 +31,7 @@ class Lock:
     """One file of requirements.
 
     extras: of pyproject.toml, whose own dependencies come with them. others: requirements beside them. left_out:
-    packages that are asked for and not installed.
+    required packages that are not installed.
     """
 
     name: str
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def write(uv: str, lock: Lock) -> None:
-    """Resolve one anew, to the newest versions that its requirements allow."""
+    """Resolve one to the newest versions that its requirements allow."""
     with tempfile.TemporaryDirectory() as name:
         others, overrides = Path(name) / "others.in", Path(name) / "overrides.txt"
         others.write_text("".join(f"{one}\n" for one in lock.others), encoding="utf-8")

@@ -21,7 +21,7 @@ class Files:
     key: Path
 
     def environment(self) -> Mapping[str, str]:
-        """The environment of a process that answers."""
+        """The environment of a server."""
         return {
             **self.trust(),
             TLS_CERT_FILE_VARIABLE: str(self.certificate),
@@ -29,7 +29,7 @@ class Files:
         }
 
     def trust(self) -> Mapping[str, str]:
-        """The environment of a process that only asks."""
+        """The environment of a client."""
         return {TLS_CA_FILE_VARIABLE: str(self.authority)}
 
 

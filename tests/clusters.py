@@ -1,4 +1,4 @@
-"""What tests on Kubernetes stand on: a cluster, an API server alone, and the images of this project.
+"""Fixtures of tests on Kubernetes: a cluster, an API server alone, and the images of this project.
 
 A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these fixtures bring up and take down again.
 """
@@ -25,7 +25,7 @@ BUILD_TIMEOUT_S = 3600
 """The first run on a machine builds Kubernetes and the trainer's image."""
 JOB_TIMEOUT_S = 900
 PRETENDED = "stage2.dev/test"
-"""The label of nodes without a kubelet, which tests make: the scheduler would put any pod there."""
+"""The label of nodes without a kubelet, which tests create: the scheduler would bind any pod to them."""
 ON_A_KUBELET = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -33,7 +33,7 @@ ON_A_KUBELET = {
         }
     }
 }
-"""The affinity of a pod that is to run, though tests beside this one make such nodes."""
+"""The affinity of a pod that must run, although other tests create such nodes."""
 
 
 @dataclass(frozen=True)

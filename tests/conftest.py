@@ -1,4 +1,4 @@
-"""What more than one tier of tests stands on."""
+"""Fixtures of more than one tier of tests."""
 
 import gc
 
@@ -10,7 +10,7 @@ pytest_plugins = ["tests.clusters"]
 
 
 def pytest_collection_finish() -> None:
-    """Take what was imported out of each garbage collection: it is there to stay, and transformers collects often."""
+    """Exclude imported objects from garbage collection: they stay, and transformers collects often."""
     gc.collect()
     gc.freeze()
 

@@ -31,7 +31,7 @@ Fault = str | int | None
 TAKES_ROOM = frozenset({"openat", "write", "pwrite64", "writev", "sendfile", "copy_file_range", "mkdir", "mkdirat"})
 FLUSHES = frozenset({"fsync", "fdatasync"})
 
-_OPENAT = 257  # asked about only where it may make a file
+_OPENAT = 257  # reported only where it may create a file
 _OF_FILES = {1: "write", 18: "pwrite64", 20: "writev", 40: "sendfile", 74: "fsync", 75: "fdatasync", 77: "ftruncate"}
 _OF_PATHS = {82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink"}
 _OF_ENTRIES = {_OPENAT: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2"}
@@ -88,7 +88,7 @@ def _run(main: Callable[[], int], parent: socket.socket) -> NoReturn:
 
 
 def _install() -> int:
-    """Have the kernel ask about this thread's calls and those of the threads that it starts; return whom it asks."""
+    """Make the kernel report the calls of this thread and of those that it starts; return the listener."""
     checks = [_step(_IF_EQUAL, number, yes=len(_NAMES) - place) for place, number in enumerate(sorted(_NAMES))]
     allow, notify = _step(_RETURN, _ALLOW), _step(_RETURN, _NOTIFY)
     opens = [_step(_LOAD, _OPEN_FLAGS_AT), _step(_IF_ANY, os.O_CREAT, no=1), notify, allow]
@@ -115,13 +115,13 @@ def _supervise(child: int, listener: int, decide: Callable[[FileCall], Fault]) -
         ((_, events),) = waiting.poll()
         if not events & select.POLLIN:
             return  # all threads have ended
-        asked = bytearray(80)
+        notification = bytearray(80)
         try:
-            fcntl.ioctl(listener, _RECEIVE, asked)
-        except FileNotFoundError:  # it was killed meanwhile
+            fcntl.ioctl(listener, _RECEIVE, notification)
+        except FileNotFoundError:  # it has been killed
             continue
-        identity, task, _, number = struct.unpack_from("QIIi", asked)
-        call = _call(task, number, struct.unpack_from("6Q", asked, 32))
+        identity, task, _, number = struct.unpack_from("QIIi", notification)
+        call = _call(task, number, struct.unpack_from("6Q", notification, 32))
         fault = decide(call) if call is not None else None
         if fault == KILL:
             os.kill(task, signal.SIGKILL)

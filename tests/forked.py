@@ -90,7 +90,7 @@ class Forked:
 
 @functools.cache
 def _requests() -> tuple[socket.socket, Path]:
-    """Start the fork server of this process, which waits for its end; return where it is asked."""
+    """Start the fork server of this process, which waits for its end; return its socket and its address."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     folder = tempfile.TemporaryDirectory(prefix="stage2-forked-")
     address = Path(folder.name) / "socket"

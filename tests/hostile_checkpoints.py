@@ -22,7 +22,7 @@ class Command:
 
 
 def plant(file: Path, folder: Path) -> None:
-    """Put a file in the place of one of a checkpoint's, which makes `folder` when it is loaded by whoever trusts it."""
+    """Replace a file of a checkpoint by one that creates `folder` when a trusting program loads it."""
     torch.save({"state": Command(folder), "step": torch.ones(2)}, file)
     checkpoint = next(one for one in file.parents if (one / MANIFEST).exists())
     (checkpoint / MANIFEST).unlink()  # whoever can write the one can write the other

@@ -9,7 +9,7 @@ import time
 class Patience:
     """A deadline that runs down at a rate that follows the load: at twice as many tasks as cores, half as fast.
 
-    timeout_s: what it takes on a machine that has nothing else to do.
+    timeout_s: the time on an idle machine.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -22,7 +22,7 @@ class Patience:
         return time.monotonic() - self._began
 
     def ended(self) -> bool:
-        """Return whether the time is over; ask again and again while you wait."""
+        """Return whether the time is over; call it repeatedly while you wait."""
         now = time.monotonic()
         self._left_s -= (now - self._last) / crowding()
         self._last = now

@@ -25,7 +25,7 @@ PORT = struct.Struct("!H")
 
 
 class SocketCommunicator:
-    """A communicator over plain sockets: its calls move bytes, and wait for ever where the other side does not come.
+    """A communicator over plain sockets: its calls move bytes, and wait forever for a side that does not come.
 
     No call of NCCL ends for a signal, so none that waits may be made in the main thread, where SIGTERM is heard.
     """

@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "pays.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for; the exit code."""
+    """Run the requested benchmarks; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.pays", description=__doc__)
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("folder", type=Path, help="where data, checkpoints and runs lie; made if missing")

@@ -1,4 +1,4 @@
-"""The runs of the comparison, one after the other; each is done once, and one that was broken off is begun anew."""
+"""The runs of the comparison, one after the other; each runs once, and an interrupted one restarts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ COORD_TOKENS = [coord_token(k) for k in range(BINS)]
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer says. `well_formed`: all of it is the JSON that was asked for."""
+    """What an answer says. `well_formed`: all of it is the requested JSON."""
 
     text: str
     objects: tuple[GTObject, ...]

@@ -21,7 +21,7 @@ _AFTER_ANSWER = TURN_END + "\n"  # as the chat template closes an assistant's tu
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked about scenes of up to `max_shapes` shapes, and the answers that are taught."""
+    """Questions about scenes of up to `max_shapes` shapes, and the answers to learn."""
 
     prompt: str
     write: Callable[[Scene], str]

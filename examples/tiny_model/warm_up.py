@@ -50,7 +50,7 @@ class Recipe:
 
 
 def train(model: Model, processor: Processor, recipe: Recipe, *, seed: int, on_step: OnStep) -> None:
-    """Train `model` in place to list shapes; `on_step` is told each step's number (from 1) and loss."""
+    """Train `model` in place to list shapes; `on_step` is called with each step's number (from 1) and loss."""
     coord_ids = torch.tensor(processor.tokenizer.convert_tokens_to_ids(COORD_TOKENS))
     batches = Batches(processor, model, seed=seed, size=recipe.batch_size)
     fit(model, batches, recipe, partial(answer_loss, coord_ids=coord_ids, sigma=recipe.sigma), on_step)

@@ -15,46 +15,22 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
 
 TIMEOUT_S = 5.0
+GETS = (
+    "/v1/models", "/get_world_size", "/server_info", "/stage2/identity", "/stage2/folder", "/load", "/version",
+    "/metrics", "/docs", "/openapi.json",
+)  # fmt: skip
+POSTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter", "/init_weight_transfer_engine", "/stage2/calls", "/start_weight_update",
+    "/update_weights", "/finish_weight_update", "/update_weight_version", "/collective_rpc", "/pause", "/resume",
+    "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/abort_requests",
+    "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/scale_elastic_ep",
+)  # fmt: skip
 ROUTES = [
-    ("GET", "/v1/models"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/embeddings"),
-    ("POST", "/v1/responses"),
-    ("POST", "/v1/load_lora_adapter"),
-    ("POST", "/v1/unload_lora_adapter"),
-    ("POST", "/init_weight_transfer_engine"),
-    ("POST", "/stage2/calls"),
-    ("POST", "/start_weight_update"),
-    ("POST", "/update_weights"),
-    ("POST", "/finish_weight_update"),
-    ("POST", "/update_weight_version"),
-    ("GET", "/get_world_size"),
-    ("POST", "/collective_rpc"),
-    ("POST", "/pause"),
-    ("POST", "/resume"),
-    ("POST", "/sleep"),
-    ("POST", "/wake_up"),
-    ("POST", "/reset_prefix_cache"),
-    ("POST", "/reset_mm_cache"),
-    ("POST", "/reset_encoder_cache"),
-    ("POST", "/abort_requests"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("POST", "/inference/v1/generate"),
-    ("POST", "/invocations"),
-    ("POST", "/scale_elastic_ep"),
-    ("GET", "/server_info"),
-    ("GET", "/stage2/identity"),
-    ("GET", "/stage2/folder"),
-    ("GET", "/load"),
-    ("GET", "/version"),
-    ("GET", "/metrics"),
-    ("GET", "/docs"),
-    ("GET", "/openapi.json"),
+    *(("GET", route) for route in GETS),
+    *(("POST", route) for route in POSTS),
     ("OPTIONS", "/update_weights"),
     ("TRACE", "/v1/models"),
 ]
@@ -244,15 +220,7 @@ def certificate() -> str:
     return file.name
 
 
-COMMANDS: dict[str, Any] = {
-    "knock": knock,
-    "ask": ask,
-    "progress": progress,
-    "join": join,
-    "stall": stall,
-    "pose": pose,
-    "leave": leave,
-}
+COMMANDS = {one.__name__: one for one in (knock, ask, progress, join, stall, pose, leave)}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -86,7 +86,7 @@ def _source(layout: Layout, reference: str) -> str:
 def export(layout: Layout, reference: str, folder: Path) -> None:
     """Write an image as OCI layout with uncompressed layers: their names are then known before they are read.
 
-    skopeo does it since buildah's own push compresses whatever it is told, and so finds no layer that is there already.
+    skopeo exports, because buildah's own push always compresses and so finds no layer that is there already.
     """
     flags = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
     scratch = folder / "tmp"

@@ -34,7 +34,7 @@ def create(layout: Layout) -> None:
 
 
 def remove(layout: Layout, *, timeout_s: float = 10.0) -> None:
-    """Kill every process in the cgroup and below, and remove it: containers die with it whoever still holds them."""
+    """Kill every process in the cgroup and below, and remove it; its containers end with it."""
     deadline = time.monotonic() + timeout_s
     for hierarchy in _hierarchies():
         folder = hierarchy / layout.cgroup.lstrip("/")

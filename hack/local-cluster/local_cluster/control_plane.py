@@ -26,7 +26,7 @@ class Endpoint:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

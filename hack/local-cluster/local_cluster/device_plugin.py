@@ -126,7 +126,7 @@ def _unary(method: Any, request: str) -> Any:
 
 
 def register(resource: str) -> None:
-    """Tell the kubelet where this plugin answers; raises grpc.RpcError when nobody listens."""
+    """Register this plugin with the kubelet; raises grpc.RpcError if the kubelet does not listen."""
     request = TYPES["RegisterRequest"](version="v1beta1", endpoint=SOCKET.name, resource_name=resource)
     with grpc.insecure_channel(f"unix://{KUBELET_SOCKET}") as channel:
         call = channel.unary_unary(
@@ -138,7 +138,7 @@ def register(resource: str) -> None:
 
 
 def run_once(resource: str, count: int) -> None:
-    """Serve until the kubelet starts anew, which deletes every plugin's socket."""
+    """Serve until the kubelet restarts, which deletes every plugin's socket."""
     while not KUBELET_SOCKET.exists():
         time.sleep(0.1)
     plugin = DevicePlugin(count)
@@ -158,7 +158,7 @@ def run_once(resource: str, count: int) -> None:
 
 
 def main() -> None:
-    """Serve for ever."""
+    """Serve forever."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resource", required=True)
     parser.add_argument("--count", type=int, required=True)

@@ -1,4 +1,4 @@
-"""CoreDNS as a process of the node, behind the Service that pods are told to ask."""
+"""CoreDNS as a process of the node, behind the Service that pods use as their resolver."""
 
 import contextlib
 import socket

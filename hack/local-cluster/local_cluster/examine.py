@@ -3,7 +3,7 @@
     python examine.py        in the image, its root read-only, /tmp as a pod has it
 
 It needs no GPU, and nothing but the standard library. Looked for: packages that stage2 imports and that are not there,
-packages of another version than vLLM was built with, shared libraries that nobody brings, compilers that run at a
+packages of another version than vLLM was built with, shared libraries that no package brings, compilers that run at a
 server's or learner's start, and folders that must be writable, or must not be.
 """
 
@@ -102,7 +102,7 @@ def lacking(ldd: str) -> set[str]:
 
 
 def missing_libraries(lacked: dict[Path, set[str]], brought: frozenset[str]) -> list[str]:
-    """Return a sentence for each library that nobody brings.
+    """Return a sentence for each library that no package brings.
 
     lacked: what ldd did not find, by file; plugins are left out. brought: names of all libraries that packages bring,
     for what is imported first loads them for the others.

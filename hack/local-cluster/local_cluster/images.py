@@ -70,7 +70,7 @@ def ensure_pause(layout: Layout) -> None:
 
 
 def of_program(layout: Layout, reference: str, program: Path, target: str) -> None:
-    """Make an image of one static program and nothing else, which runs it as nobody."""
+    """Build an image of one static program, which runs as the user `nobody`."""
     with locks.held(layout, "build"), buildah.working_container(layout) as container:
         buildah.call(layout, "copy", container, program, target)
         buildah.call(layout, "config", f'--entrypoint=["{target}"]', "--user=65535:65535", container)
@@ -178,7 +178,7 @@ def load_built(layout: Layout, reference: str) -> None:
 
 @contextmanager
 def _unpacked(layout: Layout, layers: Sequence[buildah.Layer]) -> Iterator[list[buildah.Layer]]:
-    """Layers, from the lowest on, of which containerd has a snapshot, unless one above is the same; kept meanwhile.
+    """The lowest layers of which containerd has a snapshot, unless one above is the same; kept during the block.
 
     The snapshots may belong to an image that loses its last name while they are counted on: without a root of their own
     containerd would collect them, and an import that leaves their layers out could not unpack the layers above.
@@ -218,7 +218,7 @@ def _drop_packed(layout: Layout, layers: Sequence[buildah.Layer]) -> None:
 
 
 def _forget_superseded(layout: Layout) -> None:
-    """Untie images that lost their name to a newer one: the kubelet, told to keep all images, would keep these too."""
+    """Remove images whose name a newer one has taken: the kubelet is configured to keep all images."""
     rows = [line.split() for line in ctr(layout, "images", "list").splitlines()[1:]]
     named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
     superseded = [name for name, _, digest, *_ in rows if name.startswith("sha256:") and digest not in named]

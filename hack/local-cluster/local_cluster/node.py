@@ -75,7 +75,7 @@ def _kubelet_config(layout: Layout, credentials: Credentials) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "serializeImagePulls": False,
-        # How soon the node tells of its GPUs: at the default of 10 s that is most of the boot.
+        # How soon the node reports its GPUs: the default of 10 s would be most of the boot.
         "nodeStatusUpdateFrequency": "1s",
         # How soon a pod sees a change of a Secret that it mounts: Kueue waits for its certificate, by default a minute.
         "syncFrequency": "5s",

