@@ -46,7 +46,7 @@ SYNC_S = 0.6  # an adapter of 45 MB, merged by the servers
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "List the objects."}]
 NOTHING = torch.zeros(())
 VOCAB = CoordVocab(np.arange(1, 1 + BINS), decode=str, encode=lambda text: [], size=1 + BINS)
-NO_ONE = SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
+NO_ONE = SampleStats()
 
 
 def pause(seconds: float) -> None:

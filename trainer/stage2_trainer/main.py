@@ -1,6 +1,6 @@
 """`stage2 learn CONFIG`: from a configuration to a trained model and to an exit code.
 
-What a person must put right is found before torch is imported, which takes half a minute on a busy machine.
+Mistakes of a person are found before torch is imported, which takes half a minute on a busy machine.
 """
 
 from __future__ import annotations
@@ -56,19 +56,18 @@ logger = logging.getLogger(__name__)
 # Errors that all learner processes meet.
 MET_BY_ALL = (DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError)
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
-MAKE_ROOM = "Checkpoints that were saved are whole, and the next start goes on from the newest. Make room"
+MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
 def learn(config: RunConfig, *, overwrite: bool = False) -> int:
     """Train as the configuration says.
 
-    overwrite: what an earlier run left in the output folder is removed, once configuration and records are known to be
-    good.
+    overwrite: remove the earlier run in the output folder, once configuration and records are known to be good.
 
     Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
-    lost, a number was not finite or the process was asked to stop: the next start goes on from the last checkpoint; 1
-    for anything else, such as servers that answer with other weights than those that were pushed.
+    lost, a number was not finite or the process was asked to stop: the next start resumes from the last checkpoint; 1
+    for anything else, such as servers that answer with other weights than the pushed ones.
     """
     _log_to_stderr()
     reporter = Reporter(restarts=int(os.environ.get(RESTARTS_VARIABLE, "0")))
@@ -85,22 +84,22 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
         return _failed(reporter, str(error), EXIT_FAILURE)
     except Exception as error:
         logger.exception("training failed")
-        return _failed(reporter, *_said_of(config, error))
+        return _failed(reporter, *_message_and_code(config, error))
     finally:
-        _leave_termination_log(reporter, os.environ)
+        _write_termination_log(reporter, os.environ)
 
 
-def _said_of(config: RunConfig, error: Exception) -> tuple[str, int]:
-    """Return the words and the exit code of an error that is neither a person's nor a server's."""
+def _message_and_code(config: RunConfig, error: Exception) -> tuple[str, int]:
+    """Return the message and the exit code of an error that is neither a person's nor a server's."""
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         return f"training.output_dir {config.training.output_dir}: {error}. {MAKE_ROOM}", EXIT_RETRYABLE
     return f"{type(error).__name__}: {error}", EXIT_FAILURE
 
 
 def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int:
-    """Check configuration and records for so many processes, before any of them is started.
+    """Check configuration and records for so many processes, before any of them starts.
 
-    overwrite: see `learn`. Returns 0, or the exit code of what is wrong, with the last words that `learn` would leave.
+    overwrite: see `learn`. Returns 0, or the exit code of the error, reported as `learn` would.
     """
     try:
         check_supported(config, world_size=world_size)
@@ -108,13 +107,13 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
         checked_records(config, world_size=world_size)
         with_local_model(config)
         if overwrite:
-            _start_anew(config)
+            _remove_earlier_run(config)
     except (ConfigError, OSError) as error:
         _log_to_stderr()
         reporter = Reporter()
-        found = (str(error), EXIT_CONFIG) if isinstance(error, ConfigError) else _said_of(config, error)
-        code = _failed(reporter, *found)
-        _leave_termination_log(reporter, os.environ)
+        failure = (str(error), EXIT_CONFIG) if isinstance(error, ConfigError) else _message_and_code(config, error)
+        code = _failed(reporter, *failure)
+        _write_termination_log(reporter, os.environ)
         return code
     return os.EX_OK
 
@@ -132,7 +131,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     interrupt.listen()
     records = checked_records(config, world_size=world_size)
     if overwrite:
-        _start_anew(config)
+        _remove_earlier_run(config)
     config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
@@ -152,8 +151,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     trainer.course = course
     trainer.records = (log, rollout_log)
     trainer.proved = context.proved
-    named = config.training.resume_from_checkpoint is not None  # whoever names a checkpoint vouches for it
-    if checkpoint is not None and not named and config.rollout_matching.vllm.sync.verify_every:
+    chosen = config.training.resume_from_checkpoint is not None  # a person who names a checkpoint vouches for it
+    if checkpoint is not None and not chosen and config.rollout_matching.vllm.sync.verify_every:
         trainer.earlier_proof = proved_step_of(Path(checkpoint))
     _train(trainer, checkpoint)
 
@@ -177,9 +176,9 @@ def _trainer(
 
 
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
-    """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step.
+    """Train from the beginning or from a checkpoint; save the last step when training ends early.
 
-    Nor is one left where a number was not finite: what led there is not worth keeping.
+    Not where a number was not finite: the weights that led there are not worth keeping.
     """
     if checkpoint is not None:
         logger.info("resuming from %s", checkpoint)
@@ -189,37 +188,37 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
     except (CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
-        with _first_error_kept():
-            _leave_checkpoints(trainer, error)
+        with _logged_errors():
+            _save_last_step(trainer, error)
         raise
 
 
-def _leave_checkpoints(trainer: RolloutMatchingTrainer | GrpoTrainer, error: BaseException) -> None:
-    """Save the last step, but not after a proof has failed: it may have come from other weights' rollouts.
+def _save_last_step(trainer: RolloutMatchingTrainer | GrpoTrainer, error: BaseException) -> None:
+    """Save the last step, but not after a failed proof: its rollouts may have come from other weights.
 
-    What was saved since the last proof is set aside then. Where digests differ it is not, and the last step is saved:
-    nothing was generated with what they tell of.
+    Checkpoints since the last proof are set aside then. Where digests differ, nothing was generated with the wrong
+    weights, so the last step is saved.
     """
     if isinstance(error, ProofError) and not isinstance(error, DigestError):
         trainer.set_unproved_aside()
     elif int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
-        # Another error has one process of several alone, which would wait for the others for ever.
+        # Any other error hits one process of several, which would wait for the others for ever.
         trainer.save_progress()
 
 
 @contextmanager
-def _first_error_kept() -> Iterator[None]:
-    """Log an error of the block instead of raising it: another one is on its way, and says more."""
+def _logged_errors() -> Iterator[None]:
+    """Log an error of the block instead of raising it: the original error says more."""
     try:
         yield
     except Exception:
-        logger.exception("checkpoints are as they were")
+        logger.exception("the last step is not saved")
 
 
 def _check_output(config: RunConfig) -> None:
-    """Raise ConfigError where nobody can write to the output folder, and OSError where that may pass.
+    """Raise ConfigError where the output folder cannot be written to, and OSError where that may be temporary.
 
-    A full disk may, and a mount that does not answer: a run of a week must outlive both.
+    A full disk and an unresponsive mount may be: a run of a week must outlive both.
     """
     try:
         check_place("training.output_dir", Path(config.training.output_dir) / STEP_LOG)
@@ -229,20 +228,20 @@ def _check_output(config: RunConfig) -> None:
         raise
 
 
-def _start_anew(config: RunConfig) -> None:
+def _remove_earlier_run(config: RunConfig) -> None:
     for removed in remove_run(Path(config.training.output_dir)):
         logger.warning("--overwrite: removed %s", removed)
 
 
 def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint to go on from: the configured one, else the newest of the output folder that is whole.
+    """Return the checkpoint to resume from: the configured one, else the newest whole one of the output folder.
 
-    Raises ConfigError where it is not whole, or of another run.
+    Raises ConfigError for one that is not whole, or of another run.
     """
     training = config.training
     if (path := training.resume_from_checkpoint) is None:
-        found = newest_whole(Path(training.output_dir))
-        path = str(found) if found else None
+        newest = newest_whole(Path(training.output_dir))
+        path = str(newest) if newest else None
     elif flaw := flaw_of(Path(path)):
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
         raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
@@ -252,7 +251,7 @@ def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
 
 
 def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
-    """Whether the run in the output folder has been trained to its end already; says so."""
+    """Whether the run in the output folder has ended already; logs it."""
     training = config.training
     step = ends_training(Path(checkpoint), max_steps=training.max_steps, epochs=training.num_train_epochs)
     if step is None:
@@ -271,11 +270,11 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
 
 def _log_to_stderr() -> None:
     log_lines.configure(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub logs every request with it
 
 
 def _may_push_over_nccl(config: RunConfig, environment: Mapping[str, str]) -> bool:
-    """Whether this is the process that pushes weights, and NCCL may carry them: it is known once there is a model."""
+    """Whether this process pushes weights and NCCL may carry them, which is known once there is a model."""
     vllm = config.rollout_matching.vllm
     first = environment.get("RANK", "0") == "0"
     return first and not in_process(config) and vllm.server.protocol == "vllm" and vllm.sync.transport != "tcp"
@@ -284,7 +283,7 @@ def _may_push_over_nccl(config: RunConfig, environment: Mapping[str, str]) -> bo
 def _progress_server(
     reporter: Reporter, host: str, token: str, environment: Mapping[str, str]
 ) -> AbstractContextManager[object]:
-    """Serve progress of the first process where a port is given."""
+    """Serve the progress of the first process where a port is configured."""
     port = environment.get(PROGRESS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
@@ -294,9 +293,9 @@ def _progress_server(
 
 
 def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return where the learner's own routes listen.
+    """Return the address of the learner's own routes.
 
-    On this machine only when all servers are on it, or when there are none and this is no pod; else on the network.
+    Loopback where all servers are on this machine, or where there are none and this is no pod; else all interfaces.
     """
     if in_process(config):
         local = POD_VARIABLE not in environment
@@ -307,17 +306,17 @@ def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
 
 
 def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress.
+    """Return the bearer token; a run without servers and without a progress port needs none.
 
     Raises:
-        ConfigError: there is none, or the servers cannot be reached over TLS: a certificate is missing or unreadable.
+        ConfigError: the token, or a certificate for TLS, is missing or unreadable.
     """
     if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
         return ""
     served = config.rollout_matching.vllm.server
     for server in served.resolved_servers():
         credentials.trust(server.base_url, environment)
-        if served.protocol == "vllm":  # its workers are shown a certificate over the links of weight sync
+        if served.protocol == "vllm":  # its workers check a certificate on the links of weight sync
             credentials.required_certificate(server.base_url, environment)
     return read_token(environment)
 
@@ -329,7 +328,7 @@ def _failed(reporter: Reporter, message: str, code: int) -> int:
     return code
 
 
-def _leave_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:
+def _write_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:
     path = environment.get(TERMINATION_LOG_VARIABLE)
     if path and environment.get("RANK", "0") == "0":
         reporter.write_termination_log(Path(path))

@@ -1,4 +1,4 @@
-"""Checks before a run starts, made without anything heavy: its batches, its rewards, its records."""
+"""Checks of batches, rewards and records before a run starts; they import nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 
 
 def record_rules(config: RunConfig) -> RecordRules:
-    """Return how the records of a run are read, and what its trainer demands of them."""
+    """Return how to read the records of a run, and the demands of its trainer on them."""
     if config.rlhf is not None:
         return task.record_rules(config)
     return RecordRules(units=units_by(config.custom.coord_tokens.skip_bbox_norm))
@@ -24,8 +24,7 @@ def record_rules(config: RunConfig) -> RecordRules:
 def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
     """Return the records of a run of so many learner processes.
 
-    Raises ConfigError that names every broken line, or says why the processes cannot share the records evenly, or what
-    a GRPO run lacks.
+    Raises ConfigError for broken lines, records that the processes cannot share evenly, and mistakes of a GRPO run.
     """
     if config.rlhf is not None:
         _check_grpo(config, world_size)
@@ -42,7 +41,7 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
 
 
 def _check_metric(config: RunConfig) -> None:
-    """Raise ConfigError where checkpoints are compared by what no evaluation says: it would be met hours later."""
+    """Raise ConfigError for a metric of the best checkpoint that no evaluation has: the run would fail hours later."""
     metric = config.best_metric
     if metric is None or f"eval_{metric.removeprefix('eval_')}" in EVALUATION_KEYS:
         return
@@ -52,7 +51,7 @@ def _check_metric(config: RunConfig) -> None:
 
 
 def _check_grpo(config: RunConfig, world_size: int) -> None:
-    """Raise ConfigError that names every demand that so many learner processes do not meet, or this version."""
+    """Raise ConfigError for batches that do not fit the processes, unsupported options and unknown rewards."""
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     problems = batch_problems(config, world_size)

@@ -40,7 +40,7 @@ _SAME_NAME = (
 def grpo_arguments(config: RunConfig, *, world_size: int, adapted: bool) -> Any:
     """Return the arguments of a run in `world_size` processes.
 
-    adapted: whether adapters train. TRL is then told of no divergence, for it would keep a copy of the adapter as the
+    adapted: whether adapters train. TRL then gets a beta of 0, for it would keep a copy of the adapter as the
     reference; a fresh adapter changes nothing, so the model without it is the reference.
     """
     rlhf = config.rlhf
@@ -53,17 +53,14 @@ def grpo_arguments(config: RunConfig, *, world_size: int, adapted: bool) -> Any:
             **shared,
             **{name: getattr(rlhf, name) for name in _SAME_NAME},
             "per_device_train_batch_size": batches.per_device,
-            "per_device_eval_batch_size": (
-                batches.per_device if planned else config.training.per_device_eval_batch_size
-            ),
+            "per_device_eval_batch_size": batches.per_device if planned else config.training.per_device_eval_batch_size,
             "gradient_accumulation_steps": batches.accumulation,
             "generation_batch_size": batches.generation,
             "num_generations_eval": 1,
             "scale_rewards": rlhf.resolved_scale,
             "reward_weights": rlhf.resolved_weights,
             "beta": 0.0 if adapted else rlhf.beta,
-            # every optimizer step is in the log
-            "logging_steps": 1,
+            "logging_steps": 1,  # every optimizer step is in the log
             "use_vllm": False,
             "shuffle_dataset": True,
         }
@@ -77,7 +74,9 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     trusted = config.model.allow_remote_code
     processor = load_processor(config.model.model, trusted, **pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
-    args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
+    args = grpo_arguments(
+        config, world_size=int(os.environ.get("WORLD_SIZE", "1")), adapted=config.tuner.train_type == "lora"
+    )
     exchange = ProcessExchange(context.interrupt)
 
     def connect() -> RolloutSource:
@@ -111,11 +110,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
 
 
 def _first_alone(exchange: ProcessExchange, connect: Callable[[], RolloutSource]) -> RolloutSource | None:
-    """Connect the first process to the server; None in the others, which learn of a failure as it does."""
-    made: list[RolloutSource] = []
-    exchange.from_first(lambda: made.append(connect()))
-    return made[0] if made else None
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Connect the first process to the server; None in the others, which raise the same error if that fails."""
+    sources: list[RolloutSource] = []
+    exchange.from_first(lambda: sources.append(connect()))
+    return sources[0] if sources else None

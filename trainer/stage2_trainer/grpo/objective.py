@@ -1,4 +1,4 @@
-"""CHORD: reference answers learnt beside rollouts, less and less (arXiv 2508.11408)."""
+"""Advantages of answers, and CHORD: a supervised loss on reference answers that fades out (arXiv 2508.11408)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def advantages(
 ) -> Tensor:
     """Return the advantage of each answer, shape (N,), from the rewards (N,) of groups of `group` in a row.
 
-    A reward of NaN counts for nothing, and its advantage is 0.
-    grpo and reinforce_plus_plus subtract the group's mean, rloo the mean of the group's others. The spread is that of
-    the rewards, or with reinforce_plus_plus that of what is left of them.
+    A reward of NaN is ignored, and its advantage is 0. grpo and reinforce_plus_plus subtract the group's mean, rloo the
+    mean of the group's others. The spread is that of the rewards, or with reinforce_plus_plus of the centred rewards.
     """
     grouped = rewards.view(-1, group)
     centred = grouped - grouped.nanmean(dim=1, keepdim=True)
@@ -46,14 +45,14 @@ def advantages(
 
 
 def _spread(rows: Tensor) -> Tensor:
-    """Return the standard deviation of what each row knows, shape (rows, 1)."""
+    """Return the standard deviation of each row without its NaN, shape (rows, 1)."""
     known = (~rows.isnan()).sum(dim=1, keepdim=True)
     squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
     return (squares / (known - 1)).sqrt()
 
 
 def with_divergence(rewards: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float) -> Tensor:
-    """Return the rewards (N,) less beta times the divergence of each answer from the reference model.
+    """Return the rewards (N,) minus beta times the divergence of each answer from the reference model.
 
     policy, reference: log-probabilities of the answer's tokens (N, T); mask (N, T) is 1 where there is one.
     """
@@ -97,7 +96,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class References:
-    """Reference answers as batches, in an order of their own for each process and each pass over the records."""
+    """Batches of reference answers, in another order for each process and each pass over the records."""
 
     records: Sequence[Record]
     task: Task
@@ -105,14 +104,14 @@ class References:
     seed: int
 
     def batch(self, micro_step: int, size: int, rank: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the inputs of a forward pass over `size` records and the answers' ids (B, T), -100 where none is.
+        """Return the inputs of a forward pass over `size` records and the answers' ids (B, T), -100 for padding.
 
-        Prompts are padded on the left, answers on the right, so that all answers begin in the same column.
+        Prompts are padded on the left and answers on the right, so that all answers begin in the same column.
         """
         return self._padded([self._readable(micro_step * size + i, rank) for i in range(size)])
 
     def _readable(self, position: int, rank: int) -> tuple[Any, int]:
-        """Return the record at a place of the order; where its image cannot be read, the next one whose image can.
+        """Return the record at a position of the order, or the next one whose images can be read.
 
         Raises:
             ImageError: no record's image can be read.
@@ -122,7 +121,7 @@ class References:
             record = self.records[self._index(position + step, rank)]
             try:
                 return self._encoded(record)
-            except ImageError as error:  # rollouts of this record set it aside by its name
+            except ImageError as error:  # rollouts of this record set it aside
                 fault = fault or source_fault(record.images) or error
         assert fault is not None, "there are records"
         raise fault
@@ -135,7 +134,7 @@ class References:
     def _encoded(self, record: Record) -> tuple[Any, int]:
         prompt = self.encoder.prompt(self.task.chat(record, self.task.user_text(record, epoch=0)))
         ids = self.encoder.tokenizer.encode(self.task.reference(record), add_special_tokens=False)
-        # what follows the end-of-turn token itself is the template's, and no server ever generates it
+        # the template adds more after the end-of-turn token, which no server ever generates
         encoding = self.encoder.teacher_forced(prompt, ids)
         return encoding, encoding.prompt_len + encoding.answer_len + 1
 
@@ -162,10 +161,10 @@ class References:
 def supervised_loss(logits: Tensor, answers: Tensor, *, phi: bool) -> Tensor:
     """Return the mean cross-entropy of the answers' tokens.
 
-    logits (B, T, V) predict answers (B, T), -100 where none is. phi: each token is weighed with p (1 - p), so that
-    those of which the model is sure, either way, count less.
+    logits (B, T, V) predict answers (B, T), -100 for padding. phi: a token's weight is p (1 - p), so a token counts
+    less where the model is sure of it, or of another.
     """
-    there = answers != -100
-    chosen = logits[there].float().log_softmax(-1).gather(1, answers[there].unsqueeze(1)).squeeze(1)
+    present = answers != -100
+    chosen = logits[present].float().log_softmax(-1).gather(1, answers[present].unsqueeze(1)).squeeze(1)
     weights = chosen.detach().exp() * (1 - chosen.detach().exp()) if phi else torch.ones_like(chosen)
-    return -(weights * chosen).sum() / there.sum().clamp(min=1)
+    return -(weights * chosen).sum() / present.sum().clamp(min=1)

@@ -1,8 +1,8 @@
 """Rollouts for several learner processes over one connection: the first process syncs and asks, all get their answers.
 
-Every process calls `generate` equally often, and leaves it in the same way: with its answers, or with the error that
-the first one met. A process that dies closes its connections, and the others' next exchange fails at once: they meet in
-a gloo group of their own, which has no patience to run out while a server generates.
+Every process calls `generate` equally often, and it ends alike in all: with answers, or with the first process's error.
+A process that dies closes its connections, so the next exchange fails at once in the others: they use a gloo group of
+their own, which has no time-out that a slow server could exceed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ Chat = Callable[[Record, str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """What came of this process's requests, in order, and what the first process did for all.
-
-    tokens: of the answers to all processes.
-    """
+    """The outcomes of this process's requests, in order; sync, seconds and tokens of all processes together."""
 
     outcomes: list[Outcome]
     sync: SyncReport | None
@@ -44,21 +41,18 @@ class SharedBatch:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error of the first process, as it travels."""
+    """An error of the first process, in a form that can be sent."""
 
     kind: str
     message: str
 
     def error(self) -> Exception | Interrupted:
-        if self.kind == Interrupted.__name__:
-            return Interrupted(self.message)
         if self.kind == ServerError.__name__:
             return ServerError("of learner process 0", "rollout", self.message)
-        if self.kind == ProofError.__name__:
-            return ProofError(self.message)
-        if self.kind == DigestError.__name__:
-            return DigestError(self.message)
-        problem = Problem("learner process 0", None, self.message, "see what that process says")
+        for kind in (Interrupted, ProofError, DigestError):
+            if self.kind == kind.__name__:
+                return kind(self.message)
+        problem = Problem("learner process 0", None, self.message, "see the log of that process")
         return ConfigError([problem])
 
 
@@ -70,29 +64,29 @@ class ProcessExchange:
         self._group = host_group()
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """Return what `make` returns in the first process, in all of them; the error that it raises there, in all.
+        """Run `make` in the first process; return its result, or raise its error, in all processes.
 
-        Errors that a person or another try can mend travel, and so does a request to stop; any other ends the first
-        process, and with it the rest.
+        Errors that a person or another try can fix are sent, and so is a request to stop; any other error ends the
+        first process, and with it the rest.
         """
-        made: list[Any] = [None]
+        result: list[Any] = [None]
         first_error: Exception | Interrupted | None = None
         if rank() == 0:
             try:
                 with self._interrupt.stoppable(others_wait=True):
-                    made = [make()]
+                    result = [make()]
             except (ServerError, ProofError, ConfigError, Interrupted) as error:
-                first_error, made = error, [_Failure(type(error).__name__, str(error))]
+                first_error, result = error, [_Failure(type(error).__name__, str(error))]
         if self._group is not None:
-            distributed.broadcast_object_list(made, src=0, group=self._group)
+            distributed.broadcast_object_list(result, src=0, group=self._group)
         if first_error is not None:
             raise first_error
-        if isinstance(made[0], _Failure):
-            raise made[0].error()
-        return made[0]
+        if isinstance(result[0], _Failure):
+            raise result[0].error()
+        return result[0]
 
     def all(self, value: Any) -> list[Any]:
-        """Return what every process passed, in rank order; None is left out."""
+        """Return the values of all processes, in rank order; None is left out."""
         return gathered(value, self._group)
 
 
@@ -111,7 +105,7 @@ class SharedRollouts:
         self._exchange = exchange
 
     def generate(self, model: nn.Module, asks: Sequence[Ask], *, global_step: int, micro_step: int) -> SharedBatch:
-        """Return what came of each ask of this process; rollouts are made by the weights of `global_step`.
+        """Return the outcome of each request of this process, by the weights of `global_step`.
 
         Raises, in all processes:
             ServerError, ProofError: what the first process met.
@@ -150,7 +144,7 @@ class SharedRollouts:
 
 
 def _sent(outcome: Outcome) -> Any:
-    """Return an outcome as it travels: the errors of requests have constructors of their own."""
+    """Return an outcome in a form that can be sent: errors of requests have constructors of their own."""
     if isinstance(outcome, Refused):
         return _Failure(type(outcome.error).__name__, str(outcome.error))
     return outcome
@@ -161,5 +155,5 @@ def _received(sent: Any) -> Outcome:
         outcome: Outcome = sent
         return outcome
     error = sent.error()
-    assert isinstance(error, Exception), "no request is refused by being asked to stop"
+    assert isinstance(error, Exception), "a refusal is no request to stop"
     return Refused(error)

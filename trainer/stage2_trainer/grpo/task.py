@@ -1,4 +1,4 @@
-"""GRPO's task: the prompts and reference answers that records make, and what it demands of a record.
+"""The task of a GRPO run: the prompts and reference answers of records, and the demands on a record.
 
 Source: semantics, section 15.4. A record has `images` and, where there is a contract of summaries, `metadata` that
 fits it; without one `summary` is its reference answer.
@@ -21,9 +21,9 @@ from stage2_trainer.grpo.rewards import Contract, Sample
 
 
 class Rows:
-    """Makes rows of records. `epoch` says whose turn it is to be asked about irrelevant images.
+    """Builds rows from records. `epoch`: selects the domain whose prompt asks about an irrelevant image.
 
-    first: number of the first record among all that the run has.
+    first: index of the first record among all records of the run.
     """
 
     def __init__(self, records: Sequence[Record], task: Task, *, first: int = 0) -> None:
@@ -37,9 +37,9 @@ class Rows:
         return Dataset.from_dict({"index": list(range(len(self.records)))}).with_transform(self._rows)
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row: TRL's prompt and images, and what rollouts and rewards need.
+        """Return a row: TRL's prompt and images, and the inputs of rollouts and rewards.
 
-        `fault` is None, or why the row's images cannot be read: then they are small grey ones.
+        `fault`: why the row's images cannot be read, and are replaced by small grey ones; None where they can.
         """
         record = self.records[index]
         user_text = self.task.user_text(record, self.epoch)
@@ -60,7 +60,7 @@ class Rows:
 
 
 def _images(record: Record) -> tuple[list[Any], ImageError | None]:
-    """Return a record's images, or as many that stand for them and why they must."""
+    """Return a record's images, or as many blank ones and why."""
     try:
         return [load_image(source) for source in record.images], None
     except ImageError as error:
@@ -69,7 +69,7 @@ def _images(record: Record) -> tuple[list[Any], ImageError | None]:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what a model is asked about records, and what a right answer is.
+    """A task: the prompt and the right answer of each record.
 
     prompt: text of the user's turn, unless the record's domain has its own. contract: of summaries, where there is one.
     """
@@ -89,7 +89,7 @@ class Task:
     def user_text(self, record: Record, epoch: int) -> str:
         """Return the text of the user's turn.
 
-        Irrelevant images are asked about in the words of each domain in turn, another one each epoch.
+        For an irrelevant image it is the prompt of another domain each epoch.
         """
         if self.contract is None:
             return self.prompt
@@ -127,5 +127,5 @@ class Task:
 
 
 def record_rules(config: RunConfig) -> RecordRules:
-    """Return how the records of a GRPO run are read: without objects, and with what its task asks about."""
+    """Return how to read the records of a GRPO run: without objects, and checked against its contract."""
     return RecordRules(reads_objects=False, demand=Task.from_config(config).check)

@@ -1,7 +1,7 @@
-"""The GRPO trainer: TRL's, with rollouts and weight sync of our own, other estimators, and CHORD.
+"""The GRPO trainer: TRL's, with our rollouts and weight sync, other estimators, and CHORD.
 
-What TRL does is left to it: groups, reuse of a round, old log-probabilities where weights move within one, clipping,
-the divergence in the loss. What it would do with vLLM itself is replaced where it generates.
+TRL does the rest: groups, reuse of a round, old log-probabilities where weights move within one, clipping, the
+divergence in the loss.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_
 class GrpoComponents:
     """The components of a GRPO trainer, beside what TRL's takes.
 
-    records: all of the run, by the numbers that rows have. bad: those that are set aside.
-    mixing, references: of CHORD; mixing None: rollouts alone are learnt. part_rates: learning rates of parts of the
-    model (llm, vit, aligner) that have their own.
+    records: all records of the run, by the index in a row. bad: the samples that are set aside. mixing, references: of
+    CHORD; mixing None: the run trains on rollouts alone. part_rates: learning rates of model parts (llm, vit, aligner)
+    that have their own.
     """
 
     rlhf: Rlhf
@@ -71,7 +71,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
     def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
-        rewards: list[Any] = [_named(reward, components.contract) for reward in components.rewards]
+        rewards: list[Any] = [_trl_reward(reward, components.contract) for reward in components.rewards]
         super().__init__(
             model=model,
             args=args,
@@ -81,7 +81,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             processing_class=processing_class,
             callbacks=[_Epochs(components.rows)],
         )
-        self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
+        self.remove_callback(PrinterCallback)  # the run's log has the figures
         self.beta = components.rlhf.beta
         self.components = components
         self._policy = model
@@ -91,11 +91,11 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
-        self._left_out: dict[int, BadSample] = {}  # of the evaluation under way, in this process
-        self._trained: float | None = None  # since when the step's last gradient is there
+        self._left_out: dict[int, BadSample] = {}  # of the current evaluation, in this process
+        self._trained: float | None = None  # when the step's last gradient was there
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train to the end, and go on counting the samples that an earlier start has set aside."""
+        """Train to the end; samples that an earlier start set aside count too."""
         if isinstance(resume_from_checkpoint, str):
             self.components.bad.load(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -105,7 +105,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self.components.bad.save(checkpoint, before=self.state.global_step)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer, with learning rates of their own for the parts that have one."""
+        """Create the optimizer; some parts of the model may have learning rates of their own."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         split_learning_rates(optimizer, self._policy, self.components.part_rates)
         return optimizer
@@ -117,7 +117,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return found
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Stop if asked to, else train on a micro-batch."""
+        """Train on a micro-batch, unless the run was asked to stop."""
         self.components.interrupt.check()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
         untyped: Any = super()
@@ -128,8 +128,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return loss
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Say where the step's time went before anything is logged, saved or evaluated."""
-        if self._trained is not None:  # else an epoch ends
+        """Split the step's time before anything is logged, saved or evaluated."""
+        if self._trained is not None:  # None where an epoch ends
             TIMELINE.note("optimizer", self._trained)
             self._trained = None
             time = StepTime.joined(gathered(TIMELINE.end(self.state.global_step)))
@@ -138,7 +138,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no card for a hub: the run's record says what it was."""
+        """Write no card for a hub: the run has its own record."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._asks = [(row["index"], row["user_text"]) for row in inputs]
@@ -156,14 +156,11 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *args: Any, **kwargs: Any
     ) -> tuple[list[list[int]], None]:
-        """Return the answers' ids from the rollout server, for prompts that it must read as the learner does.
+        """Return the answers' ids from the rollout server, which must read the prompts as the learner does.
 
-        A request that came to nothing has an empty answer (its end-of-turn token), of which nothing is learnt.
+        A request that failed has an empty answer (its end-of-turn token), which trains nothing.
         """
-        with (
-            torch.no_grad(),
-            TIMELINE.measure("wait"),
-        ):  # for other processes, and what is made, which counts for itself
+        with torch.no_grad(), TIMELINE.measure("wait"):  # for other processes; what this one does counts for itself
             found = self.components.rollouts.generate(
                 self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
             )
@@ -178,7 +175,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         ], None
 
     def _set_aside(self) -> None:
-        """Name and count the samples whose requests came to nothing; in the words of section 18 they are bad."""
+        """Log and count the samples whose requests failed: bad samples (semantics, section 18)."""
         found: dict[int, BadSample] = {}
         for (index, _), one in zip(self._asks, self._outcomes, strict=True):
             if isinstance(one, Refused):
@@ -195,7 +192,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate, and tell of the samples that were left out once all batches are there.
+        """Evaluate, and report the samples that the evaluation left out.
 
         Raises:
             BadStepError, Exception: as `BadSamples.note_held_out`.
@@ -211,22 +208,19 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return [isinstance(one, Refused) for one in self._outcomes]
 
     def _leave_out_bad(self, output: dict[str, Any]) -> None:
-        """Take what stands for bad samples out of the loss, and out of the tokens that it is divided by."""
+        """Remove bad samples from the loss and from its denominator."""
         bad = torch.tensor(self._is_bad(), device=output["advantages"].device)
         output["advantages"] = output["advantages"].masked_fill(bad, 0.0)
         output["completion_mask"] = output["completion_mask"].masked_fill(bad.unsqueeze(1), 0)
         output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
 
     def _without_images(self, ids: list[int]) -> list[int]:
-        """Return an answer up to the first image token: no pixels belong to one that was made up.
-
-        An answer that begins with one is taken for an empty one, which is its end-of-turn token.
-        """
+        """Return an answer up to its first image token, which has no pixels; an empty one becomes its end of turn."""
         encoder = self.components.references.encoder
         return list(cut_before(ids, encoder.vision_ids)) or encoder.end_of_turn_ids[:1]
 
     def _micro_step(self) -> int:
-        """Return a number that no other round of rollouts of this optimizer step has."""
+        """Return a number that is unique among the rounds of rollouts of this optimizer step."""
         if self._policy.training:
             return int(self._step % self.args.gradient_accumulation_steps)
         self._evaluations += 1
@@ -251,12 +245,12 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return self._scores
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
-        """Return this process's advantages by the configured estimator, the divergence taken off first if it is to."""
+        """Return this process's advantages; `kl_in_reward` subtracts the divergence from the rewards first."""
         rlhf = self.components.rlhf
         rewards = self._scores @ self.reward_weights.to(self._scores.device)
         if rlhf.kl_in_reward and rlhf.beta:
             rewards = self.accelerator.gather(self._penalised(rewards, output))
-        group = self.components.rlhf.num_generations if self._policy.training else 1
+        group = rlhf.num_generations if self._policy.training else 1
         if group == 1:
             return torch.zeros_like(output["advantages"])
         found = advantages(rewards, group, estimator=rlhf.advantage_estimator, scale=rlhf.resolved_scale)
@@ -271,7 +265,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
     @torch.no_grad()
     def _logprobs(self, output: Mapping[str, Any]) -> Tensor:
-        """Return the log-probabilities of the answers' tokens under the weights as they are, (B, T)."""
+        """Return the log-probabilities of the answers' tokens under the current weights, (B, T)."""
         found: Tensor
         found, _, _ = self._get_per_token_logps_and_entropies(
             self.model,
@@ -284,7 +278,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return found
 
     def _own(self, everywhere: Tensor, output: Mapping[str, Any]) -> Tensor:
-        """Return this process's part of what was gathered."""
+        """Return this process's part of gathered values."""
         count = len(output["completion_ids"])
         start = self.accelerator.process_index * count
         return everywhere[start : start + count]
@@ -292,20 +286,16 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self.steps_in_backward:
             self.components.interrupt.hold()
+        untyped: Any = super()
+        mixing = self.components.mixing
         with TIMELINE.measure("forward"):
-            return self._loss(model, inputs)
-
-    def _loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        if self.components.rlhf.kl_in_reward:
-            self.beta = 0.0  # the rewards have it already
-        try:
-            untyped: Any = super()
-            loss: Tensor = untyped._compute_loss(model, inputs)
-        finally:
-            self.beta = self.components.rlhf.beta
-        if self.components.mixing is None or not self._policy.training:
-            return loss
-        return self._mixed(model, loss, self.components.mixing)
+            if self.components.rlhf.kl_in_reward:
+                self.beta = 0.0  # the rewards have it already
+            try:
+                loss: Tensor = untyped._compute_loss(model, inputs)
+            finally:
+                self.beta = self.components.rlhf.beta
+            return loss if mixing is None or not self._policy.training else self._mixed(model, loss, mixing)
 
     def _mixed(self, model: nn.Module, loss: Tensor, mixing: Mixing) -> Tensor:
         """Return the loss with the supervised one mixed in (semantics section 15.5: CHORD)."""
@@ -322,13 +312,13 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return (1 - mu) * loss + mu * supervised / self.current_gradient_accumulation_steps
 
     def _write_rollouts(self, found: Tensor) -> None:
-        """Write down what was answered, and what each reward said to it."""
+        """Write each answer with its rewards and advantage to the rollout log."""
         part = "train" if self._policy.training else "held-out"
         first = self.accelerator.process_index * len(self._outcomes)
         scores = self._scores[first : first + len(self._outcomes)]
-        rewards = (scores * self.reward_weights.to(scores.device)).nansum(dim=1)  # as TRL adds them up
-        told = zip(self._asks, self._outcomes, scores.tolist(), rewards.tolist(), found.tolist(), strict=False)
-        for (index, _), answer, own, reward, advantage in told:
+        rewards = (scores * self.reward_weights.to(scores.device)).nansum(dim=1)  # as TRL sums them
+        answered = zip(self._asks, self._outcomes, scores.tolist(), rewards.tolist(), found.tolist(), strict=False)
+        for (index, _), answer, own, reward, advantage in answered:
             if isinstance(answer, Refused):
                 continue
             record = self.components.records[index]
@@ -365,17 +355,17 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
 
 class _Epochs(TrainerCallback):
-    """A callback that tells the rows which pass over the records it is."""
+    """A callback that keeps the epoch of the rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the pass that begins."""
+        """Note the epoch that begins."""
         self._rows.epoch = int(state.epoch or 0)
 
 
-def _named(reward: Reward, contract: Contract | None) -> Callable[..., list[float]]:
+def _trl_reward(reward: Reward, contract: Contract | None) -> Callable[..., list[float]]:
     """Return a reward as TRL calls one: completions and batched columns in, scores out."""
 
     def scores(completions: list[Any], metadata: list[Mapping[str, Any]], **_: Any) -> list[float]:

@@ -34,10 +34,9 @@ Batches = Sequence[Sequence[Record]]
 
 @dataclass(frozen=True)
 class Teaching:
-    """One way to teach the records of a step: who answers them, and what is learnt from the answers.
+    """One way to teach the records of a step: the source of answers, and the supervision by them.
 
-    on_matched: receives the matched samples of each step. further: answers to each record beside the one that is
-    trained on.
+    on_matched: receives the matched samples of each step. further: answers to each record beside the trained one.
     """
 
     rollouts: RolloutSource
@@ -68,8 +67,8 @@ class SupervisedSteps:
 class EStep:
     """The E-step of a run that trains `model`.
 
-    check: called while the learner waits for answers; it may raise. truth: how the steps in `supervised` are taught, in
-    a mixed run.
+    check: called while the learner waits for answers; it may raise. truth: teaches the `supervised` steps of a mixed
+    run.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class EStep:
     def begin(self, batches: Batches, following: Batches = (), *, global_step: int, stopwatch: Stopwatch) -> AskedStep:
         """Sync and request the rollouts of a step; with a pipeline those of the `following` step too.
 
-        A step that was requested ahead is answered by the weights of the step before it.
+        The weights of the step before answer a step that was requested ahead.
 
         Raises:
             ServerError: servers were lost, and did not come back.
@@ -108,7 +107,7 @@ class EStep:
         return step
 
     def set_aside_late(self, segment: Segment, error: ImageError) -> Segment:
-        """Return the placeholder of a segment whose pixels are lost, which is noted."""
+        """Note a segment whose pixels are lost, and return its placeholder."""
         return self._teaching.supervisor.set_aside_late(segment, error)
 
     def _step(self, batches: Batches, global_step: int) -> AskedStep:
@@ -118,10 +117,10 @@ class EStep:
 
 
 class AskedStep:
-    """The segments of one optimizer step's raw batches, while its rollouts are being made.
+    """The segments of one optimizer step's raw batches, while servers generate its rollouts.
 
-    stopwatch: measures the learner's waits; the one of the step that trains on the segments. report: the sync before
-    the rollouts; None = the weights had not moved.
+    stopwatch: measures the learner's waits, for the step that trains on the segments. report: the sync before the
+    rollouts; None = the weights had not moved.
     """
 
     def __init__(
@@ -175,26 +174,24 @@ class AskedStep:
             ServerError: servers were lost, and did not come back.
             TooManyBadSamples, BadStepError, Exception: as `BadSamples.note`.
         """
-        ends = list(accumulate(self._sizes, initial=0))
-        for start, end in pairwise(ends):
-            segments = [self._take(index) for index in range(start, end)]
+        for start, end in pairwise(accumulate(self._sizes, initial=0)):
+            segments = []
+            for index in range(start, end):
+                self._wait([index])
+                segments.append(self._segment(index))
             if end == len(self):
                 self._finish()
             yield segments
 
     def as_they_come(self) -> Iterator[tuple[int, Segment]]:
         """Yield all segments with their places in the step, each as soon as it is there. Raises as `micro_steps`."""
-        waited = dict.fromkeys(range(len(self)))
-        while waited:
-            self._wait(list(waited))
-            for index in [index for index in waited if self._supervised[index].done()] or [next(iter(waited))]:
-                del waited[index]
+        left = list(range(len(self)))
+        while left:
+            self._wait(left)
+            for index in [index for index in left if self._supervised[index].done()] or left[:1]:
+                left.remove(index)
                 yield index, self._segment(index)
         self._finish()
-
-    def _take(self, index: int) -> Segment:
-        self._wait([index])
-        return self._segment(index)
 
     def _wait(self, indices: Sequence[int]) -> None:
         """Wait until one of these segments is there, or all rollouts are."""
@@ -215,11 +212,11 @@ class AskedStep:
         """Note bad samples and report the matched ones, now that all rollouts are there."""
         batch = self._answers.result()
         self._receive_all(batch)
-        found = [one.result()[0] for one in self._supervised]
-        bad = [one for one in found if isinstance(one, BadSample)]
+        samples = [one.result()[0] for one in self._supervised]
+        bad = [one for one in samples if isinstance(one, BadSample)]
         tools = self._supervisor.tools
-        tools.bad.note(bad, step=self.global_step, of=len(found))
-        self._teaching.on_matched(self.global_step, with_origin(found, batch, tools.matcher.options))
+        tools.bad.note(bad, step=self.global_step, of=len(samples))
+        self._teaching.on_matched(self.global_step, with_origin(samples, batch, tools.matcher.options))
         self.report = batch.sync or self.report
         self.stopwatch.add(self._beside)
 
@@ -237,7 +234,7 @@ class AskedStep:
         )
 
     def _chat(self, index: int) -> Chat:
-        """Return the messages of a record; the first time the thread encodes them, so that images are read once."""
+        """Return the messages of a record; at the first call the thread encodes them, so that images are read once."""
         record = self._records[index]
         messages = self._supervisor.chat(record)
         with self._lock:
@@ -250,7 +247,7 @@ class AskedStep:
             self._receive(index, outcome)
 
     def _receive(self, index: int, outcome: Outcome) -> None:
-        """Let the thread work on an outcome; the first one of a record counts."""
+        """Let the thread work on an outcome; only the first one of a record counts."""
         with self._lock:
             if index in self._arrived:
                 return

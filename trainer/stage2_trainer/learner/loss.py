@@ -1,8 +1,8 @@
 """The loss: cross entropy on text, a soft and a cumulative distance on coordinates, and a gate that keeps them
 coordinates.
 
-Only supervised positions enter, so memory grows with them and not with the sequence; `stage2_loss_from_hidden` goes on
-to compute logits and their gradients in portions, so it does not grow with positions x vocabulary either.
+Only supervised positions enter, so memory grows with them and not with the sequence. `stage2_loss_from_hidden` computes
+logits and their gradients in chunks, so memory does not grow with positions x vocabulary either.
 Source: semantics, section 6.
 """
 
@@ -50,7 +50,7 @@ class LossOptions:
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> LossOptions:
-        """Return the options that `custom.extra.rollout_matching` asks for."""
+        """Return the options of `custom.extra.rollout_matching`."""
         return cls(
             soft_ce_weight=rollout_matching.soft_ce_weight,
             w1_weight=rollout_matching.w1_weight,
@@ -66,13 +66,12 @@ class LossOptions:
 class LossTargets:
     """The targets of N supervised positions: first K ordinary tokens, then C coordinates (N = K + C).
 
-    positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
-    them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail;
-    prefix_count: how many are there. weights (K,) float32: factors of the ordinary tokens' losses, below 0 where a
-    token is taught against; None: all are 1. coord_weights (C,) float32: factors of the coordinates' losses; None: all
-    are 1.
-    ce_denominator, coord_denominator: what the sums are divided by. The numbers of positions make plain means; totals
-    of an accumulation window make a loss that does not depend on how segments are spread over micro-steps.
+    positions (N,) int64: the hidden state or logits at `logit_positions` = positions - 1 predict them. labels (K,)
+    int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail; prefix_count: how
+    many are in the prefix. weights (K,) float32: factors of the ordinary tokens' losses, below 0 for unlikelihood;
+    None: all are 1. coord_weights (C,) float32: factors of the coordinates' losses; None: all are 1.
+    ce_denominator, coord_denominator: divide the sums. The numbers of positions make plain means; totals of an
+    accumulation window make a loss that does not depend on how segments are spread over micro-steps.
     """
 
     positions: torch.Tensor
@@ -135,9 +134,8 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
 def window_means(micro_steps: Sequence[LossTargets]) -> list[LossTargets]:
     """Return the targets of all micro-steps of an accumulation window, divided so that their losses make one mean.
 
-    The loss of the window is the mean of its micro-steps' losses. Here that is the mean over all positions of the
-    window in all learner processes, however they are spread over micro-steps (semantics, section 17). All processes
-    must call it.
+    The mean of the micro-steps' losses is then the mean over all positions of the window in all learner processes,
+    however they are spread over micro-steps (semantics, section 17). All processes must call it.
     """
     counts = sum(len(one.labels) for one in micro_steps), sum(len(one.bins) for one in micro_steps)
     ce, coord = denominators(counts)
@@ -145,10 +143,10 @@ def window_means(micro_steps: Sequence[LossTargets]) -> list[LossTargets]:
 
 
 def denominators(counts: tuple[int, int]) -> tuple[float, float]:
-    """Return what sums over this process's tokens and coordinates are divided by, for means over those of all.
+    """Return the denominators of this process's sums over tokens and coordinates, for means over all processes.
 
-    counts: the process's own. Gradients are averaged over processes: that is why a share of all counts is returned.
-    All processes must call it.
+    counts: of this process. Gradients are averaged over processes, so these are shares of all counts. All processes
+    must call it.
     """
     everywhere = gathered(counts)
     ce, coord = (sum(column) / len(everywhere) for column in zip(*everywhere, strict=True))
@@ -156,7 +154,7 @@ def denominators(counts: tuple[int, int]) -> tuple[float, float]:
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of this machine's memory on the device, without waiting for what that computes meanwhile."""
+    """Move a tensor to the device without waiting for it to finish its work."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -250,17 +248,17 @@ def _usable(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _ce_sum(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Return the sum of cross entropies, each times its weight; below 0 of -log(1 - p) in its place, times the amount.
+    """Return the sum of weighted cross entropies; a weight below 0 means unlikelihood, -log(1 - p) times its amount.
 
-    The latter is what makes a token less probable, and no other in particular more (arXiv 1908.04319).
+    Unlikelihood makes a token less probable without favouring any other (arXiv 1908.04319).
     """
     usable = _usable(logits)
     if weights is None:
         return functional.cross_entropy(usable, labels, reduction="sum")
-    towards = functional.cross_entropy(usable, labels, reduction="none")
+    likelihood = functional.cross_entropy(usable, labels, reduction="none")
     others = usable.scatter(-1, labels[:, None], -torch.inf).logsumexp(dim=-1)
-    away = usable.logsumexp(dim=-1) - others
-    return (torch.where(weights < 0, away, towards) * weights.abs()).sum()
+    unlikelihood = usable.logsumexp(dim=-1) - others
+    return (torch.where(weights < 0, unlikelihood, likelihood) * weights.abs()).sum()
 
 
 def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:

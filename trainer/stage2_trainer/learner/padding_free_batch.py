@@ -1,9 +1,9 @@
 """Segments and batches: teacher-forced sequences in padding-free rows, each sequence blind to the others.
 
 Qwen3-VL's text model takes 4-row position ids: row 0 counts the tokens of each sequence from 0 (a new sequence begins
-wherever it does not grow by one), rows 1..3 are the multimodal rotary positions. Sequences are told apart by row 0
-only when there is no attention mask and no key-value cache; with a cache the rows run into one another silently, which
-is why every forward pass here says `use_cache=False`.
+wherever it does not grow by one), rows 1..3 are the multimodal rotary positions. Row 0 separates sequences only without
+an attention mask and a key-value cache; with a cache they silently run into one another, so every forward pass here has
+`use_cache=False`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Segment:
-    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures.
+    """One sample in training form: tokens with their positions, its supervision, and its figures.
 
-    images: those whose pixels its encoding lacks: they are had from elsewhere when a row is laid out. sample_id: its
-    record's.
+    images: those whose pixels the encoding lacks; the batch loads them. sample_id: of its record.
     """
 
     placed: Placed
@@ -55,10 +54,10 @@ class Segment:
         return len(self.placed)
 
     def aged(self, staleness: int) -> Segment:
-        """Return it with the optimizer steps that lie between its rollout and the training on it."""
+        """Return it with the number of optimizer steps between its rollout and the training on it."""
         return replace(self, stats=replace(self.stats, staleness=staleness))
 
-    def seen(self, pixels: PixelSource) -> Placed:
+    def with_pixels(self, pixels: PixelSource) -> Placed:
         """Return its tokens with the pixels of its images."""
         if not self.images:
             return self.placed
@@ -82,8 +81,8 @@ class PaddingFreeBatch:
     def model_inputs(self) -> dict[str, Any]:
         """Return the forward pass's keyword arguments, without a mask and without a cache.
 
-        The flash kernels' own are among them: without them each layer would find the sequences out again, and wait for
-        the device three times to do so.
+        Those of the flash kernels are included: without them each layer would compute the sequences again, and wait for
+        the device three times.
         """
         longest = int(self.sequence_ends.diff().max())
         images = {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
@@ -102,13 +101,13 @@ class PaddingFreeBatch:
 def hidden_states(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     """Return the last hidden states (B, T, H) of the model without its head, from `model_inputs`.
 
-    Images go through the vision tower first: by itself the model would hand it the text's sequences too.
+    The vision tower runs first: within the model it would get the sequences of the text too.
     """
     images = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
     text = {name: value for name, value in inputs.items() if name not in images}
-    seen = {"image": model.get_image_features(**images, return_dict=True)} if images else None
-    found: torch.Tensor = model(**text, mm_encoder_outputs=seen).last_hidden_state
-    return found
+    encoded = {"image": model.get_image_features(**images, return_dict=True)} if images else None
+    hidden: torch.Tensor = model(**text, mm_encoder_outputs=encoded).last_hidden_state
+    return hidden
 
 
 def place(encoding: Encoding, rope_model: Any) -> Placed:
@@ -125,7 +124,7 @@ def place(encoding: Encoding, rope_model: Any) -> Placed:
 def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> PaddingFreeBatch:
     """Lay out the sequences of each row one after the other, rows filled up with padding to the longest one.
 
-    The padding is one more sequence of its row: nothing sees it, and nothing in it is supervised.
+    The padding is one more sequence of its row, without supervision.
     """
     length = max(sum(len(placed) for placed in row) for row in rows)
     encodings = [placed.encoding for row in rows for placed in row]
@@ -139,7 +138,7 @@ def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> PaddingFreeB
 
 
 def row_supervision(rows: PaddingFreeBatch, metas: Sequence[Sequence[SegmentMeta]], vocab: CoordVocab) -> Supervision:
-    """Return where the rows are supervised, positions counted over all rows laid out one after the other (B * T)."""
+    """Return the supervision of the rows, with positions in the concatenated rows (B * T)."""
     length = rows.input_ids.shape[1]
     parts = [
         packed_supervision(row_metas, ids.numpy(), vocab) for row_metas, ids in zip(metas, rows.input_ids, strict=True)
@@ -181,12 +180,12 @@ def supervised_batch(
 ) -> dict[str, Any]:
     """Return the model's inputs (`model`, on the CPU), the loss's targets (`targets`) and the names of the samples.
 
-    placeholder: returns what replaces a segment whose pixels are lost. The tensors are new, so that a step cannot
-    change what is kept for the next.
+    placeholder: returns the replacement of a segment whose pixels are lost. The tensors are new, so that a step cannot
+    change rows that are kept for the next.
     """
-    shown = [[_shown(segment, pixels, placeholder) for segment in row] for row in rows]
-    batch = collate([[placed for _, placed in row] for row in shown], pad_token_id)
-    supervision = row_supervision(batch, [[segment.meta for segment, _ in row] for row in shown], vocab)
+    loaded = [[_loaded(segment, pixels, placeholder) for segment in row] for row in rows]
+    batch = collate([[placed for _, placed in row] for row in loaded], pad_token_id)
+    supervision = row_supervision(batch, [[segment.meta for segment, _ in row] for row in loaded], vocab)
     return {
         "model": batch.model_inputs(),
         "targets": loss_targets(supervision, device),
@@ -194,14 +193,14 @@ def supervised_batch(
     }
 
 
-def _shown(
+def _loaded(
     segment: Segment, pixels: PixelSource, placeholder: Callable[[Segment, ImageError], Segment]
 ) -> tuple[Segment, Placed]:
     try:
-        return segment, segment.seen(pixels)
+        return segment, segment.with_pixels(pixels)
     except ImageError as error:
         other = placeholder(segment, error)
-        return other, other.seen(pixels)
+        return other, other.with_pixels(pixels)
 
 
 def supervised_counts(row: Sequence[Segment], vocab: CoordVocab) -> tuple[int, int]:

@@ -37,7 +37,7 @@ _SCOPE = "packing/post_rollout_scope_window"
 class RowGroup:
     """The rows of one forward and backward pass, with their `packing/*` figures and the figures of their samples.
 
-    place: among the groups of the step, independent of when it was known.
+    place: the group's number in the step, whenever its rows were known.
     """
 
     place: int
@@ -51,12 +51,12 @@ class RowPlanner(ABC):
 
     @property
     def waiting(self) -> Sequence[Segment]:
-        """The segments that have not been trained on yet, oldest first."""
+        """The waiting segments, oldest first."""
         return ()
 
     @abstractmethod
     def wait(self, segments: Sequence[Segment]) -> None:
-        """Let segments of a checkpoint wait behind those that do. Raises PackingError as `rows`."""
+        """Append segments of a checkpoint to the waiting ones. Raises PackingError as `rows`."""
 
     @abstractmethod
     def rows(self, step: AskedStep) -> Iterator[RowGroup]:
@@ -64,7 +64,7 @@ class RowPlanner(ABC):
 
 
 class MicroStepPlanner(RowPlanner):
-    """A planner whose step has one group of rows for each micro-step; `plans_ahead` once all of them are there."""
+    """A planner of one group of rows for each micro-step. plans_ahead: it waits for the segments of all of them."""
 
     plans_ahead = False
 
@@ -119,15 +119,15 @@ class PackedRowPlanner(MicroStepPlanner):
 
     @property
     def waiting(self) -> Sequence[Segment]:
-        """The segments that have not been trained on yet, oldest first."""
+        """The waiting segments, oldest first."""
         return self._buffer.items
 
     def wait(self, segments: Sequence[Segment]) -> None:
-        """Let segments wait behind those that do. Raises PackingError as `plan`."""
+        """Append segments to the waiting ones. Raises PackingError as `plan`."""
         self._buffer.insert(segments, [len(segment) for segment in segments])
 
-    def give_up(self) -> list[Segment]:
-        """Return the segments that wait, oldest first; none waits any more."""
+    def take_waiting(self) -> list[Segment]:
+        """Remove and return the waiting segments, oldest first."""
         return self._buffer.empty()
 
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PackedRows]:
@@ -154,9 +154,9 @@ class PackedRowPlanner(MicroStepPlanner):
 class WindowRowPlanner(MicroStepPlanner):
     """One row for each micro-step of a window of `window` micro-steps; its segments are spread over them.
 
-    The last window of an epoch may be partial: `partial` packs its micro-steps one by one, and what that leaves goes
-    into the next window with room for it. `length` in tokens. Raises PackingError when a window's own segments do not
-    fit its rows, or a segment is longer than a row.
+    The last window of an epoch may be partial: `partial` packs its micro-steps one by one, and the segments it leaves
+    go into the next window with room for them. `length` in tokens. Raises PackingError when a window's own segments do
+    not fit its rows, or a segment is longer than a row.
     """
 
     plans_ahead = True
@@ -168,7 +168,7 @@ class WindowRowPlanner(MicroStepPlanner):
 
     @property
     def waiting(self) -> Sequence[Segment]:
-        """The segments of a partial window that have not been trained on yet, oldest first."""
+        """The waiting segments of a partial window, oldest first."""
         return self._partial.waiting
 
     def wait(self, segments: Sequence[Segment]) -> None:
@@ -180,7 +180,7 @@ class WindowRowPlanner(MicroStepPlanner):
         if len(micro_steps) < self._window:
             return [(rows, {**figures, _SCOPE: 0.0}) for rows, figures in self._partial.plan(micro_steps)]
         segments = [segment for micro_step in micro_steps for segment in micro_step]
-        carried = self._partial.give_up()
+        carried = self._partial.take_waiting()
         try:
             return self._spread([*carried, *segments])
         except PackingError:

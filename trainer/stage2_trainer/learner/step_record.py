@@ -24,27 +24,26 @@ class SampleStats:
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that generated it and those that train on it.
-    `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
+    `beam`: it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
-    `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
-    `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets took out of
-    the answer, or taught against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
-    these answers.
-    The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
+    `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
+    `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
+    the answer, or trained against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
+    the further answers. Lengths of training are 0 in an evaluation, which encodes nothing.
     """
 
-    prompt_len: int
-    generated: int
-    truncated: bool
-    valid_objects: int
-    dropped_invalid: int
-    dropped_ambiguous: int
-    gt_objects: int
-    matched: int
-    supervised: int
-    gating_rejections: int
-    maskiou_sum: float
-    matched_iou50: int
+    prompt_len: int = 0
+    generated: int = 0
+    truncated: bool = False
+    valid_objects: int = 0
+    dropped_invalid: int = 0
+    dropped_ambiguous: int = 0
+    gt_objects: int = 0
+    matched: int = 0
+    supervised: int = 0
+    gating_rejections: int = 0
+    maskiou_sum: float = 0.0
+    matched_iou50: int = 0
     fn_appended: int = 0
     prefix_coord_targets: int = 0
     tail_ignored: int = 0
@@ -65,11 +64,6 @@ class SampleStats:
     unmatched_penalised: int = 0
     misses_recovered: int = 0
     further: int = 0
-
-
-def bad_sample_stats() -> SampleStats:
-    """Return the figures of a sample that was set aside."""
-    return SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, bad=True)
 
 
 def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:

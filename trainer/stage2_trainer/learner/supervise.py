@@ -13,7 +13,7 @@ from stage2_trainer.data.images import BLANK_SIDE, ImageError, blank_image
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment, place
-from stage2_trainer.learner.step_record import SampleStats, bad_sample_stats
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,
@@ -41,9 +41,9 @@ Chat = list[dict[str, Any]]
 class Matched:
     """One record, the rollout that answers it, and the target that matching builds from both.
 
-    kept: the number of answer tokens that were used, where the answer was too long for a packed row; None = all.
-    skipped: nothing of it is trained on. from_truth: nothing was generated, the target is the ground truth itself.
-    origin: how the rollout was made, for the record.
+    kept: the number of answer tokens in use, where the answer was too long for a packed row; None = all. skipped: the
+    run does not train on it. from_truth: nothing was generated, the target is the ground truth itself. origin: the
+    rollout's seeds, servers, sync and options, for the log.
     """
 
     record: Record
@@ -104,7 +104,7 @@ class OverlongRule:
     def fit(self, matched: Matched, matcher: Matcher, encoded_len: Callable[[Matched], int]) -> Matched:
         """Return a rollout that fits a row: unchanged, cut after one of its objects, or marked as skipped.
 
-        With `error` it is returned unchanged, and packing refuses it.
+        With `error` it stays unchanged, and packing refuses it.
 
         Raises:
             OverlongError: it does not fit, and there is no rule for that.
@@ -139,7 +139,7 @@ Supervised = tuple[Matched | BadSample, Segment]
 
 @dataclass(frozen=True)
 class SampleTools:
-    """The tools of training and evaluation, the same for all samples. bad: notes the samples that they fail on."""
+    """The tools of training and evaluation, the same for all samples. bad: notes the samples they fail on."""
 
     encoder: Encoder
     cache: PromptCache
@@ -172,7 +172,7 @@ class Supervisor:
             return self.tools.cache.prompt(record.images, lambda: chat)
 
     def supervise(self, record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch) -> Supervised:
-        """Return a rollout, matched, with its segment. Raises one of SAMPLE_FAULTS, or what ends the run."""
+        """Return a matched rollout with its segment. Raises one of SAMPLE_FAULTS, or an error that ends the run."""
         with stopwatch.measure("rollout_parse_match"):
             matched = self._match(record, prompt, rollout)
             if self._overlong is not None:
@@ -181,11 +181,11 @@ class Supervisor:
             return matched, self._segment(prompt, matched)
 
     def set_aside(self, record: Record, error: Exception) -> Supervised:
-        """Return the bad sample, and the placeholder that takes its place."""
+        """Return the bad sample and its placeholder."""
         return BadSample.from_error(record.sample_id, record.images, error), self._placeholder(record.sample_id)
 
     def set_aside_late(self, segment: Segment, error: Exception) -> Segment:
-        """Note a segment whose pixels are lost, and return the placeholder that takes its place."""
+        """Note a segment whose pixels are lost, and return its placeholder."""
         self.tools.bad.note_late(BadSample.from_error(segment.sample_id, segment.images, error))
         return self._placeholder(segment.sample_id)
 
@@ -198,31 +198,28 @@ class Supervisor:
         return len(matched.rollout.prompt_token_ids) + matched.target.train_len + ends
 
     def _segment(self, prompt: Prompt, matched: Matched) -> Segment:
-        rollout, target = matched.rollout, matched.target
-        answer = self.tools.matcher.vocab.encode(NOTHING) if matched.skipped else target.y_train_ids
-        encoding = self.tools.encoder.teacher_forced(prompt, answer)
-        length = len(encoding.input_ids)
+        record, prompt_ids = matched.record, matched.rollout.prompt_token_ids
         if matched.skipped:
-            meta = unsupervised_meta(rollout.prompt_token_ids, len(answer), encoded_len=length)
-        else:
-            plain = not self._coord_loss
-            meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length, plain_coords=plain)
+            skipped = self._zero_loss(prompt, record.images, record.sample_id)
+            return replace(skipped, stats=sample_stats(matched, encoded_len=len(skipped)))
+        encoding = self.tools.encoder.teacher_forced(prompt, matched.target.y_train_ids)
+        length, plain = len(encoding.input_ids), not self._coord_loss
+        meta = segment_meta(matched.target, prompt_ids, encoded_len=length, plain_coords=plain)
         stats = sample_stats(matched, encoded_len=length)
-        return Segment(place(encoding, self._rope), meta, stats, matched.record.images, matched.record.sample_id)
+        return Segment(place(encoding, self._rope), meta, stats, record.images, record.sample_id)
 
     def _placeholder(self, sample_id: str) -> Segment:
-        """Return a zero-loss segment.
-
-        It has an image, so that every part of the model takes part in its pass, as several processes require.
-        """
+        """Return a zero-loss segment; its image makes every part of the model run, as several processes require."""
         images = (blank_image(),)
         record = Record(0, sample_id, images, BLANK_SIDE, BLANK_SIDE)
-        prompt = self.tools.cache.prompt(images, lambda: self.chat(record))
+        return self._zero_loss(self.tools.cache.prompt(images, lambda: self.chat(record)), images, sample_id)
+
+    def _zero_loss(self, prompt: Prompt, images: tuple[str, ...], sample_id: str) -> Segment:
         answer = self.tools.matcher.vocab.encode(NOTHING)
         encoding = self.tools.encoder.teacher_forced(prompt, answer)
         length = len(encoding.input_ids)
         meta = unsupervised_meta(prompt.input_ids.tolist(), len(answer), encoded_len=length)
-        return Segment(place(encoding, self._rope), meta, bad_sample_stats(), images, sample_id)
+        return Segment(place(encoding, self._rope), meta, SampleStats(bad=True), images, sample_id)
 
 
 class TruthSupervisor(Supervisor):

@@ -1,7 +1,7 @@
-"""Samples that are set aside: named in the log and counted over the whole run, up to `training.max_bad_samples`.
+"""Samples that are set aside: logged, and counted over the whole run, up to `training.max_bad_samples`.
 
-A run of a week meets a truncated image, an answer that fits no row, a prompt that a server does not accept. None of
-them is a reason to end the run; many of them are.
+A run of a week meets a truncated image, an answer that fits no row, a prompt that a server does not accept. One of them
+is no reason to end the run; many are.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from stage2_trainer.telemetry.run_log import EventLog
 logger = logging.getLogger(__name__)
 
 KEY = "training.max_bad_samples"
-FILE = "bad_samples.json"
-"""The samples that were set aside, in a checkpoint."""
-EVENT = "bad_sample"
-LAST = 3
+FILE = "bad_samples.json"  # in a checkpoint
+LAST = 3  # reasons in an error
 
 Document = Mapping[str, Any]
 
@@ -51,9 +49,9 @@ class BadSample:
 
 
 class BadSamples:
-    """The bad samples of a run, over all learner processes. most: more than these end the run; 0: the first does.
+    """The bad samples of a run, over all learner processes; each counts once, however many epochs meet it.
 
-    A sample that comes again in the next epoch counts once.
+    most: a run with more ends; 0: the first one ends it.
     """
 
     def __init__(self, most: int, log: EventLog) -> None:
@@ -64,11 +62,11 @@ class BadSamples:
 
     @property
     def total(self) -> int:
-        """The number of samples of the run that were set aside so far."""
+        """The number of bad samples so far."""
         return len(self._noted)
 
     def note(self, found: Sequence[BadSample], *, step: int, of: int) -> None:
-        """Note this process's bad samples among the `of` whose rollouts the step made. All processes must call it.
+        """Note this process's bad samples among the `of` samples of the step. All processes must call it.
 
         Raises:
             TooManyBadSamples: there are too many in the run.
@@ -87,7 +85,7 @@ class BadSamples:
             raise TooManyBadSamples([Problem(KEY, self._most, rule, way_out)])
 
     def note_late(self, bad: BadSample) -> None:
-        """Keep a sample whose row could not be laid out, for the next `note`, which all processes call."""
+        """Keep a sample whose row could not be laid out for the next `note`, which all processes call."""
         self._late.append(bad)
 
     def note_held_out(self, found: Sequence[BadSample], *, step: int, of: int) -> int:
@@ -96,7 +94,7 @@ class BadSamples:
         They do not count against the run's limit: each evaluation meets the same ones again.
 
         Raises:
-            BadStepError: there are no others, so that its figures would mean nothing.
+            BadStepError: all of them are bad, so there is nothing to evaluate.
             Exception: the error of the first, where none is allowed.
         """
         documents = self._report(found, part="held-out", step=step)
@@ -124,16 +122,15 @@ class BadSamples:
             logger.warning("sample %s is set aside (%s): %s", one["sample_id"], one["image"], one["reason"])
         everywhere = list({one["sample_id"]: one for share in gathered(mine) for one in share}.values())
         for one in everywhere:
-            self._log.write(EVENT, one)
+            self._log.write("bad_sample", one)
         if everywhere and self._most == 0:
-            raise found[0].error if found else TooManyBadSamples([_first_of_another(everywhere[0])])
+            if found:
+                raise found[0].error
+            sample_id, reason = everywhere[0]["sample_id"], everywhere[0]["reason"]
+            rule = f"a sample of another learner process is bad: {sample_id}: {reason}"
+            raise TooManyBadSamples([Problem(KEY, 0, rule, "mend the data, or allow some")])
         return everywhere
 
 
 def _reasons(documents: Sequence[Document]) -> str:
     return "The last: " + "; ".join(f"{one['sample_id']}: {one['reason']}" for one in documents[-LAST:])
-
-
-def _first_of_another(document: Document) -> Problem:
-    rule = f"a sample of another learner process is bad: {document['sample_id']}: {document['reason']}"
-    return Problem(KEY, 0, rule, "mend the data, or allow some")

@@ -1,4 +1,4 @@
-"""From a configuration to a source of rollouts: servers, which are waited for and checked, or this process itself."""
+"""From a configuration to a source of rollouts: servers, once they are up and checked, or this process itself."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     `stack` closes the connections.
 
     Raises:
-        ConfigError: a sync mode that cannot work, servers that cannot merge and must, or that read prompts differently.
-        ServerError: a server did not come.
+        ConfigError: a sync mode that cannot work, servers that must merge and cannot, or that read prompts differently.
+        ServerError: a server did not come up.
     """
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
     clients = [ServerClient(one.base_url, token, timeout_s=server.timeout_s) for one in server.resolved_servers()]
@@ -118,7 +118,7 @@ def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) 
 
 
 def _adapter_sync(config: RunConfig, policy: Policy, full: FullSync | SwiftSync) -> AdapterSync | None:
-    """Return how adapters reach the servers, or None where full weights do; ConfigError if the mode cannot work."""
+    """Return the sync of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
     vllm = config.rollout_matching.vllm
     obstacle = adapter_obstacle(policy.model) if isinstance(full, FullSync) else SWIFT_OBSTACLE
     mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle)
@@ -133,7 +133,7 @@ def _weight_sync(
     adapter: AdapterSync | None,
     proved: ProvedStep,
 ) -> WeightSync:
-    """Return how weights reach the servers, which are up."""
+    """Return the sync of weights to the servers, which are up."""
     sync = config.rollout_matching.vllm.sync
     prover = Prover(
         policy.probe,
@@ -180,7 +180,7 @@ def _differences(
         for name, value in own.items()
         if found.get(name) != value
     ]
-    _let_generate(client)
+    _resume(client)
     served = client.post(CHAT_ROUTE, PHASE, body=chat_body(RolloutRequest(messages), Sampling(1), seed=0))
     return problems + _prompt_difference(client, served["prompt_token_ids"], prompt_ids)
 
@@ -194,25 +194,23 @@ def _identity(client: ServerClient) -> dict[str, Any]:
         problem = Problem(
             f"server {client.base_url}",
             f"no {IDENTITY_ROUTE}",
-            "must say how it reads prompts",
+            "must report how it reads prompts",
             "start it with `stage2 serve`, in the same version as the learner",
         )
         raise ConfigError((problem,)) from error
 
 
-def _let_generate(client: ServerClient) -> None:
-    """Let a server go on that stands still since a learner died in a push: else it would answer nobody again."""
+def _resume(client: ServerClient) -> None:
+    """Resume a server that a learner paused for a push and died: it would never answer again."""
     if client.get("/is_paused", PHASE).get("is_paused"):
-        logger.warning(
-            "server %s stands still, as a learner that ended in a push leaves it; it goes on", client.base_url
-        )
+        logger.warning("server %s is paused, as a learner that ended in a push leaves it; it resumes", client.base_url)
         client.post("/resume", PHASE)
 
 
 def check_swift_identity(
     clients: Sequence[ServerClient], messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
 ) -> None:
-    """Compare the ids of one prompt with those of every server of `swift rollout`, which tells nothing else.
+    """Compare the ids of one prompt with those of every server of `swift rollout`, which reports nothing else.
 
     Raises:
         ConfigError: with every difference on every server.
@@ -237,19 +235,19 @@ def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int])
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The training state as rollouts need it: out of an engine's memory, and with its weights gathered."""
+    """What rollouts do to the training state: move it out of an engine's memory, and gather its weights."""
 
     offload: StateOffloader
     whole: GatheredWeights
 
     def attach(self, trainer: Any) -> None:
-        """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
+        """Set where to find the optimizer and DeepSpeed's engine once training has begun."""
         self.offload.find_optimizer = lambda: trainer.optimizer
         self.whole.find_engine = lambda: trainer.model_wrapped
 
 
 def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:
-    """Return the training state as rollouts need it: offloaded, and with its weights gathered."""
+    """Return how rollouts treat the training state of this run."""
     chosen = config.rollout_matching.offload
     offload = StateOffloader(
         DeviceMover(device),
@@ -305,7 +303,7 @@ def local_rollouts(
 def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's `LLM` in `world_size` learner processes.
 
-    The engine never loads adapters: they are merged into the weights that it is given. It knows nothing of packing.
+    The engine never loads adapters: pushes merge them into the weights. Nothing of packing reaches it.
     """
     vllm = config.rollout_matching.vllm
     options: dict[str, Any] = {
@@ -335,7 +333,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
 
 
 def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
-    """Return the environment that vLLM reads when it is imported; what is set already is kept.
+    """Return the environment that vLLM reads when it is imported; existing variables are kept.
 
     eager: whether it computes without compiling (`enforce_eager`).
     """

@@ -112,7 +112,7 @@ class ColocateEngine:
         self._parallel = TensorParallel(self._options["tensor_parallel_size"])
         free_shared_memory(self._parallel.ranks)
         self._llm = vllm.LLM(**self._options)
-        before_each_step(self._llm, self._stop_if_unwanted)
+        before_each_step(self._llm, self._stop_if_asked)
         logger.info("vLLM %s started in this process in %.0f s", vllm.__version__, time.monotonic() - start)
         self._sleep()
 
@@ -174,7 +174,7 @@ class ColocateEngine:
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
     def _answered(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
-        """Return vLLM's answers with the further ones, or its refusals; all members of the group ask the same."""
+        """Return vLLM's answers with the further ones, or its refusals; all members of the group send the same."""
         from vllm.exceptions import VLLMClientError
 
         return ask_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
@@ -198,8 +198,8 @@ class ColocateEngine:
             for one, answer in zip(requests, answers[: len(requests)], strict=True)
         ]
 
-    def _stop_if_unwanted(self) -> None:
-        """Stop generating if the run was asked to stop; groups, which make the same steps, look at every eighth."""
+    def _stop_if_asked(self) -> None:
+        """Stop generating if the run was asked to stop; groups, which make the same steps, check every eighth."""
         self._steps += 1
         if self._parallel.size > 1 and self._steps % STEPS_BETWEEN_MEETINGS:
             return
@@ -259,7 +259,7 @@ def _rollout(answer: Any, further: Any, version: int) -> Rollout:
 
 
 def _choices(answer: Any) -> list[Any]:
-    """Return what a request was answered with, by the order of the seeds. Raises RuntimeError as `_rollout`."""
+    """Return the completions of a request in the order of their seeds. Raises RuntimeError as `_rollout`."""
     for one in answer.outputs:
         if one.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
             raise RuntimeError(f"request {answer.request_id} ended with {one.finish_reason!r} and no rollout")
@@ -269,7 +269,7 @@ def _choices(answer: Any) -> list[Any]:
 class EngineProver:
     """Proves the syncs of this process's engine, by log-probabilities of a prompt against the learner's.
 
-    All processes prove together, whatever each found before. every, tolerance, proved: see `ProofSchedule`.
+    All processes prove together, whatever their own results. every, tolerance, proved: see `ProofSchedule`.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class EngineProver:
     ) -> None:
         self._proved = proved or ProvedStep()
         self._own = ProvedStep()  # of this process's engine; there may be others
-        # Once: the processes of a tensor-parallel engine ask it together, and must do so equally often.
+        # One attempt: the processes of a tensor-parallel engine call it together, so equally often.
         self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
         self._group = host_group()
 
@@ -304,11 +304,11 @@ class EngineProver:
         if all(proved for _, proved in everyone):
             self._proved.step = step
         elif any(proved for _, proved in everyone):
-            self._schedule.require_next()  # as those do whose engine is in doubt
+            self._schedule.require_next()  # as the processes do whose engine is in doubt
 
 
 class TensorParallel:
-    """This process's group, a part of the default process group; a group of one needs none."""
+    """This process's tensor-parallel group, a part of the default process group."""
 
     def __init__(self, size: int) -> None:
         initialized = distributed.is_initialized()
@@ -319,8 +319,8 @@ class TensorParallel:
         self._group: distributed.ProcessGroup | None = None
         for ranks in groups(world, size):
             if size > 1:  # every process takes part in forming every group
-                made = distributed.new_group(ranks, backend="gloo")
-                self._group = made if rank in ranks else self._group
+                group = distributed.new_group(ranks, backend="gloo")
+                self._group = group if rank in ranks else self._group
 
     def together(self, items: Sequence[T]) -> tuple[list[T], slice]:
         """Return the items of all members in rank order, and where this one's own lie. All members must call it."""

@@ -1,4 +1,4 @@
-"""Errors that end a run because of its samples or answers; light, for whoever reads them must not wait for torch."""
+"""Errors that end a run because of its samples or answers; importing them takes no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TooManyBadSamples(ConfigError):
 
 
 class BadStepError(RuntimeError):
-    """All samples of a step, or of an evaluation, were set aside: the fault is not theirs. All processes meet it.
+    """All samples of a step or an evaluation were set aside, as where a mount is lost. All processes meet it.
 
-    A lost mount comes back: another start goes on from the last whole step.
+    Another start resumes from the last whole step.
     """

@@ -157,7 +157,7 @@ class HfBackend:
                 **inputs,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList(ends),
-                stopping_criteria=StoppingCriteriaList([_Unwanted(self._stops)]),
+                stopping_criteria=StoppingCriteriaList([_StopRequested(self._stops)]),
                 synced_gpus=False,  # weights are whole: no process waits for the others' tokens
             )
         answers = output[:: decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
@@ -195,7 +195,7 @@ class HfBackend:
         return self._pieces[token]
 
 
-class _Unwanted(StoppingCriteria):
+class _StopRequested(StoppingCriteria):
     """A criterion that ends all answers once the run was asked to stop."""
 
     def __init__(self, stops: Callable[[], bool]) -> None:
@@ -280,6 +280,6 @@ def repeats(answer: Sequence[int], rules: RepeatTerminate) -> bool:
 
 
 def holds_objects(answer: Sequence[int], most: int, piece: Callable[[int], str]) -> bool:
-    """Whether an answer's text holds `most` object keys; the text is put together only where a key has just come."""
+    """Whether an answer's text holds `most` object keys; it is decoded only where a key has just ended."""
     just_written = "".join(map(piece, answer[-len(OBJECT_KEY) :]))
     return OBJECT_KEY in just_written and "".join(map(piece, answer)).count(OBJECT_KEY) >= most

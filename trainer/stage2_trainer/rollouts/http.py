@@ -1,7 +1,7 @@
 """Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
 
-A server gets as many requests at once as it can work on, so that it always has the next one. A server that hangs is
-noticed even where a request has no time limit.
+A server gets as many requests at once as it can work on, so that it always has the next one. The client notices a
+server that hangs even where a request has no time limit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
 KEEPALIVE_S = 2.0  # below the 5 s after which servers close idle connections, so none closes in mid-request
-UNSYNCED = -1  # the version of a server that was never given weights
+UNSYNCED = -1  # the version of a server before its first push
 IN_FLIGHT = 256
 CLOSE_S = 10.0
 CHECKS_PER_TIMEOUT = 4  # polls of a generating server within `timeout_s`
@@ -144,7 +144,7 @@ class ServerBackend:
         self._idle.clear()
         try:
             return self._runner.run(self._generate(chunks, _Work(requests, seed_plan, version, on_rollout)))
-        except ExceptionGroup as failures:  # none of a server
+        except ExceptionGroup as failures:  # none of them a ServerError
             raise _leaves(failures)[0] from None
         except asyncio.CancelledError:
             raise ServerError(", ".join(self.base_urls), PHASE, "ended: the learner closes its connections") from None

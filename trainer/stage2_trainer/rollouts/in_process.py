@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from torch import nn
 
@@ -16,6 +15,7 @@ from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
+from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.rollout_source import (
     Answers,
     GenerationRequest,
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
 STAND_IN = RolloutRequest([{"role": "user", "content": "Answer with one word."}])
-OWN = "own"  # the sync mode where the model that trains is the one that generates
+OWN = "own"  # the sync mode where the model that trains also generates
 
 
 class EngineError(RuntimeError):
-    """A colocated engine failed. Nothing else makes rollouts in its place unless a person says so."""
+    """A colocated engine failed. Only a person can choose another source of rollouts."""
 
     def __init__(self, doing: str, cause: BaseException) -> None:
         super().__init__(
@@ -46,22 +46,10 @@ class EngineError(RuntimeError):
         )
 
 
-class Engine(Backend, Protocol):
-    """An engine in this process that has weights of its own."""
-
-    def start(self) -> None:
-        """Start it, if it does not run yet."""
-        ...
-
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
-        """Give it the model's weights."""
-        ...
-
-
 class HfRollouts(RolloutSource):
     """Rollouts by the model that trains: its weights are always the newest.
 
-    interrupt: what the backend looks at between tokens; the request to stop then reaches all processes here.
+    interrupt: the backend checks it between tokens; a request to stop then reaches all processes here.
     """
 
     def __init__(self, backend: Backend, *, seed: int, reporter: Reporter, interrupt: Interrupt) -> None:
@@ -89,15 +77,14 @@ class HfRollouts(RolloutSource):
 class ColocateRollouts(RolloutSource):
     """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
 
-    The order within `ask`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
-    both come back. The engine starts with the first rollouts. `whole`: makes weights that are spread over processes
-    whole for the time of a `with` block (ZeRO-3). interrupt: what the engine looks at between tokens; the request to
-    stop then reaches all processes here.
+    `ask` moves the optimizer state off the device, pushes the weights, moves the model off, generates, and moves both
+    back. The engine starts with the first rollouts. whole: gathers weights that ZeRO-3 spreads over processes, for a
+    `with` block. interrupt: the engine checks it between tokens; a request to stop then reaches all processes here.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ColocateEngine,
         offload: StateOffloader,
         *,
         sync_mode: str,
@@ -175,10 +162,10 @@ class ColocateRollouts(RolloutSource):
 
 @dataclass(frozen=True)
 class _Requests:
-    """This process's requests, and seeds for them that no other process uses in their micro-steps.
+    """This process's requests, with seeds that no other process uses in their micro-steps.
 
-    refused: the requests at fault, by their places. Each is replaced by another prompt, so that nothing changes for the
-    others, and all processes of an engine ask for equally much.
+    refused: the requests at fault, by their places. A stand-in replaces each, so that nothing changes for the others,
+    and all processes of an engine send equally many.
     """
 
     requests: list[RolloutRequest]

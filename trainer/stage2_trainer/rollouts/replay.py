@@ -1,7 +1,7 @@
-"""The targets that a run trained on, rebuilt from its own records: no server, no model, no data set.
+"""The targets that a run trained on, rebuilt from its rollout log: no server, no model, no data set.
 
-Each line of `rollouts.jsonl` holds the ids that a server answered with, the true objects, and the options of the
-matching; what was trained on (`Y_train`) follows from these and from the tokenizer, and the line holds its hash.
+Each line of `rollouts.jsonl` holds the ids of an answer, the true objects, and the options of matching; the target
+(`Y_train`) follows from these and the tokenizer, and the line holds its hash.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from stage2_trainer.matching import (
 
 @dataclass(frozen=True)
 class Replayed:
-    """One rollout's line and what it leads to. same: whether that is what was trained on."""
+    """One rollout's line and its rebuilt target."""
 
     line: Mapping[str, Any]
     target: MatchedTarget
 
     @property
     def same(self) -> bool:
-        """Whether the rebuilt `Y_train` has the hash of the one that was trained on, and weighs the same objects."""
+        """Whether the rebuilt target has the hash of the original, and weighs the same objects."""
         hashed = ids_sha256(self.target.y_train_ids) == str(self.line["y_train_sha256"])
         return hashed and list(self.target.recovered) == self.line.get("recovered", [])
 
 
 def lines_of_step(lines: Iterable[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
-    """Return the training rollouts of an optimizer step in order; of one that was made again, the last.
+    """Return the training rollouts of an optimizer step in order; of repeated ones the last.
 
-    step: as in the lines, where the first is 0. A run that goes on from a checkpoint makes its last step's again.
+    step: as in the lines, where the first is 0. A run that resumes from a checkpoint repeats its last step.
     """
     found = {
         (line["micro_step"], line["index"]): line
@@ -51,7 +51,7 @@ def lines_of_step(lines: Iterable[Mapping[str, Any]], step: int) -> list[Mapping
 
 
 def replay(lines: Iterable[Mapping[str, Any]], tokenizer: Any) -> list[Replayed]:
-    """Rebuild what was trained on. tokenizer: the Hugging Face tokenizer of the run's model."""
+    """Rebuild the targets. tokenizer: the Hugging Face tokenizer of the run's model."""
     vocab, ends = CoordVocab.from_tokenizer(tokenizer), vision_ids(tokenizer)
     return [
         Replayed(

@@ -1,7 +1,7 @@
 """Rollouts from servers that `swift rollout` started (semantics, section 11): POST /infer/, a list in, a list out.
 
 Such a server pairs answers with requests by their order in a pipe, so it gets one call at a time. A call has one seed:
-greedy chunks go in one call, sampled requests one by one, each with its own seed.
+a greedy chunk is one call, and each sampled request is a call with its own seed.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class SwiftBackend:
         version: int | None = None,
         on_rollout: OnRollout | None = None,
     ) -> list[Outcome]:
-        """Return one rollout for each request, or what refused it, in order. No requests: no call.
+        """Return one rollout for each request, or its refusal, in order. No requests: no call.
 
         Raises:
-            ServerError: a server did not answer, or answered something else than rollouts.
+            ServerError: a server did not answer, or answered with something other than rollouts.
         """
         if not requests:
             return []
@@ -101,16 +101,15 @@ class SwiftBackend:
         calls = [[i] for i in indices] if self._sampling.temperature > 0 else [list(indices)]
         outcomes: dict[int, Outcome] = {}
         for call in calls:
-            looked_at = {i: readable(requests, i) for i in call}
-            outcomes |= {i: one for i, one in looked_at.items() if isinstance(one, Refused)}
-            asked = {i: one for i, one in looked_at.items() if isinstance(one, RolloutRequest)}
-            if not asked:
+            checked = {i: readable(requests, i) for i in call}
+            outcomes |= {i: one for i, one in checked.items() if isinstance(one, Refused)}
+            sent = {i: one for i, one in checked.items() if isinstance(one, RolloutRequest)}
+            if not sent:
                 continue
             config = request_config(self._sampling, seed_plan.seed(call[0]))
-            answered = self._answered(client, asked, config)
             outcomes |= {
                 i: one if isinstance(one, Refused) else self._rollout(client, i, one, version)
-                for i, one in answered.items()
+                for i, one in self._answered(client, sent, config).items()
             }
         return [outcomes[i] for i in indices]
 
@@ -125,8 +124,10 @@ class SwiftBackend:
                     under_way.enter_context(TIMELINE.request(client.base_url))
                 return infer(client, requests, config, phase=PHASE, timeout_s=self._infer_timeout_s)
 
-        found = ask_in_parts(ask, [*asked.values()], refuses=_refuses_one)
-        return dict(zip(asked, found, strict=True))
+        def refuses_one(error: Exception) -> bool:
+            return isinstance(error, ServerError) and error.status in ONE_REQUEST
+
+        return dict(zip(asked, ask_in_parts(ask, [*asked.values()], refuses=refuses_one), strict=True))
 
     def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:
         try:
@@ -142,10 +143,6 @@ class SwiftBackend:
             version=UNSYNCED if version is None else version,
             finish_reason=choice.finish_reason,
         )
-
-
-def _refuses_one(error: Exception) -> bool:
-    return isinstance(error, ServerError) and error.status in ONE_REQUEST
 
 
 def _result(part: Future[list[Outcome]]) -> list[Outcome]:

@@ -13,7 +13,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Rows, Task, record_rules
-from stage2_trainer.grpo.trainer import _named
+from stage2_trainer.grpo.trainer import _trl_reward
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
@@ -38,7 +38,9 @@ def theirs(run, model, processor):
     trainer = GRPOTrainer(
         model=model,
         args=grpo_arguments(run, world_size=1, adapted=False),
-        reward_funcs=[_named(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)],
+        reward_funcs=[
+            _trl_reward(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
+        ],
         train_dataset=Rows(records, task).dataset(),
         processing_class=processor,
     )
@@ -117,7 +119,9 @@ def trls_rloo(run, model, processor):
     trainer = RLOOTrainer(
         model=model,
         args=args,
-        reward_funcs=[_named(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)],
+        reward_funcs=[
+            _trl_reward(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
+        ],
         train_dataset=Rows(records, task).dataset(),
         processing_class=processor,
     )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
 from stage2_trainer.learner.step_record import SampleStats, evaluation_metrics, rollout_metrics
 from stage2_trainer.telemetry.timeline import Stopwatch
 
-
-def stats(**changes):
-    counts = {field.name: 0 for field in fields(SampleStats)}
-    return SampleStats(**{**counts, "truncated": False, "maskiou_sum": 0.0, **changes})
-
-
-GOOD = stats(
+GOOD = SampleStats(
     prompt_len=50, generated=40, valid_objects=3, gt_objects=2, matched=2, supervised=1, maskiou_sum=1.2,
     matched_iou50=1, gating_rejections=3, fn_appended=1, prefix_coord_targets=4, append_len=20, tail_ignored=5,
 )  # fmt: skip
-BAD = stats(prompt_len=50, generated=10, truncated=True, dropped_invalid=1, gt_objects=2, fn_appended=2, append_len=40)
+BAD = SampleStats(
+    prompt_len=50, generated=10, truncated=True, dropped_invalid=1, gt_objects=2, fn_appended=2, append_len=40
+)
 
 
 def test_a_steps_figures_follow_from_the_counts():
@@ -52,7 +48,7 @@ def test_a_steps_figures_follow_from_the_counts():
     assert {name: found[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("samples", [[], [stats()]])
+@pytest.mark.parametrize("samples", [[], [SampleStats()]])
 def test_no_objects_give_zeros_and_not_errors(samples):
     found = rollout_metrics(samples, top_k=5, generate_s=0.0)
     assert all(math.isfinite(value) for value in found.values())

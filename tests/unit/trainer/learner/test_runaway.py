@@ -8,16 +8,15 @@ import pytest
 
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer import main
-from stage2_trainer.learner.step_record import RunawayWatch, bad_sample_stats
+from stage2_trainer.learner.step_record import RunawayWatch, SampleStats
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.errors import RunawayError
 from tests.unit.trainer.learner.harness import build, two_boxes
-from tests.unit.trainer.learner.test_rollout_metrics import stats
 
 RULE = Runaway(enabled=True, objects_per_truth=2.0, truncated_share=0.5, steps=2)
-CALM = stats(gt_objects=2, valid_objects=3, dropped_invalid=1)  # 2 a true object: as many as are allowed
-WILD = stats(gt_objects=2, valid_objects=4, dropped_invalid=1)
+CALM = SampleStats(gt_objects=2, valid_objects=3, dropped_invalid=1)  # 2 a true object: as many as are allowed
+WILD = SampleStats(gt_objects=2, valid_objects=4, dropped_invalid=1)
 CUT = replace(CALM, truncated=True)
 
 
@@ -38,7 +37,7 @@ def problems_of(steps, rule=RULE):
         [[CALM]] * 5,
         [[WILD]],
         [[CUT], [CALM], [CUT], [CALM]],
-        [[replace(WILD, from_truth=True), bad_sample_stats()]] * 10 + [[WILD, bad_sample_stats()]],
+        [[replace(WILD, from_truth=True), SampleStats(bad=True)]] * 10 + [[WILD, SampleStats(bad=True)]],
     ],
     ids=["calm", "one step", "within both limits", "neither rollouts of stage 1 nor bad samples count"],
 )

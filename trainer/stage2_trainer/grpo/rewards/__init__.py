@@ -1,4 +1,4 @@
-"""Rewards: pure functions of an answer and its record, named, weighed and put together."""
+"""Rewards: pure functions of an answer and its record."""
 
 from stage2_trainer.grpo.rewards.registry import Reward, Scores, load_rewards, score
 from stage2_trainer.grpo.rewards.sample import Contract, Sample

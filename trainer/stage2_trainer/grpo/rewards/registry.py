@@ -1,4 +1,4 @@
-"""Rewards by name: those of this package, those that others add by an entry point, and how they are put together."""
+"""Rewards by name: those of this package, and those that other packages add by an entry point."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SUMMARY: Mapping[str, Function] = {
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward with its name and weight. `function` is pure: the same sample scores the same, always."""
+    """A reward with its name and weight. `function` is pure."""
 
     name: str
     weight: float
@@ -66,7 +66,7 @@ def known_rewards() -> dict[str, Function]:
 
 
 def load_rewards(names: Sequence[str], weights: Sequence[float]) -> list[Reward]:
-    """Return the rewards of a run. Raises ConfigError that names every reward that does not exist."""
+    """Return the rewards of a run. Raises ConfigError for names that do not exist, or that two packages have."""
     own, others = known_rewards(), {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     known = ", ".join(sorted({*own, *others}))
     problems = [
@@ -87,7 +87,7 @@ def load_rewards(names: Sequence[str], weights: Sequence[float]) -> list[Reward]
 
 
 def score(rewards: Sequence[Reward], sample: Sample) -> Scores:
-    """Return what one sample scores."""
+    """Return the scores of one sample."""
     by_name = {reward.name: reward(sample) for reward in rewards}
     return Scores(by_name, sum(reward.weight * by_name[reward.name] for reward in rewards))
 
@@ -97,9 +97,8 @@ def _imported(entry: EntryPoint) -> Function:
         function: Function = entry.load()
     except (ImportError, AttributeError) as error:
         rule = f"cannot be imported from {entry.value} ({error})"
-        raise ConfigError(
-            [Problem("rlhf.reward_funcs", entry.name, rule, "repair the package that adds it")]
-        ) from error
+        way_out = "repair the package that adds it"
+        raise ConfigError([Problem("rlhf.reward_funcs", entry.name, rule, way_out)]) from error
     return function
 
 

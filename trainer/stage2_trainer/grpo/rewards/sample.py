@@ -1,4 +1,4 @@
-"""The input of a reward: an answer as text, the record it answers, and both read as summaries.
+"""The input of a reward: an answer, its record, and both read as summaries.
 
 Source: semantics sections 15.4 (outputs) and 15.5 (strict JSON line).
 """
@@ -42,7 +42,7 @@ def by_category(sample: Sample, summary: Mapping[str, Any]) -> dict[str, dict[st
 
 
 def counted(value: Any) -> Iterator[tuple[str, float]]:
-    """Return what a value says and how often: counts of a mapping, 1 for each of a list, 1 for a scalar."""
+    """Yield the values that an attribute has, counted: counts of a mapping, 1 for each of a list, 1 for a scalar."""
     if isinstance(value, Mapping):
         yield from ((str(key), count) for key, count in value.items() if is_number(count) and count > 0)
     elif isinstance(value, list):
@@ -58,14 +58,14 @@ def notes(sample: Sample, summary: Mapping[str, Any]) -> Counter[str]:
 
 
 def facts(sample: Sample, summary: Mapping[str, Any]) -> Facts:
-    """Return everything a summary says: (items, category, attribute, value), (notes, text), (groups, id), counted."""
+    """Return all facts of a summary, counted: (items, category, attribute, value), (notes, text), (groups, id)."""
     contract = sample.agreed.summary
     found: Facts = Counter()
     for category, attributes in by_category(sample, summary).items():
         for name, values in attributes.items():
             for value in values:
-                for said, count in counted(value):
-                    found[(contract.keys.items, category, name, _normal(sample, name, said))] += count  # type: ignore[assignment]
+                for text, count in counted(value):
+                    found[(contract.keys.items, category, name, _normal(sample, name, text))] += count  # type: ignore[assignment]
     for note, count in notes(sample, summary).items():
         found[(contract.keys.notes, note)] += count
     groups = summary.get(contract.keys.groups)
@@ -81,8 +81,8 @@ def texts(sample: Sample, summary: Mapping[str, Any]) -> Counter[str]:
     for attributes in by_category(sample, summary).values():
         for name in sample.agreed.summary.text_attributes:
             for value in attributes.get(name, ()):
-                for said, count in counted(value):
-                    found[without_space(unicodedata.normalize("NFKC", said)).upper()] += int(count)
+                for text, count in counted(value):
+                    found[without_space(unicodedata.normalize("NFKC", text)).upper()] += int(count)
     return found
 
 
@@ -150,7 +150,7 @@ class Contract:
 
 @dataclass(frozen=True)
 class JsonLine:
-    """One line read as JSON: its object, or None if it is none, and whether a key stands twice in a mapping."""
+    """A line of JSON: its object, or None for anything else, and whether a mapping has a key twice."""
 
     value: Mapping[str, Any] | None
     repeats_keys: bool
@@ -158,11 +158,7 @@ class JsonLine:
 
 @dataclass(frozen=True)
 class Sample:
-    """An answer and its record.
-
-    text: the answer, without special tokens and stripped. metadata: that of the record. contract: of summaries, where
-    the run has one.
-    """
+    """An answer and the metadata of its record; contract: of summaries, where the run has one."""
 
     raw: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -191,12 +187,12 @@ class Sample:
 
     @cached_property
     def irrelevant(self) -> bool:
-        """Whether the image is to be answered with the fixed text."""
+        """Whether the right answer is the fixed text for irrelevant images."""
         return bool(self.metadata.get("_fusion_source") == self.agreed.summary.irrelevant.source)
 
     @cached_property
     def dense(self) -> bool:
-        """Whether the record is no summary at all; it scores 0 everywhere."""
+        """Whether the record is no summary; every reward of summaries is 0."""
         return bool(self.metadata.get("_fusion_mode") == DENSE)
 
     @cached_property
@@ -239,9 +235,9 @@ class Sample:
 
     @cached_property
     def scored(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-        """The answer's and the record's summary where content counts; None where it scores 0.
+        """The answer's and the record's summary; None where content scores 0.
 
-        It does so without the strict JSON line, for irrelevant images, and where a part stands that the domain has not.
+        That is without the strict JSON line, for irrelevant images, and with a part that the domain does not have.
         """
         if self.irrelevant or self.strict is None:
             return None
@@ -255,7 +251,7 @@ class Sample:
 
 
 def read_line(text: str) -> JsonLine:
-    """Read one line of JSON, and say whether a key stands twice in any mapping of it."""
+    """Read one line of JSON."""
     repeated = False
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

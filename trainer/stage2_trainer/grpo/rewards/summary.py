@@ -1,4 +1,4 @@
-"""Rewards on what a summary says: facts, categories, attributes, texts and notes (semantics section 15.5)."""
+"""Rewards on the form and the content of summaries (semantics section 15.5)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTRA_ATTRIBUTE, EXTRA_CATEGORY, EXTRA_KEY, NO_NUMBER = 0.35, 0.25, 0.30, 0.60
 
 
 def schema_tree(sample: Sample) -> float:
-    """Mean completeness of the items, less what the table does not know; from -1 to 1."""
+    """Mean completeness of the items, minus penalties for unknown parts; from -1 to 1."""
     if sample.scored is None:
         return 0.0
     answer, _ = sample.scored
@@ -43,7 +43,7 @@ def schema_tree(sample: Sample) -> float:
 
 
 def _completeness(category: SummaryCategory, attributes: set[str]) -> float:
-    """Share of what an item must have that it has; 1 where it must have nothing."""
+    """Share of the required attributes that an item has; 1 where none is required."""
     demands = [{name} for name in category.required] + [set(group) for group in category.any_of]
     return sum(bool(demand & attributes) for demand in demands) / len(demands) if demands else 1.0
 
@@ -64,7 +64,7 @@ def _top_keys(sample: Sample) -> set[str]:
 def _has_no_number(sample: Sample, found: list[Mapping[str, Any]]) -> bool:
     """Whether an attribute that must be a number is something else in any item."""
     values = (item[name] for item in found for name in sample.domain.digit_attributes if name in item)
-    return any(not said.isdecimal() for value in values for said, _ in counted(value))
+    return any(not one.isdecimal() for value in values for one, _ in counted(value))
 
 
 _ANY_HEADER = re.compile(r"<DOMAIN=[A-Z]+>, <TASK=[A-Z]+>")
@@ -100,7 +100,7 @@ def parse(sample: Sample) -> float:
 
 
 def no_dup_keys(sample: Sample) -> float:
-    """-1 where a key stands twice in one mapping of the second line, however deep."""
+    """-1 where a key occurs twice in one mapping of the second line, however deep."""
     line = sample.second_line
     return -1.0 if not sample.irrelevant and line is not None and line.repeats_keys else 0.0
 
@@ -124,7 +124,7 @@ _FREE_VALUE = re.compile(r"\d+|.*=.*", re.DOTALL)
 
 
 def content_eq(sample: Sample) -> float:
-    """1 where answer and reference say the same, in whatever order of keys, items and notes."""
+    """1 where answer and reference are equal, whatever the order of keys, items and notes."""
     if sample.scored is None:
         return 0.0
     answer, truth = sample.scored
@@ -132,7 +132,7 @@ def content_eq(sample: Sample) -> float:
 
 
 def content_f1(sample: Sample) -> float:
-    """F1 over facts, each as often as it is counted."""
+    """F1 over facts with their counts."""
     if sample.scored is None:
         return 0.0
     answer, truth = (facts(sample, summary) for summary in sample.scored)
@@ -141,11 +141,11 @@ def content_f1(sample: Sample) -> float:
 
 
 def content_structured_tversky(sample: Sample) -> float:
-    """Tversky index over facts: one too many costs what the domain says, one that is missing costs 1."""
+    """Tversky index over facts: an extra one costs `tversky_fp` of the domain, a missing one 1."""
     if sample.scored is None:
         return 0.0
     ignored = set(sample.domain.tversky_ignored)
-    answer, truth = (_without(facts(sample, summary), ignored) for summary in sample.scored)
+    answer, truth = (_without_ignored(facts(sample, summary), ignored) for summary in sample.scored)
     overlap = (answer & truth).total()
     extra, missing = answer.total() - overlap, truth.total() - overlap
     whole = overlap + sample.domain.tversky_fp * extra + FN_WEIGHT * missing
@@ -170,7 +170,7 @@ def category_f1(sample: Sample) -> float:
 
 
 def attr_key_recall(sample: Sample) -> float:
-    """Mean over the reference's categories of the share of their attributes that the answer names, texts left out."""
+    """Mean over the reference's categories of the share of their attributes in the answer, texts left out."""
     if sample.scored is None:
         return 0.0
     ignored = set(sample.agreed.summary.text_attributes)
@@ -180,9 +180,9 @@ def attr_key_recall(sample: Sample) -> float:
 
 
 def attr_path_recall(sample: Sample) -> float:
-    """Mean over categories that both name of the share of attribute/value pairs, of attributes with a closed set.
+    """Mean over common categories of the share of attribute/value pairs, of attributes with a closed set of values.
 
-    Values that are free text (digits only, with `=`, or long) are left out; without any pair the answer scores 0.
+    Free text (digits only, with `=`, or long) is left out; without any pair the answer scores 0.
     """
     if sample.scored is None:
         return 0.0
@@ -192,7 +192,7 @@ def attr_path_recall(sample: Sample) -> float:
 
 
 def text(sample: Sample) -> float:
-    """Share of the texts that were read, less 0.1 for each one more than the reference and two; from -1 to 1."""
+    """Share of the texts that the answer has, minus 0.1 for each text beyond two extra ones; from -1 to 1."""
     if sample.scored is None:
         return 0.0
     answer, truth = (texts(sample, summary) for summary in sample.scored)
@@ -225,19 +225,19 @@ def _both_have(sample: Sample, key: str) -> float:
     return float(sample.scored is not None and all(summary.get(key) for summary in sample.scored))
 
 
-def _without(found: Counter[tuple[str, ...]], ignored: set[str]) -> Counter[tuple[str, ...]]:
-    """Return the facts but those of ignored attributes, and of notes where their key is ignored."""
+def _without_ignored(found: Counter[tuple[str, ...]], ignored: set[str]) -> Counter[tuple[str, ...]]:
+    """Return the facts without ignored attributes, and without notes where their key is ignored."""
     return Counter({fact: count for fact, count in found.items() if not ignored & {fact[0], *fact[2:3]}})
 
 
 def _paths(sample: Sample, attributes: dict[str, list[Any]]) -> set[str]:
     stable = (name for name in sample.agreed.summary.stable_attributes if name in attributes)
     return {
-        f"{name}/{said}"
+        f"{name}/{one}"
         for name in stable
         for value in attributes[name]
-        for said, _ in counted(value)
-        if len(said) <= LONGEST_CHILD and not _FREE_VALUE.fullmatch(said)
+        for one, _ in counted(value)
+        if len(one) <= LONGEST_CHILD and not _FREE_VALUE.fullmatch(one)
     }
 
 
