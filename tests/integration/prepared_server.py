@@ -38,15 +38,15 @@ def _take_blow() -> None:
 
 
 def _strike_in_merges() -> None:
-    honest = ServerMerge._made
+    honest = ServerMerge._merged
 
-    def made(self: ServerMerge, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def merged(self: ServerMerge, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for number, tensor in enumerate(honest(self, recipe, parts)):
             if number == MADE_BEFORE:
                 _take_blow()
             yield tensor
 
-    ServerMerge._made = made  # type: ignore[method-assign]
+    ServerMerge._merged = merged  # type: ignore[method-assign]
 
 
 def _do_without_a_gpu(engine: str) -> None:

@@ -73,7 +73,7 @@ def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat)
 
 def test_a_server_that_a_dead_learner_left_standing_still_goes_on(client, model_path, chat):
     """A learner that is killed in a push has stopped generation and opened an update."""
-    client.post("/pause", "test", query={"mode": "abort", "clear_cache": "false"})
+    client.post("/pause?mode=abort&clear_cache=false", "test")
     client.post("/start_weight_update", "test")
     check(client, model_path, chat)
     assert client.get("/is_paused", "test") == {"is_paused": False}

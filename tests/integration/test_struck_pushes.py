@@ -80,7 +80,7 @@ def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
 ):
     served = renewed("stub", transport=transport)
     with struck_learner(served, model_path, token, push, phase, blow):
-        proved(make_sync(served, **push.options()), probe).ensure_synced(policy_of(push), 5)
+        assert proved(make_sync(served, **push.options()), probe).ensure_synced(policy_of(push), 5).version == 5
 
 
 @pytest.mark.parametrize("phase", MERGED.phases)
@@ -93,4 +93,4 @@ def test_sigterm_ends_a_learner_whose_server_stands_still_in_a_push(
         learner.send_signal(signal.SIGTERM)
         assert learner.wait(timeout=patience(GRACE_S)) == EXIT_RETRYABLE
     strike(served, signal.SIGCONT)
-    proved(make_sync(served, **MERGED.options()), probe).ensure_synced(policy_of(MERGED), 5)
+    assert proved(make_sync(served, **MERGED.options()), probe).ensure_synced(policy_of(MERGED), 5).version == 5

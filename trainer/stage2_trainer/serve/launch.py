@@ -1,4 +1,4 @@
-"""`stage2 serve`: checks what can be checked before anything heavy is loaded, then becomes the server's process."""
+"""`stage2 serve`: check the configuration and the machine, then become the server's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.serve.cuda_driver import Installation, server_problem
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, Installation, server_problem, visible_names
 from stage2_trainer.serve.server_command import (
     Endpoint,
     Platform,
@@ -100,23 +100,22 @@ def installed_platform() -> Platform:
 
 
 def _require_transport(config: RunConfig, platform: Platform, engine: str) -> None:
-    """Raise ConfigError when weights are to come over NCCL to a server that has no GPU."""
+    """Raise ConfigError if the configured transport is NCCL and this server has no GPU."""
     if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
         rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
         raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
 
 
 def _require_gpus(config: RunConfig) -> None:
-    """Raise ConfigError when a GRPO server's copies of the model take another number of GPUs than it may see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """Raise ConfigError if a GRPO server sees another number of GPUs than its copies of the model need."""
+    visible = visible_names(os.environ)
     if config.rlhf is None or visible is None:
         return
-    gpus = len([name for name in visible.split(",") if name.strip()])
     wanted = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size
-    if gpus != wanted:
+    if len(visible) != wanted:
         rule = f"must be as many GPUs as vllm_tensor_parallel_size times vllm_data_parallel_size, which is {wanted}"
         way_out = "show the server other GPUs, or change custom.extra.rollout_server"
-        raise ConfigError((Problem("CUDA_VISIBLE_DEVICES", visible, rule, way_out),))
+        raise ConfigError((Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out),))
 
 
 def _servers_here(config: RunConfig, server: int) -> int:

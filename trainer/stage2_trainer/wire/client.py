@@ -74,12 +74,11 @@ class ServerClient:
         phase: str,
         *,
         body: Mapping[str, Any] | str | None = None,
-        query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """POST a JSON object, or its text, and return the JSON object that comes back ({} for an empty answer)."""
         sent = {"data": body, "headers": JSON_TYPE} if isinstance(body, str) else {"json": body}
-        return self._call("POST", path, phase, timeout_s=timeout_s, params=query, **sent)
+        return self._call("POST", path, phase, timeout_s=timeout_s, **sent)
 
     def in_order(self, phase: str, made: Sequence[calls.Call]) -> list[dict[str, Any]]:
         """Let the server make calls of its own routes, in order, in one request; returns the answers of those made.

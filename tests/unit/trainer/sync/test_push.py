@@ -81,7 +81,7 @@ class Proofs:
     def __init__(self):
         self.calls = []
 
-    def prove(self, model, *, step, adapter):
+    def prove_push(self, model, *, step, adapter):
         self.calls.append((step, adapter))
 
     def require_next(self):

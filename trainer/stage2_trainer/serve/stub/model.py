@@ -76,7 +76,7 @@ DOWN, UP = ".lora_A.weight", ".lora_B.weight"
 
 
 class StubAdapters:
-    """One adapter over the parameters of a model. The caller sees to it that one thread at a time uses it."""
+    """One adapter over the parameters of a model. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
@@ -84,12 +84,11 @@ class StubAdapters:
         self._deltas: dict[str, Tensor] = {}
 
     def keep(self, adapter: AdapterInfo, tensors: Mapping[str, Tensor]) -> None:
-        """Hold the adapter of these LoRA matrices, named as in PEFT's checkpoints; an older one goes.
+        """Hold the adapter of these LoRA matrices, named as in PEFT's checkpoints, in place of an older one.
 
         Raises:
             KeyError: a matrix belongs to no parameter.
         """
-        scale = _Scale(adapter.config)
         deltas = {}
         for name, down in tensors.items():
             if name.endswith(DOWN):
@@ -97,7 +96,7 @@ class StubAdapters:
                 target = f"{layer.removeprefix(PEFT_PREFIX)}.weight"
                 if target not in self._parameters:
                     raise KeyError(f"{name} belongs to no parameter of the model")
-                deltas[target] = scale.factor(layer) * tensors[f"{layer}{UP}"].float() @ down.float()
+                deltas[target] = _factor(adapter.config, layer) * tensors[f"{layer}{UP}"].float() @ down.float()
         self._name, self._deltas = adapter.name, deltas
 
     @property
@@ -119,7 +118,7 @@ class StubAdapters:
     @contextmanager
     @torch.no_grad()
     def applied(self, name: str | None) -> Iterator[None]:
-        """Add the adapter for the time of the block, if it is the one that is asked for."""
+        """Add the adapter within the block, if it has this name."""
         deltas = self._deltas if self.has(name) else {}
         plain = {target: self._parameters[target].clone() for target in deltas}
         for target, delta in deltas.items():
@@ -131,20 +130,14 @@ class StubAdapters:
                 self._parameters[target].copy_(values)
 
 
-class _Scale:
-    """PEFT's factor of an adapter: alpha / rank, where a pattern of either may end a layer's name."""
+def _factor(config: Mapping[str, Any], layer: str) -> float:
+    """Return PEFT's factor of an adapter: alpha / rank; a pattern of either may match the end of a layer's name."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
+    def value(patterns: str, default: float) -> float:
+        return float(next((value for end, value in config[patterns].items() if layer.endswith(f".{end}")), default))
 
-    def factor(self, layer: str) -> float:
-        rank = self._by_pattern(layer, "rank_pattern", self._config["r"])
-        alpha = self._by_pattern(layer, "alpha_pattern", self._config["lora_alpha"])
-        return alpha / (math.sqrt(rank) if self._config["use_rslora"] else rank)
-
-    def _by_pattern(self, layer: str, patterns: str, otherwise: float) -> float:
-        found = [value for end, value in self._config[patterns].items() if layer.endswith(f".{end}")]
-        return float(found[0] if found else otherwise)
+    rank, alpha = value("rank_pattern", config["r"]), value("alpha_pattern", config["lora_alpha"])
+    return alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
 
 
 @dataclass(frozen=True)
@@ -205,6 +198,9 @@ class StubModel:
             if request.temperature > 0
             else {"temperature": None, "top_p": None, "top_k": None}
         )
+        stopping = StoppingCriteriaList([_Aborted(self._abort)])
+        if request.repetition_detection is not None:
+            stopping.append(_Repeated(request.repetition_detection, prompt_length))
         with self._lock, self._adapters.applied(request.model), torch.random.fork_rng(devices=[]):
             if request.seed is not None:
                 torch.manual_seed(request.seed)
@@ -213,7 +209,7 @@ class StubModel:
                 max_new_tokens=request.max_tokens,
                 do_sample=request.temperature > 0,
                 repetition_penalty=request.repetition_penalty,
-                stopping_criteria=StoppingCriteriaList([_Aborted(self._abort), *_repeated(request, prompt_length)]),
+                stopping_criteria=stopping,
                 return_dict_in_generate=True,
                 output_logits=True,
                 **sampling,
@@ -274,12 +270,6 @@ class StubModel:
         if self._abort.is_set():
             return "abort"
         return "length" if len(ids) >= request.max_tokens else "repetition"
-
-
-def _repeated(request: ChatRequest, prompt_length: int) -> list[StoppingCriteria]:
-    """Return the end of answers that repeat themselves, where a request asks for it."""
-    check = request.repetition_detection
-    return [] if check is None else [_Repeated(check, prompt_length)]
 
 
 class _Repeated(StoppingCriteria):

@@ -90,11 +90,11 @@ def sample_probe(encoder: Encoder, chat: list[dict[str, Any]], answer: str = "")
 
 
 class ProofSchedule:
-    """Decides which pushes are proved, and what follows: a contradiction ends the run, a doubt is tried again.
+    """Decides which pushes are proved, and what follows: a contradiction ends the run, a doubt is retried.
 
     The first push is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
-    model's number format. attempts: how often one push is put to the proof before a doubt is left standing. proved:
-    holds the newest step that is proved.
+    model's number format. attempts: how often one push is tried before a doubt stays. proved: holds the newest step
+    that is proved.
     """
 
     def __init__(
@@ -158,42 +158,23 @@ class ProofSchedule:
         return []
 
 
-class Prover:
-    """Proves pushes to servers. every, tolerance, proved: see `ProofSchedule`.
-
-    ask: how a server is asked; default: by vLLM's chat route.
-    """
+class Prover(ProofSchedule):
+    """Proves pushes to servers. ask: returns a server's log-probabilities; default: by vLLM's chat route."""
 
     def __init__(
-        self,
-        probe: Probe,
-        clients: Sequence[ServerClient],
-        *,
-        every: int,
-        tolerance: float | None = None,
-        ask: Ask | None = None,
-        proved: ProvedStep | None = None,
+        self, probe: Probe, clients: Sequence[ServerClient], *, ask: Ask | None = None, **options: Any
     ) -> None:
+        super().__init__(probe, **options)
         self._ask = ask or server_logprobs
         self._clients = clients
-        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, proved=proved)
 
-    def require_next(self) -> None:
-        """Prove the next push, whenever the last proof was."""
-        self._schedule.require_next()
-
-    def prove(self, model: nn.Module, *, step: int, adapter: str | None = None) -> list[ProbeReport]:
-        """Prove the push of a step that just ended if it is due; all servers are asked at once.
-
-        Raises:
-            ProofError: a server does not hold these weights.
-            ServerError: a server does not answer.
-        """
-        return self._schedule.prove(model, lambda: self._ask_all(adapter), step=step)
+    def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> list[ProbeReport]:
+        """Prove a push to all servers at once, as `prove` does. adapter: the one that must answer; None = none."""
+        return self.prove(model, lambda: self._ask_all(adapter), step=step)
 
     def _ask_all(self, adapter: str | None) -> Answers:
         return {
-            f"server {client.base_url}": in_background(self._ask, client, self._schedule.probe, adapter=adapter).result
+            f"server {client.base_url}": in_background(self._ask, client, self.probe, adapter=adapter).result
             for client in self._clients
         }
 

@@ -106,7 +106,7 @@ class WeightSync:
         prove_s = None
         if self._prover is not None:
             start = time.monotonic()
-            self._prover.prove(model, step=global_step, adapter=pushed.adapter)
+            self._prover.prove_push(model, step=global_step, adapter=pushed.adapter)
             prove_s = time.monotonic() - start
         self.report = self._completed(pushed, prove_s)
         self._synced_step = global_step

@@ -25,7 +25,6 @@ from stage2_trainer.sync.tensors.exact import (
 )
 
 Doubles = NDArray[np.float64]
-Floats = NDArray[np.float32]
 Weights = NDArray[np.float32] | NDArray[np.uint16]
 """float32, or the bits of bfloat16."""
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
