@@ -13,7 +13,7 @@ from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 
-WATCHED = ("spec.suspend", "spec.active_deadline_seconds", "spec.ttl_seconds_after_finished")
+WATCHED = ("spec.suspend", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
 CLUSTER = (*WATCHED, "spec.rollout.template", "spec.learner.template", "spec.tls.enabled", "spec.network.egress")
 """Fields that need a cluster: local processes have neither pods nor a network."""
@@ -79,19 +79,9 @@ def is_job(raw: Mapping[str, Any]) -> bool:
 
 
 def set_fields(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
-    """Return the fields (given in snake_case) that the job sets, in camelCase."""
-    return [_camel_case(path) for path in fields if _is_set(job, path.split("."))]
-
-
-def _is_set(job: RolloutMatchingJob, path: Sequence[str]) -> bool:
-    *parents, name = path
-    parent = reduce(getattr, parents, job)
-    return name in parent.model_fields_set and getattr(parent, name) not in (None, False, {}, [])
-
-
-def _camel_case(path: str) -> str:
-    first, *rest = path.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    """Return the fields that the job sets to anything but false or empty."""
+    written: Any = job.model_dump(by_alias=True, exclude_unset=True)
+    return [path for path in fields if reduce(lambda section, key: (section or {}).get(key), path.split("."), written)]
 
 
 def _problem(path: Path, value: str, rule: str, way_out: str) -> ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,9 +110,7 @@ def _quantiles(lengths: Lengths) -> dict[str, int]:
 
 
 def _show(found: Profile, unit: str) -> None:
-    console = plain_console()
-    if not console.is_terminal:
-        console = plain_console(width=PLAIN_WIDTH)
+    console = plain_console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     broken = f", {found.broken:,} broken lines" if found.broken else ""
     console.print(f"{printable(str(found.path))}: {found.records:,} records, {found.kinds.total():,} objects{broken}")
     for line in _lines(found, unit):

@@ -11,7 +11,7 @@ from rich.table import Table
 from stage2_api.errors import EXIT_FAILURE
 from stage2_cli.config_files import is_job, load_config, load_documents, load_job
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_trainer.doctor.examination import Devices, Examination, Requirement, Verdict
+from stage2_trainer.doctor.examination import Devices, Examination, Verdict
 from stage2_trainer.doctor.resources import Machine
 
 SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
@@ -35,15 +35,11 @@ def examine(file: Path, *, mapped: Sequence[str]) -> int:
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     with console.status("checking"):
         findings = list(examination.findings())
-    console.print(_table(findings))
-    return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0
-
-
-def _table(findings: Sequence[Requirement]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "", ""):
         table.add_column(name, overflow="fold")
     for finding in findings:
         status = finding.status if finding.verdict == "good" else f"{finding.status}; {finding.way_out}"
         table.add_row(SIGNS[finding.verdict], finding.what, status.replace("[", "\\["))
-    return table
+    console.print(table)
+    return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from stage2_api.job import GROUP, PLURAL
 from stage2_api.log_lines import one_line
-from stage2_controller.report.explanation import Step, chain
+from stage2_controller.report.explanation import chain
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
 _TRAINS, _WAITS, _UNKNOWN = 0, 1, 2
@@ -45,12 +45,7 @@ def show(job: Mapping[str, Any], *, as_json: bool) -> int:
     first = next((step for step in steps if step.state != "ok"), None)
     if as_json:
         sys.stdout.write(json.dumps([vars(step) for step in steps], indent=2) + "\n")
-    else:
-        _print(steps, first)
-    return _TRAINS if first is None else _WAITS
-
-
-def _print(steps: list[Step], first: Step | None) -> None:
+        return _TRAINS if first is None else _WAITS
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for step in steps:
         table.add_row(step.name, _SIGNS[step.state], Text(one_line(step.message)))
@@ -58,8 +53,9 @@ def _print(steps: list[Step], first: Step | None) -> None:
     console.print(table)
     if first is None:
         console.print("\nNothing is missing.")
-        return
+        return _TRAINS
     missing = one_line(f"Not training because of {first.name} ({first.reason}): {first.message}")
     console.print(f"\n{missing}", soft_wrap=True, markup=False)
     if first.fix:
         console.print(f"Look at: {first.fix}", soft_wrap=True, markup=False)
+    return _WAITS

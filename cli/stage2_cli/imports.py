@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -155,12 +154,7 @@ def print_tally(tally: Tally, output: Path, *, to_stderr: bool = False) -> None:
         ("left out: {:,} objects: ", tally.objects_left_out),
         ("noted {:,} times: ", tally.changed),
     ):
-        for line in _reasons(head, reasons, tally):
-            console.print(line)
-
-
-def _reasons(head: str, reasons: Counter[str], tally: Tally) -> Iterator[str]:
-    for reason, count in reasons.most_common():
-        names = tally.names[reason]
-        more = ", …" if count > len(names) else ""
-        yield f"  {head.format(count)}{reason} ({', '.join(map(printable, names))}{more})"
+        for reason, count in reasons.most_common():
+            names = tally.names[reason]
+            more = ", …" if count > len(names) else ""
+            console.print(f"  {head.format(count)}{reason} ({', '.join(map(printable, names))}{more})")

@@ -26,7 +26,7 @@ class Model(Section):
     to `auto` without the flash-attn package; `flash_attention_3` needs its package and a GPU."""
     allow_pickled_weights: bool = False
     """Whether to load a folder that has pickled weights (`pytorch_model.bin`, `.pt`) and no safetensors. A pickle may
-    name any command; only its tensors are loaded."""
+    contain any command; only its tensors are loaded."""
     allow_remote_code: bool = False
     """Whether learner and servers run Python code from the model folder (`auto_map` in its JSON files), with all their
     rights. A folder with such code is refused otherwise."""

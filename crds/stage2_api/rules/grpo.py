@@ -169,7 +169,7 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_SERVER}.vllm_max_model_len",
         broken=_answer_does_not_fit,
         cel=f"!$?({_SERVER}) || $(rlhf.max_completion_length) < $({_SERVER}.vllm_max_model_len, 1)",
-        rule="must hold a prompt and rlhf.max_completion_length more",
+        rule="must exceed rlhf.max_completion_length, to leave room for a prompt",
         way_out="raise it, or lower rlhf.max_completion_length",
     ),
     Rule(
@@ -223,7 +223,7 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
         path="custom.grpo.summary",
         broken=lambda c: _scores_summaries(c) and c.custom.grpo.summary is None,
         reads=("rlhf.reward_funcs",),
-        rule="rewards named summary.* score against the contract of summaries",
+        rule="rewards named summary.* need the format of the summaries",
         way_out="write the section, or choose other rewards",
     ),
     Rule(

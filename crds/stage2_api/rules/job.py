@@ -286,7 +286,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             "!has(self.volumes) || !self.volumes.exists(v, "
             f"v.mountPath.matches('{_UP}') && v.mountPath.matches('{_TO_OURS}'))"
         ),
-        rule="a mountPath with `..` must not lead to a folder of stage2",
+        rule="a mountPath that may lead to a folder of stage2 must not contain `..`",
         way_out="write the path without `..`",
     ),
     Rule(

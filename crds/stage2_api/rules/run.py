@@ -84,7 +84,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_VLLM}.max_model_len",
         broken=_answer_does_not_fit,
         cel=f"{_NOT_VLLM} || !$?({_VLLM}.max_model_len) || $({_MATCHING}.max_new_tokens) < $({_VLLM}.max_model_len, 1)",
-        rule="must hold a prompt and max_new_tokens more",
+        rule="must exceed max_new_tokens, to leave room for a prompt",
         way_out="raise vllm.max_model_len or lower max_new_tokens",
     ),
     Rule(
@@ -147,7 +147,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         path=f"{_VLLM}.load_format",
         broken=lambda c: c.rollout_matching.vllm.load_format == "pt" and not c.model.allow_pickled_weights,
         cel=f"$({_VLLM}.load_format, '') != 'pt' || $(model.allow_pickled_weights)",
-        rule="pt reads pickled weights, and a pickle may name any command",
+        rule="pt reads pickled weights, and a pickle may contain any command",
         way_out="set vllm.load_format to auto, or model.allow_pickled_weights to true",
     ),
     Rule(
@@ -295,7 +295,7 @@ STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SERVER,
         broken=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
-        rule="give the addresses in one form, not in two forms: servers, or base_url with group_port",
+        rule="the addresses are given in two forms: servers, and base_url with group_port",
         way_out="keep servers and remove base_url and group_port",
     ),
     Rule(

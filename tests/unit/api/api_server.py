@@ -1,4 +1,4 @@
-"""What the API server makes of a job: defaults of the schema, and rules in CEL as Google's own library reads them."""
+"""The API server's view of a job: schema defaults, and CEL rules as evaluated by Google's library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GRPO run of six rollout GPUs and two learner GPUs, which tests change."""
+"""A GRPO run with six rollout GPUs and two learner GPUs, as a base for tests."""
 
 from __future__ import annotations
 

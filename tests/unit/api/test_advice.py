@@ -1,4 +1,4 @@
-"""Settings that do nothing are named, with the reason."""
+"""Settings without effect are reported with the reason."""
 
 from typing import Any
 

@@ -221,7 +221,7 @@ def may_change(key: str, old: Mapping[str, Any], phase: str | None) -> bool:
 
 @given(SPECS, SPECS, st.sampled_from(PHASES))
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_what_can_never_change_and_what_only_without_pods_is_what_the_api_server_refuses(
+def test_the_api_server_refuses_changes_of_frozen_keys_while_there_are_pods(
     old: dict[str, Any], new: dict[str, Any], phase: str | None
 ) -> None:
     absent = object()

@@ -1,4 +1,4 @@
-"""The course of a run: what its weights depend on counts, and where it happens does not."""
+"""The course of a run: keys that change the weights count; place, speed and logs do not."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_what_the_weights_depend_on_counts(path, value):
         (MATCHING + "image_cache_gib", 1.0),
     ],
 )
-def test_where_it_happens_and_what_is_said_of_it_does_not(path, value):
+def test_place_speed_and_logs_do_not(path, value):
     assert differing(**{path: value}) == set()
 
 

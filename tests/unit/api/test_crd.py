@@ -50,7 +50,7 @@ def test_every_field_says_in_sentences_what_it_is() -> None:
     assert undescribed == []
 
 
-def test_texts_lists_and_mappings_are_bounded_so_that_rules_over_them_have_a_price() -> None:
+def test_texts_lists_and_mappings_are_bounded_so_that_rules_have_a_known_cost() -> None:
     unbounded = [
         path
         for path, schema in NODES
@@ -61,7 +61,7 @@ def test_texts_lists_and_mappings_are_bounded_so_that_rules_over_them_have_a_pri
     assert unbounded == []
 
 
-def test_integers_are_bounded_on_both_sides_except_where_zero_or_less_means_no_limit() -> None:
+def test_integers_are_bounded_on_both_sides_unless_zero_or_less_means_no_limit() -> None:
     open_ended = {
         path.rpartition(".")[2]
         for path, schema in FIELDS
@@ -70,7 +70,7 @@ def test_integers_are_bounded_on_both_sides_except_where_zero_or_less_means_no_l
     assert open_ended == {"infer_batch_size", "max_events", "version"}
 
 
-def test_a_key_that_no_section_has_is_kept_whoever_sends_it_so_that_the_controller_can_refuse_it() -> None:
+def test_unknown_keys_are_kept_so_that_the_controller_can_refuse_them() -> None:
     sections = [("", SCHEMA), *((path, schema) for path, schema in NODES if path.startswith("spec"))]
     dropping = [
         path
@@ -119,7 +119,7 @@ def test_a_setting_with_few_values_is_a_choice_not_free_text() -> None:
     assert {"mode", "phase", "decode_mode", "ot_cost", "train_type", "imagePullPolicy", "rollout_backend"} <= choices
 
 
-def test_rules_are_sentences_that_name_the_way_out_and_blame_an_existing_field() -> None:
+def test_every_rule_has_a_way_out_and_names_an_existing_field() -> None:
     for model, schema in ((job.JobSpec, SPEC), (RunConfig, SPEC["properties"]["config"])):
         for validation in schema["x-kubernetes-validations"]:
             assert "; " in validation["message"]

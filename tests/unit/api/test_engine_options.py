@@ -1,4 +1,4 @@
-"""No engine argument that a job may set switches the guard off, runs code, or listens or reads elsewhere."""
+"""No allowed engine argument turns the guard off, runs code, listens elsewhere or reads other files."""
 
 from __future__ import annotations
 

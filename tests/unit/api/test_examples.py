@@ -1,4 +1,4 @@
-"""Every job file that ships is right, and no setting in it is idle."""
+"""Every shipped job file is valid and has no idle settings."""
 
 from pathlib import Path
 from typing import Any

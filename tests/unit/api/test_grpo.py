@@ -1,4 +1,4 @@
-"""GRPO's keys: each rule with an example that breaks it, and what the keys become."""
+"""GRPO's keys: an example that breaks each rule, and the settings that follow from the keys."""
 
 from typing import Any
 
@@ -129,7 +129,7 @@ WRONG: list[Row] = [
     ({"custom": {"trainer_variant": "rollout_matching_sft"}}, "custom.trainer_variant", "trainer_variant to grpo"),
     ({"custom": {"extra": {"rollout_server": None}}}, SERVER, "arguments of its server"),
     ({"global_max_length": 12000}, f"{SERVER}.vllm_max_model_len", "at least global_max_length"),
-    (rlhf(max_completion_length=8192), f"{SERVER}.vllm_max_model_len", "hold a prompt"),
+    (rlhf(max_completion_length=8192), f"{SERVER}.vllm_max_model_len", "room for a prompt"),
     ({"model": {"model": ""}}, "model.model", "at least 1 characters"),
     (
         {"custom": {"extra": {"rollout_matching": {"temperature": 0.5}}}},

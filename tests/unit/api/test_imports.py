@@ -1,4 +1,4 @@
-"""The contract opens with pydantic and the standard library alone."""
+"""stage2_api imports only pydantic and the standard library."""
 
 import subprocess
 import sys

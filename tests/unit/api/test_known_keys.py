@@ -1,4 +1,4 @@
-"""A misspelt key is refused when the job is sent, and again by the controller, whoever sent it."""
+"""Unknown keys are refused by the admission policy, and again by the controller."""
 
 import copy
 from typing import Any
@@ -60,7 +60,7 @@ def test_known_keys_pass(raw: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1, {"a": {"b": 1}}, [1] * 50_000], ids=["small", "nested", "huge"])
-def test_a_key_beside_the_spec_is_refused_also_where_the_spec_stays_as_it_is(value: Any) -> None:
+def test_an_unknown_key_next_to_the_spec_is_refused_even_if_the_spec_is_unchanged(value: Any) -> None:
     old = good_job()
     assert admitted(POLICY, {**old, "junk": value}, old).startswith("junk: not keys of stage2: ")
     assert admitted(POLICY, {**old, "junk": value}, {**old, "junk": 0}).startswith("junk: not keys of stage2: ")
@@ -81,7 +81,7 @@ def test_a_job_that_has_such_a_key_from_before_can_end_and_lose_it() -> None:
 
 
 @pytest.mark.parametrize("section", ["rollout", "learner"])
-def test_what_belongs_to_kubernetes_is_not_looked_into(section: str) -> None:
+def test_free_mappings_of_kubernetes_are_not_checked(section: str) -> None:
     raw = good_job()
     raw["spec"][section]["template"] = {"spec": {"whatever": {}}}
     raw["spec"]["config"]["deepspeed"] = {"zero_optimization": {"stage": 2}}

@@ -1,4 +1,4 @@
-"""Log lines: one for each message, whoever's text stands in it."""
+"""Log lines: one per message, even if it quotes foreign text."""
 
 import io
 import logging

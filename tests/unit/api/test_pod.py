@@ -1,4 +1,4 @@
-"""What a pod hands over: its keys byte for byte, its bounds, and what is made of a newer or a broken pod's words."""
+"""A pod's report: its exact bytes, its bounds, and reports from newer or broken pods."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None
 
 
 @pytest.mark.parametrize("reason", ["x" * 512, "错" * 512])
-def test_the_last_words_of_a_learner_of_many_servers_fit_the_termination_log(reason: str) -> None:
+def test_the_last_report_of_a_learner_with_many_servers_fits_the_termination_log(reason: str) -> None:
     servers = [f"https://a-job-with-a-long-name-rollout.a-namespace.svc:{8000 + n}" for n in range(64)]
     sync = SYNC.model_copy(update={"merge_reason": reason}).pushed(40, 1.0, servers)
     message = "why it failed, " * 60
@@ -158,7 +158,7 @@ def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
         {"phase": "training", "sync": {"version": "one"}},
     ],
 )
-def test_what_is_no_report_is_none(document: object) -> None:
+def test_anything_else_is_no_report(document: object) -> None:
     assert read_report(document) is None
 
 

@@ -1,4 +1,4 @@
-"""The training YAML: its rules, and what is derived from it."""
+"""The training YAML: `extends`, rules between keys, and derived values."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -45,7 +45,7 @@ def test_the_bound_is_exact():
         require_shallow(deep(DEEPEST + 2))
 
 
-def test_it_calls_itself_for_no_level():
+def test_the_check_does_not_recurse():
     limit = sys.getrecursionlimit()
     lists = deep(50_000)
     assert limit < 50_000
@@ -53,7 +53,7 @@ def test_it_calls_itself_for_no_level():
         require_shallow(lists)
 
 
-def test_aliases_that_stand_for_more_than_memory_holds_are_looked_at_once():
+def test_aliases_for_more_than_memory_holds_are_visited_once():
     laughs: object = "ha"
     for _ in range(DEEPEST - 1):
         laughs = [laughs] * 9
@@ -148,7 +148,7 @@ def test_no_row_of_small_edits_leads_past_a_bound(value: Any, more: Any, of: str
     [([1] * LARGEST, "characters"), ([{}] * MOST_PARTS, "mappings, lists")],
     ids=["numbers", "mappings"],
 )
-def test_what_stands_beside_the_spec_is_bounded_too(value: Any, of: str) -> None:
+def test_keys_next_to_the_spec_are_bounded_too(value: Any, of: str) -> None:
     with pytest.raises(ConfigError, match=rf"^junk: [a-z0-9, ]* {of}.*; the whole job must have at most [\d,]*; "):
         parse_job({**good_job(), "junk": value})
     noted = {**good_job()["metadata"], "annotations": {"note": "x" * 2 * LARGEST}}
@@ -173,7 +173,7 @@ def test_characters_are_counted_about_as_json_has_them() -> None:
     assert characters(spec, most=LARGEST) == pytest.approx(len(json.dumps(spec, separators=(",", ":"))), rel=0.1)
 
 
-def test_what_aliases_stand_for_is_looked_at_up_to_the_bound() -> None:
+def test_aliases_are_counted_only_up_to_the_bound() -> None:
     laughs: Any = "ha"
     for _ in range(60):
         laughs = [laughs] * 9

@@ -1,4 +1,4 @@
-"""Wrong jobs: one problem for each mistake, all in one pass, with path, rule and way out."""
+"""Wrong jobs: one problem per mistake, all in one pass, with path, rule and way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of wrong job files, for every checker that has to refuse them."""
+"""The table of wrong job files, for all checkers."""
 
 from __future__ import annotations
 

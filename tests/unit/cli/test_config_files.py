@@ -1,4 +1,4 @@
-"""Reading YAML files: mistakes of form are refused with the file's name."""
+"""YAML files: malformed ones are refused with the file's name."""
 
 import sys
 from itertools import pairwise

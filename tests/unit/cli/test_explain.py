@@ -1,4 +1,4 @@
-"""`stage2 explain` on a job as kubectl gives it: what is printed, and the exit code."""
+"""`stage2 explain`: its output and exit code for a job from kubectl."""
 
 import json
 from typing import Any

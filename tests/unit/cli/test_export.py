@@ -1,4 +1,4 @@
-"""`stage2 export`: what it says, and how it ends."""
+"""`stage2 export`: its output and exit code."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_a_checkpoint_becomes_a_model_and_is_compared(checkpoint, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_an_adapter_that_vllm_cannot_serve_is_saved_and_said(checkpoint, tmp_path):
+def test_an_adapter_that_vllm_cannot_serve_is_saved_with_a_note(checkpoint, tmp_path):
     done = exported(checkpoint, "--output", tmp_path / "out", "--adapter")
     assert done.exit_code == 0, done.output
     assert "vLLM cannot load DoRA adapters" in done.output
@@ -103,7 +103,7 @@ def pushed(checkpoint, tmp_path, hub):
         ({"repo": "me/taken"}, "must be a new repository"),
     ],
 )
-def test_what_a_hub_would_refuse_is_said_before_anything_is_written(pushed, options, shown):
+def test_what_a_hub_would_refuse_is_reported_before_anything_is_written(pushed, options, shown):
     done, made = pushed(**options)
     assert done.returncode == 64, done.stderr
     assert shown in done.stderr

@@ -1,4 +1,4 @@
-"""`stage2 import` says what it wrote, what it left out and what it changed, in the words of its rules."""
+"""`stage2 import`: the summary of what it wrote, left out and changed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What needs no model says what it has to say before anything heavy is imported."""
+"""Commands that need no model finish before any heavy import."""
 
 import json
 import subprocess

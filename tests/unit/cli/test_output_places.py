@@ -127,7 +127,7 @@ for check, path in ((check_file, "new"), (check_file, "kept.txt"), (check_folder
     assert said.stdout.count("(Permission denied)") == 3
 
 
-def test_what_can_be_written_is_let_be(folder):
+def test_a_writable_output_is_accepted(folder):
     check_file("--output", folder / "new" / "x.png")
     check_file("--output", Path("file"))
     check_file("--output", Path("/dev/null"))

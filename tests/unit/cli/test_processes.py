@@ -1,4 +1,4 @@
-"""What processes of a local run get of the machine: the visible GPUs, and ports of their own."""
+"""Resources of local processes: visible GPUs and reserved ports."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""What a job asks for and an executor without a controller does not do is said, never left out silently."""
+"""Fields that need a controller or a cluster are reported by commands that do not apply them."""
 
 from pathlib import Path
 from typing import Any

@@ -117,7 +117,7 @@ def test_a_server_that_turns_out_misconfigured_ends_the_run_also_while_the_learn
     assert watched(tmp_path, monkeypatch, server="exit 64", learner="sleep 60") == 64
 
 
-def test_a_server_that_dies_again_and_again_stays_away_and_that_is_said(
+def test_a_server_that_keeps_dying_is_not_restarted_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert watched(tmp_path, monkeypatch, server="exit 3", learner="sleep 5; exit 75") == 75
@@ -146,9 +146,7 @@ def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learn
 
 
 @pytest.mark.parametrize(("kind", "made"), [("Directory", False), ("File", False), ("Directory", True), ("", False)])
-def test_a_folder_of_the_node_that_is_not_here_is_said_before_any_server_starts(
-    tmp_path: Path, kind: str, made: bool
-) -> None:
+def test_a_missing_hostpath_folder_is_reported_before_any_server_starts(tmp_path: Path, kind: str, made: bool) -> None:
     job = load_job(ROOT / "examples" / "job-3v1.yaml")
     place = tmp_path / "models"
     if made:
@@ -167,7 +165,7 @@ def test_a_folder_of_the_node_that_is_not_here_is_said_before_any_server_starts(
         run.prepare(job, {}, tmp_path / "work", "stub")
 
 
-def test_what_the_learner_would_refuse_is_said_before_any_server_starts(
+def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> int:

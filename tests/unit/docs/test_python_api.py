@@ -1,4 +1,4 @@
-"""The page on the Python API is one program that prints what the page shows."""
+"""The page on the Python API is one program, and prints what the page shows."""
 
 import re
 import subprocess

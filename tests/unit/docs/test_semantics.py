@@ -1,4 +1,4 @@
-"""The semantics page is true: its keys and defaults are the models' own, and its examples give what they show."""
+"""The semantics page: its keys and defaults match the models, and its examples print what they show."""
 
 import doctest
 import re

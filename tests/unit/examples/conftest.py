@@ -1,4 +1,4 @@
-"""The examples' modules, found as when a script of that folder runs, and one random tiny model for all tests."""
+"""The examples' modules on the import path, and one random tiny model for all tests."""
 
 from __future__ import annotations
 

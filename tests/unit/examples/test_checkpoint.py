@@ -1,4 +1,4 @@
-"""The checkpoint as others read it: by transformers' auto classes, from the files alone."""
+"""The checkpoint as transformers' auto classes load it."""
 
 import json
 from pathlib import Path

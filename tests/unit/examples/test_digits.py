@@ -1,4 +1,4 @@
-"""The digits: real ones in tight boxes, legible, apart, alike from a seed, and a COCO file that others read."""
+"""The digits: tight boxes, legible ink, separate splits, the same files from a seed, and a valid COCO file."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Scenes: shapes that fit, do not overlap, and come alike from a seed."""
+"""Scenes: shapes that fit, do not overlap, and are reproducible from a seed."""
 
 import hashlib
 from dataclasses import replace

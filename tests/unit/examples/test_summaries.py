@@ -1,4 +1,4 @@
-"""The summary data set, and how the model was taught that the tiny GRPO run starts from."""
+"""The summary data set, and the warm-up answers for the tiny GRPO run."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
-"""Whatever strangers hand in is taken or refused in the one way that its reader has: no other exception, no traceback.
+"""Hostile input: every reader accepts it or refuses it with its own exception, and never with another one.
 
-With the other tests the input is the same each time; `make fuzz` draws more, and others each time. What it finds
-becomes a case beside the reader's other tests.
+The test runs use fixed examples; `make fuzz` draws more, and new ones each time. A failure that it finds becomes a case
+in the reader's own tests.
 """
 
 from __future__ import annotations
