@@ -8,8 +8,8 @@ from typing import Any, Literal
 Truth = Literal["True", "False", "Unknown"]
 
 MESSAGE_CHARS = 8_192
-"""Characters of one text of a status: the definition takes 32,768, and ten of these fit etcd beside a large spec."""
-_END_CHARS = 1_024  # of a text that is cut: there stands what to do about it
+"""Characters of one text of a status: the definition allows 32,768, and ten of these fit etcd beside a large spec."""
+_END_CHARS = 1_024  # kept of a text that is shortened: its end says what to do
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def merged(
 ) -> list[dict[str, Any]]:
     """Return the status' list: `current`, each with its old transition time if its status is the old one.
 
-    A time in the future becomes `now`; otherwise what is counted from it would last as long as the clock was wrong.
+    A time in the future becomes `now`; otherwise what counts from it would last as long as the clock was wrong.
     """
     old = {item["type"]: item for item in previous}
     return [_entry(condition, old.get(condition.type), generation, now) for condition in current]

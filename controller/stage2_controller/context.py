@@ -1,4 +1,4 @@
-"""The context of a plan: a valid job in one pass, and what the steps of the plan have found out about it. Pure."""
+"""The context of a plan: a valid job in one pass, and the results of the plan's steps so far. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from stage2_controller.outcome import Outcome
 from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue
 from stage2_controller.spec import credentials
-from stage2_controller.spec.containers import Processes
 from stage2_controller.spec.settings import Settings
 
 
@@ -39,11 +38,6 @@ class PlanContext:
         return self.parsed.job
 
     @property
-    def processes(self) -> Processes:
-        """The servers and the learner."""
-        return self.parsed.processes
-
-    @property
     def previous(self) -> Mapping[str, Any]:
         """The status that the last pass wrote."""
         return self.raw.get("status") or {}
@@ -51,7 +45,7 @@ class PlanContext:
     @property
     def server_names(self) -> tuple[str, ...]:
         """server-0, server-1, …"""
-        return tuple(server.name for server in self.processes.servers)
+        return tuple(server.name for server in self.parsed.processes.servers)
 
     @property
     def queue(self) -> str | None:
@@ -75,9 +69,9 @@ class PlanContext:
 
     @property
     def returns_quota(self) -> bool:
-        """Whether the job's quota goes back: Kueue turned the job away, or the job found no room on the assigned host.
+        """Whether the job returns its quota: Kueue turned the job away, or the assigned host has no room.
 
-        Kueue looks again only at jobs without quota.
+        Kueue reconsiders only jobs without quota.
         """
         workload, choice = self.observed.workload, self.placement
         if kueue.is_releasing(workload) or kueue.turned_away(workload):
@@ -96,7 +90,7 @@ class PlanContext:
 
     @property
     def needs_new_workload(self) -> bool:
-        """Whether the job's Workload has to go before Kueue looks at the job again.
+        """Whether the job's Workload must be deleted before Kueue reconsiders the job.
 
         It belongs to a failed run whose spec was corrected, to an earlier spec whose pods have ended, or to a suspended
         job that Kueue had turned away.

@@ -29,7 +29,7 @@ class Observed:
     replicasets: tuple[Object, ...] = ()  # all that carry the job's name; only their owners prove whose they are
     endpointslices: tuple[Object, ...] = ()  # the same
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
-    progress: LearnerReport | None = None  # the answer of the learner's /progress, if it was asked
+    progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left
     foreign: tuple[str, ...] = ()  # kind and name of other people's objects with a child's name
 

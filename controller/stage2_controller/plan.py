@@ -1,7 +1,7 @@
 """The plan of one pass: from a job and what is observed of it to its place, its children and its status.
 
-Pure: no client, no clock, no randomness. `plan` tells the story. Static YAML (`children.build.static_children`) and
-local processes (`spec.containers`) use the same builders of children.
+Pure: no client, no clock, no randomness. `plan` has the steps in order. Static YAML (`children.build.static_children`)
+and local processes (`spec.containers`) use the same builders of children.
 """
 
 from collections.abc import Callable, Mapping
@@ -205,8 +205,8 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
 
     A job without a place has no children. One with a place gets servers and learner in one pass, so that pods hold all
     of it; a learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
-    resumed between two passes: it starts again. Where nobody serves the job's queue nothing starts, and what runs
-    continues. Where a stranger's object has the name of the Deployment or the Job, the other one would wait for ever.
+    resumed between two passes: it starts again. If nobody serves the job's queue, nothing starts, and what runs
+    continues. If a foreign object has the name of the Deployment or the Job, the other one would wait for ever.
     """
     observed, both = context.observed, existing(context.observed, "Job", "Deployment")
     if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and _misses_half(context):
@@ -222,7 +222,7 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
     """Return those of the kinds of which a child exists that nobody has deleted yet."""
-    return tuple(kind for kind in wanted if (there := observed.child(kind)) is not None and not terminating(there))
+    return tuple(kind for kind in wanted if (child := observed.child(kind)) is not None and not terminating(child))
 
 
 def _build(context: PlanContext) -> Manifests:
@@ -247,7 +247,9 @@ def _misses_half(context: PlanContext) -> bool:
     observed = context.observed
     if observed.learner is None:
         return True
-    return bool(context.processes.servers) and observed.deployment is None and not outcome.learner_begun(observed)
+    return (
+        bool(context.parsed.processes.servers) and observed.deployment is None and not outcome.learner_begun(observed)
+    )
 
 
 def _has_no_place(context: PlanContext) -> bool:

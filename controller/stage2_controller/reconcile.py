@@ -1,6 +1,6 @@
 """One pass over one job: parse it, observe it, choose its place, build and apply its children, write its status.
 
-`Reconciler._pass` tells the story. What it decides is pure and stands in `plan`.
+`Reconciler._pass` has the steps in order. The decisions are pure and in `plan`.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class Reconciler:
             return None
         parsed = await self._parse(key, raw)
         seen = await self._observer.observe(key, raw)
-        if not self._still_exists(key, raw):  # nobody would end a promise that is made from here on
+        if not self._still_exists(key, raw):  # nobody would end a promise that this pass makes
             self.forget(key)
             return None
         now = self._clock()

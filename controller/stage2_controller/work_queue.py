@@ -75,7 +75,7 @@ class WorkQueue(Generic[Item]):
     (`owner_of`) take turns.
 
     What is added within `rest_s` of a key's last call becomes one call at the end of that time: a call causes a burst
-    of events. Calls that `work` itself asked for do not wait for the rest.
+    of events. Calls that `work` itself requested do not wait for the rest.
     """
 
     def __init__(

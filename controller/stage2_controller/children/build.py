@@ -70,7 +70,7 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
     edits. Otherwise a running job would become invalid, and nobody would enforce its deadline.
 
     Raises:
-        ConfigError: the spec breaks a rule, or asks for more than the admin's policy allows.
+        ConfigError: the spec breaks a rule, or exceeds the admin's policy.
     """
     is_new = not _accepted_before(raw)
     accepted, metadata = parse_job(raw, bounded=is_new), raw["metadata"]
@@ -160,7 +160,7 @@ def _accepted_before(raw: Mapping[str, Any]) -> bool:
     """Return whether an earlier pass accepted the job with everything that its pods are built from.
 
     It did where nobody has edited the spec since, whatever a newer controller makes of it, and where an edit changed
-    none of the hashed keys: whoever suspends a job asks for nothing more.
+    none of the hashed keys: suspending a job requests nothing more.
     """
     status = raw.get("status") or {}
     accepted: str | None = status.get("specHash")

@@ -157,7 +157,7 @@ class Api:
                 query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
                 field_selector=fields,
                 header_params={},
-                _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network is gone
+                _request_timeout=float(ends_after_s + _REQUEST_S),  # also if the network fails
             )
         except DynamicApiError as error:
             raise ApiRefused(f"WATCH {where}", error) from error

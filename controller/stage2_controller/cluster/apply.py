@@ -1,4 +1,4 @@
-"""Writes the children of a job: deletes what has to go, creates or applies what differs, and takes nothing over."""
+"""Writes the children of a job: deletes, creates and applies them, and takes over no object of others."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""The progress of running learners, asked for beside the passes, so that a slow learner keeps no other job waiting.
+"""The progress of running learners, requested beside the passes, so that a slow learner delays no other job.
 
-A learner's pod holds no credentials for the API server, so the controller asks it over HTTP.
+A learner's pod holds no credentials for the API server, so the controller polls it over HTTP.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from stage2_controller.spec.names import Key
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 32  # learners that are asked at the same time
+_AT_ONCE = 32  # learners that are polled at the same time
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 _LARGEST_BYTES = 256 << 10
 """A report has a few thousand bytes, but the owner of the pod may send any number."""
@@ -88,7 +88,7 @@ class ProgressPolls:
         try:
             async with self._gate:
                 report = await self._reader.read(pod, secret)
-        except Exception:  # after a bug in reading one report the learner must be asked again
+        except Exception:  # after a bug in reading one report the learner must be polled again
             logger.exception("%s: the learner's report cannot be read", key)
             report = None
         before = self._kept.get(key)

@@ -78,7 +78,7 @@ class Controller:
     async def start(self) -> None:
         """Wait for the Lease, where there is one; list what exists, and start to work.
 
-        A replica asks for the Lease only if it may list what exists, and makes no other request while it stands by.
+        A replica requests the Lease only if it may list what exists, and makes no other request while it stands by.
 
         Raises:
             kopf.TemporaryError: what exists cannot be listed now.

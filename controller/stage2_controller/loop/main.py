@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--progress-seconds",
         type=float,
         default=Settings.progress_s,
-        help="how often a running learner is asked (default: %(default)s)",
+        help="how often a running learner is polled (default: %(default)s)",
     )
     parser.add_argument(
         "--listen",

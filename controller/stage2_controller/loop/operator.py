@@ -22,12 +22,12 @@ from stage2_controller.spec.settings import Settings
 
 
 def run(settings: Settings, options: Options) -> str | None:
-    """Run until the process is asked to end; return what else ended it, or kept it from starting."""
+    """Run until a signal ends the process; return what else ended it, or kept it from starting."""
     return asyncio.run(serve(settings, options))
 
 
 async def serve(settings: Settings, options: Options) -> str | None:
-    """Do so in a running event loop."""
+    """Run in a running event loop."""
     try:
         controller = await connect(settings, options)
     except NoCluster as error:
@@ -61,7 +61,7 @@ async def serve(settings: Settings, options: Options) -> str | None:
 
 
 def why_ended(controller: Controller) -> str | None:
-    """Return what ended a controller that nobody asked to end."""
+    """Return what ended a controller that no signal ended."""
     if controller.lost:
         return "another controller leads now"
     if controller.broken:

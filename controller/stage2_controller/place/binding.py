@@ -1,4 +1,4 @@
-"""How far the scheduler has come with a job's pods: which are bound, which are refused, since when and why. Pure."""
+"""The scheduler's progress with a job's pods: which are bound, which are refused, since when and why. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -139,7 +139,7 @@ def seconds_to_overdue(pod: Object, now: datetime) -> float:
 def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:
     """Return since when the learner's Job may have had no pod; None where it has one, or is to have none.
 
-    A pod that ran and is gone was there until its condition changed. One that has ended counts as none from then on.
+    A pod that ran and no longer exists counts until its condition changed; one that has ended, until it ended.
     status: the one that the last pass wrote.
     """
     learner = observed.learner
@@ -226,7 +226,7 @@ def _refused_child(observed: Observed) -> Refusal | None:
 
 
 def _since(observed: Observed, role: str, pod: Object | None, status: Mapping[str, Any], now: datetime) -> datetime:
-    """Return since when a role's pod is as it is: judged by the scheduler, created, or gone."""
+    """Return when a role's pod reached its present state: judged by the scheduler, created, or deleted."""
     if pod is not None:
         return _judged_at(pod) if pod["spec"].get("nodeName") or _is_nominated(pod) else _created(pod)
     overdue_one = observed.pod(role)
@@ -234,7 +234,7 @@ def _since(observed: Observed, role: str, pod: Object | None, status: Mapping[st
         return conditions.instant(overdue_one["metadata"]["deletionTimestamp"])
     running = conditions.find(status, _CONDITION_OF[role]) or {}
     if running.get("status") == "True" or running.get("reason") == reasons.OLD_LEARNER_ENDING:
-        return now  # it was there until a moment ago, or its child is created in this pass
+        return now  # it existed a moment ago, or its child is created in this pass
     child = observed.child(kinds.KIND_OF_ROLE[role])
     placed = conditions.find(status, reasons.PLACED) or {}
     texts = [

@@ -40,7 +40,7 @@ class PodNeed:
 
 @dataclass(frozen=True)
 class Need:
-    """The need of a whole job: everything that it asks of one node."""
+    """The need of a whole job: everything that it requests from one node."""
 
     pods: tuple[PodNeed, ...]
     priority: int = 0
@@ -64,8 +64,8 @@ class NodeInfo:
     ready: bool
     cordoned: bool
     free: Amounts
-    free_by_preemption: Amounts  # what is free once everything of lower priority is gone
-    allocatable: Amounts = field(default_factory=dict)  # what is free once all is gone that is not on every such node
+    free_by_preemption: Amounts  # what is free after every pod of lower priority is evicted
+    allocatable: Amounts = field(default_factory=dict)  # what is free beside the pods that every such node has
     refused: bool = False  # an earlier attempt of the job failed there: others are tried first
 
     @property
@@ -174,7 +174,7 @@ def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> Avoided:
 
 
 def _most_free(need: Need, info: NodeInfo) -> Amounts:
-    """Return what the scheduler may give to the job there: it preempts for one pod, whatever becomes of the other."""
+    """Return what the scheduler may give the job there: it preempts for one pod regardless of the other."""
     return _free(info, need.preempts)
 
 

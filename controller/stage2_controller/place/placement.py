@@ -21,7 +21,7 @@ from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
 
 LOOK_AGAIN_S = 60.0
-"""Seconds until a job without a place looks again: what it needs may change without any room becoming free."""
+"""Seconds until a job without a place looks again: its need may change although no room becomes free."""
 _FAILED = (("False", reasons.HALF_PLACED), ("False", reasons.NODE_FULL))
 
 
@@ -195,7 +195,7 @@ def _follow_scheduler(
         if pause := _pause(need, snapshot, status, now):
             return pause
         succeeded, again_after_s = False, None
-    # The scheduler would choose the same node again: nothing has changed there.
+    # Otherwise the scheduler would choose the same node again.
     hosts = snapshot.refused_hosts() if snapshot else ()
     return Place(need, None, tied=False, avoid_if_possible=hosts, is_complete=succeeded, again_after_s=again_after_s)
 

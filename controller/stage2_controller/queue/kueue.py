@@ -15,10 +15,10 @@ from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.spec import names
 
 HOST_OVERDUE_S = 60.0
-"""Seconds that a job waits after its admission for the host that Kueue assigned. If that host cannot be used by then,
-or later, the quota goes back at once, and Kueue looks for another host."""
+"""Seconds after its admission that a job waits for the assigned host. If the host cannot be used by then, or later, the
+quota is returned at once, and Kueue looks for another host."""
 CLASS_AGAIN_S = 15.0
-"""Seconds between two looks for a WorkloadPriorityClass that does not exist; the controller does not watch them."""
+"""Seconds between checks for a missing WorkloadPriorityClass; the controller does not watch them."""
 QUEUE_LABEL = names.LABEL_QUEUE
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
@@ -30,7 +30,7 @@ _RESET = "Reset to Pending after eviction"  # prefix of a check's message that r
 Named = TypeVar("Named", str, None)
 
 
-# --- What the job asks for.
+# --- The job's labels.
 
 
 def queue_name(raw: Object) -> str | None:
@@ -59,13 +59,13 @@ def priority(observed: Observed, priority_class: Object | None) -> dict[str, Any
     return {}
 
 
-# --- What Kueue's admission gives: the host, and additions to the pods.
+# --- Kueue's admission: the host, and additions to the pods.
 
 
 def host(workload: Object | None) -> str | None:
     """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it assigned no single one.
 
-    A flavor with a topology may assign two hosts to a Workload that asked for none. Then the scheduler finds one.
+    A flavor with a topology may assign two hosts to a Workload that requested none. Then the scheduler finds one.
     """
     assigned = (assignment.get("topologyAssignment") or {} for assignment in _assignments(workload))
     hosts = {_host(topology) for topology in assigned if HOSTNAME in topology.get("levels", [])}
@@ -133,7 +133,7 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-# --- What the Workload reports.
+# --- The Workload's state.
 
 
 def holds(workload: Object | None, kind: str) -> bool:
@@ -172,13 +172,13 @@ def reserved_pod_sets(workload: Object | None) -> Sequence[Mapping[str, Any]] | 
 
 
 def spec_hash_of(workload: Object | None, spec_hash: str) -> str:
-    """Return the hash of the spec whose pods the Workload asks for; a Workload without one counts as this spec's."""
+    """Return the hash of the spec that the Workload was built from; a Workload without one counts as this spec's."""
     annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}
     return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash)
 
 
 def host_overdue(workload: Object | None, now: datetime) -> bool:
-    """Return whether Kueue assigned a host so long ago that the job should have its place there."""
+    """Return whether Kueue assigned a host so long ago that the job should run there."""
     admission = condition(workload, "Admitted")
     if admission is None or host(workload) is None:
         return False

@@ -18,7 +18,7 @@ from stage2_controller.spec import names
 from stage2_controller.spec.objects import value_at
 
 _BUG_CHARS = 1000  # of an exception's text
-# Kept from the learner's last report while it cannot be asked.
+# Kept from the learner's last report while it does not answer.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
@@ -176,10 +176,10 @@ def _container_statuses(context: PlanContext) -> dict[str, Object]:
 
 
 def _servers(context: PlanContext, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not context.processes.servers:
+    if not context.parsed.processes.servers:
         return []
     statuses = _container_statuses(context)
-    addresses = [address.base_url for address in context.processes.addresses]
+    addresses = [address.base_url for address in context.parsed.processes.addresses]
     versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
     servers = [
         _server(name, url, statuses.get(name, {}), versions.get(_host_and_port(url)))
@@ -270,10 +270,10 @@ def _conditions(
         found.append(context.quota)
     if context.placement and context.placement.condition:
         found.append(context.placement.condition)
-    if context.processes.servers:
+    if context.parsed.processes.servers:
         found.append(_rollout_ready(context))
     found.append(_learner_running(context))
-    if context.processes.servers:
+    if context.parsed.processes.servers:
         found.append(_weights_in_sync(sync, servers))
     if context.outcome:
         found.append(Condition(context.outcome.phase, "True", context.outcome.reason, context.outcome.message))

@@ -1,1 +1,1 @@
-"""What a job asks for: its document, the administrator's policy, containers, names, credentials."""
+"""The parts of a job's spec: policy, containers, names, credentials, rules of templates."""

@@ -90,7 +90,7 @@ class _Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(_USAGES), critical=False)
-            # critical: RFC 5280 asks it of a certificate without a subject
+            # critical: RFC 5280 requires it for a certificate without a subject
             .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier(self._identity.digest, None, None), critical=False)
             .sign(self._key, hashes.SHA256())

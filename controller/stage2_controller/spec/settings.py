@@ -56,14 +56,14 @@ class AdminPolicy:
         if problems:
             raise ConfigError(problems)
 
-    def check_size(self, namespace: str, asked: Amounts) -> None:
-        """Raise ConfigError if a job's pods, templates included, ask for more devices of a kind than it may have."""
+    def check_size(self, namespace: str, requested: Amounts) -> None:
+        """Raise ConfigError if a job's pods, templates included, request more devices of a kind than it may have."""
         most = self.largest_job.get(namespace, self.largest_job.get(_ANY))
         if most is None:
             return
         rule = f"this cluster lets a job of namespace {namespace} have {most} GPUs, or other devices of one kind"
         way_out = "ask for fewer, or ask the admin to raise policy.largestJob of the chart"
-        devices = {name: amount for name, amount in asked.items() if "/" in name and amount > most}
+        devices = {name: amount for name, amount in requested.items() if "/" in name and amount > most}
         if devices:
             raise ConfigError(
                 [Problem("spec", f"{amount:g} {name}", rule, way_out) for name, amount in devices.items()]
