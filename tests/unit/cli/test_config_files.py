@@ -51,6 +51,7 @@ ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
         pytest.param(bytes(range(256)), r"byte 0x80 at offset 128.*in UTF-8.*save it as UTF-8", id="no text"),
         pytest.param("a: " + "9" * 5000, r"must be YAML", id="a number of 5,000 digits"),
         pytest.param("a: 2026-13-45", r"must be YAML", id="a day that is none"),
+        pytest.param("a: !!bool foo", r"must be YAML", id="a truth value that is none"),
         pytest.param("[1]: 2", r"cannot be a key", id="a list as key"),
         pytest.param("{a: 1}: 2", r"cannot be a key", id="a mapping as key"),
         pytest.param("a: !!python/object/apply:os.system ['true']", r"must be YAML", id="an object"),

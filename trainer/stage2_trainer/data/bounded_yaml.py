@@ -15,13 +15,9 @@ import yaml
 from stage2_api.validation.size import DEEPEST
 from stage2_trainer.data.files import read_named
 
-LARGEST_BYTES = 2 << 20
-"""More than the API server takes as one object."""
-LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
-"""The message of libyaml (0.2.6 and later) for 1,000 levels; it reads ahead, so this may precede their events."""
+LARGEST_BYTES = 2 << 20  # more than the API server takes as one object
 MERGE = "tag:yaml.org,2002:merge"
-MOST_VALUES = 200_000
-"""Keys, values and list items of a file; those of an anchor count again for each alias."""
+MOST_VALUES = 200_000  # keys, values and list items of a file; those of an anchor count again for each alias
 TOO_DEEP = f"must not be nested deeper than {DEEPEST} levels"
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
@@ -87,21 +83,8 @@ def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
         ValueError,
         LookupError,
         AttributeError,
-    ) as error:  # PyYAML raises these, for !!bool say
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem == LIBYAML_TOO_DEEP:
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise _too_much(f"too many levels in line {line}", TOO_DEEP) from error
-        raise UnreadableYaml(_found(error), "the file must be YAML", "correct that line") from error
-
-
-def _found(error: Exception) -> str:
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
-        return " ".join(str(error).split())
-    mark = error.problem_mark
-    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    since, before = error.context_mark, f" {error.context}" if error.context else ""
-    begun = f" that began at line {since.line + 1}" if before and since and mark and since.line != mark.line else ""
-    return f"{error.problem}{where}{before}{begun}"
+    ) as error:  # PyYAML raises all of these
+        raise UnreadableYaml(" ".join(str(error).split()), "the file must be YAML", "correct that line") from error
 
 
 def _text(path: Path) -> str:

@@ -11,8 +11,7 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.matching.parse import Kind
 
 _MARGIN = 6
-LONGEST = 200
-"""Characters of a name that are drawn; more do not fit a picture, and are slow."""
+LONGEST = 200  # characters of a name that are drawn; more do not fit a picture, and are slow
 
 
 @dataclass(frozen=True)

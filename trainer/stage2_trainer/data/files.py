@@ -19,10 +19,8 @@ from typing import BinaryIO
 
 from stage2_api.errors import ConfigError, Problem
 
-LARGEST_FOUND = 256 << 20
-"""Bytes of a text file that data names: a list of images, the labels of one image."""
-LARGEST_PIPED = 2 << 30
-"""Bytes of a pipe that a person names; the size of a file can be checked first."""
+LARGEST_FOUND = 256 << 20  # bytes of a text file that data names: a list of images, the labels of one image
+LARGEST_PIPED = 2 << 30  # bytes of a pipe that a person names; the size of a file can be checked first
 WAY_OUT = "name another place"
 FOR_GOOD = frozenset({
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS,
@@ -30,15 +28,10 @@ FOR_GOOD = frozenset({
 """Permanent errors of an output place; after any other a retry may succeed."""
 
 
-def require_regular(path: Path) -> None:
-    """Raise OSError unless a path leads to a regular file, and not to a folder, a FIFO or a device."""
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading bytes. Raises OSError for anything else: a folder, a FIFO, a device."""
     if not stat.S_ISREG(_mode(path)):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading bytes. Raises OSError."""
-    require_regular(path)
     return path.open("rb")
 
 
@@ -172,7 +165,7 @@ def new_file(option: str, path: Path) -> Iterator[Path]:
     aside = aside_of(path)
     try:
         yield aside
-        check_new_file(option, path)  # somebody may have created it meanwhile
+        check_new_file(option, path)  # another process may have created it
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -192,7 +185,7 @@ def new_folder(option: str, path: Path) -> Iterator[Path]:
         yield aside
         for file in filter(Path.is_file, aside.iterdir()):
             file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
-        check_folder(option, path)  # somebody may have filled it meanwhile
+        check_folder(option, path)  # another process may have filled it
         if path.exists():
             path.rmdir()
         aside.rename(path)

@@ -10,7 +10,7 @@ import base64
 import functools
 import io
 import mimetypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,10 +22,8 @@ from stage2_trainer.data.files import open_regular
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
 """Pixels of an image, 270 MB once decoded: a file of a few kB may expand to any number. Pillow only warns."""
-MOST_ASPECT = 200
-"""Ratio of an image's longer side to its shorter one; Qwen's image processor refuses more."""
-MOST_BYTES = 256 << 20
-"""Bytes of an image's file."""
+MOST_ASPECT = 200  # ratio of an image's longer side to its shorter one; Qwen's image processor refuses more
+MOST_BYTES = 256 << 20  # bytes of an image's file
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Pillow's names of the formats that are read. It knows forty more, and passes PostScript to Ghostscript."""
 UPRIGHT = 1
@@ -42,23 +40,15 @@ SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 class ImageError(ValueError):
     """An image is missing or cannot be used. The message names it and the reason."""
 
-    def __init__(self, source: str, why: object, *, way_out: str = "replace the file or drop its record") -> None:
-        super().__init__(f"image {_named(source)}: {why}; {way_out}")
+    @classmethod
+    def at(cls, source: str, why: object, *, way_out: str = "replace the file or drop its record") -> ImageError:
+        """Return the error of an image at a path or URL."""
+        return cls(f"image {_shortened(source)}: {why}; {way_out}")
 
     @classmethod
-    def of(cls, source: str, error: Exception) -> ImageError:
+    def unreadable(cls, source: str, error: Exception) -> ImageError:
         """Return the error of an image that a decoder or the machine could not read."""
-        return cls(source, f"cannot be read ({_why(error)})")
-
-    def __reduce__(self) -> tuple[Callable[[str], ImageError], tuple[str]]:
-        """Support pickling, since a data loader sends rows between processes."""
-        return _with_message, (str(self),)
-
-
-def _with_message(message: str) -> ImageError:
-    error = ImageError.__new__(ImageError)
-    ValueError.__init__(error, message)
-    return error
+        return cls.at(source, f"cannot be read ({_reason(error)})")
 
 
 @dataclass(frozen=True)
@@ -85,15 +75,15 @@ def load_image(source: str) -> Image.Image:
     """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raises ImageError."""
     encoded = image_bytes(source)
     try:
-        with opened(io.BytesIO(encoded)) as image:
+        with open_image(io.BytesIO(encoded)) as image:
             return displayed(image)
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders may raise anything for a broken file
-        raise ImageError.of(source, error) from error
+        raise ImageError.unreadable(source, error) from error
 
 
-def opened(file: BinaryIO) -> Image.Image:
+def open_image(file: BinaryIO) -> Image.Image:
     """Open an image and read its header. Raises ValueError if it is too large for a model or for memory."""
     image = Image.open(file, formats=_formats())
     if (pixels := image.width * image.height) > MOST_PIXELS:
@@ -146,18 +136,18 @@ def image_bytes(source: str) -> bytes:
     if source.startswith("data:"):
         head, separator, body = source.partition(",")
         if not separator or not head.endswith(";base64"):
-            raise ImageError(source, "must be a base64 data: URL", way_out="write data:image/png;base64,...")
+            raise ImageError.at(source, "must be a base64 data: URL", way_out="write data:image/png;base64,...")
         try:
             return base64.b64decode(body, validate=True)
         except ValueError as error:
-            raise ImageError.of(source, error) from error
+            raise ImageError.unreadable(source, error) from error
     try:
         with open_regular(file_path(source)) as file:
             encoded = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ImageError.of(source, error) from error
+        raise ImageError.unreadable(source, error) from error
     if len(encoded) > MOST_BYTES:
-        raise ImageError(source, f"the file is larger than {MOST_BYTES} bytes")
+        raise ImageError.at(source, f"the file is larger than {MOST_BYTES} bytes")
     return encoded
 
 
@@ -174,7 +164,7 @@ def read_header(source: str) -> Header:
         with open_regular(file_path(source)) as file:
             return _header(file, source)
     except OSError as error:
-        raise ImageError.of(source, error) from error
+        raise ImageError.unreadable(source, error) from error
 
 
 def header_of(encoded: bytes, source: str) -> Header:
@@ -184,12 +174,12 @@ def header_of(encoded: bytes, source: str) -> Header:
 
 def _header(file: BinaryIO, source: str) -> Header:
     try:
-        with opened(file) as image:
+        with open_image(file) as image:
             return Header(image.format or "", image.size, orientation(image, file))
     except MemoryError:
         raise
     except Exception as error:  # Pillow may raise anything for a broken file
-        raise ImageError.of(source, error) from error
+        raise ImageError.unreadable(source, error) from error
 
 
 def source_fault(sources: Iterable[str]) -> ImageError | None:
@@ -229,7 +219,7 @@ def image_url(source: str) -> str:
 def _is_plain(encoded: bytes) -> bool:
     """Whether every reader decodes an image alike, or none can decode it."""
     try:
-        with opened(io.BytesIO(encoded)) as image:
+        with open_image(io.BytesIO(encoded)) as image:
             return (
                 image.format in PLAIN_FORMATS
                 and image.mode in PLAIN_MODES
@@ -239,7 +229,7 @@ def _is_plain(encoded: bytes) -> bool:
             )
     except UnidentifiedImageError:
         return True
-    except Exception:  # noqa: BLE001  # a half broken header: whoever reads the image reports it
+    except Exception:  # noqa: BLE001  # a half broken header, which decoding reports
         return False
 
 
@@ -274,11 +264,11 @@ def _data_url(mime: str, encoded: bytes) -> str:
     return f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
-def _named(source: str) -> str:
+def _shortened(source: str) -> str:
     return f"{source[:40]}… ({len(source)} characters)" if source.startswith("data:") else source
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"no image format that is known: {', '.join(_formats())}"  # Pillow's message names a memory buffer
     if isinstance(error, OSError) and error.strerror:

@@ -69,8 +69,7 @@ def is_mixture(folder: Path) -> bool:
 def with_local_model(config: RunConfig) -> RunConfig:
     """Return the configuration with its model's folder in place of a hub's name; see `fetched_model`.
 
-    Raises:
-        ConfigError: neither hub nor cache has it, or it must not be loaded as it is (`require_trusted`).
+    Raises ConfigError if neither hub nor cache has it, or it must not be loaded as it is (`require_trusted`).
     """
     folder = fetched_model(config.model.model)
     require_trusted(config.model, folder)
@@ -86,8 +85,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
     All processes that share a cache (`HF_HOME`) share the files. If the hub cannot be reached, the cached model is used
     if it is whole. path: the key that names the model, for errors.
 
-    Raises:
-        ConfigError: it is no folder, and neither hub nor cache has it.
+    Raises ConfigError if it is no folder, and neither hub nor cache has it.
     """
     if os.path.exists(model) or not HUB_NAME.fullmatch(model):
         return Path(model)
@@ -144,8 +142,7 @@ def model_fingerprint(model: str) -> str:
     It reads a few megabytes of 16 GB. Training changes nearly every number of a tensor, so samples distinguish models
     of the same shapes, unless they differ in a few numbers only.
 
-    Raises:
-        OSError: there is no such folder, here or in the cache.
+    Raises OSError if there is no such folder, here or in the cache.
     """
     folder = model_path(model)
     digest = hashlib.sha256((folder / "config.json").read_bytes())

@@ -22,14 +22,13 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import ImageError, file_path, read_header
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
-from stage2_trainer.data.run_records import SizeError, size_fault, size_problem
+from stage2_trainer.data.run_records import compared_sizes, other_size, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import Kind
 
 Size = Literal["small", "medium", "large"]
 Written = Literal["tokens", "bins", "pixels", "both", "none"]
-Count = Callable[[Sequence[str]], Sequence[int]]
-"""A function from answers to their lengths."""
+Count = Callable[[Sequence[str]], Sequence[int]]  # A function from answers to their lengths
 
 SMALL, MEDIUM = 32**2, 96**2  # COCO's limits, in square pixels
 NAMED = 3
@@ -93,8 +92,8 @@ def survey(
         except ConfigError as error:
             found.broken += error.problems
             continue
-        if fault := size_fault(record):
-            found.broken.append(size_problem(f"{path}:{line.number}", fault))
+        if shown := other_size(record):
+            found.broken.append(size_problem(f"{path}:{line.number}", record, shown))
         else:
             _add(found, record)
     if not found.records and not found.broken:
@@ -270,7 +269,7 @@ class _ProfileBuilder:
                 suspicions.add(BROKEN_IMAGE, place)
         stated = (record.width, record.height)
         if len(sizes) == len(record.images) and stated not in sizes:
-            suspicions.add(OTHER_SIZE, f"{place}: {SizeError.words(stated, sizes[0])}")
+            suspicions.add(OTHER_SIZE, f"{place}: {compared_sizes(record, sizes[0])}")
         return stated in sizes[:1] and bool(record.objects)
 
     def _sample(self, record: Record) -> None:

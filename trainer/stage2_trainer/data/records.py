@@ -46,10 +46,6 @@ class Record:
         return GroundTruth(self.objects)
 
 
-def no_demand(record: Record) -> None:
-    """Accept every well-formed record."""
-
-
 @dataclass(frozen=True)
 class RecordRules:
     """Rules by which the records of a run are read.
@@ -63,7 +59,7 @@ class RecordRules:
     units: Unit | None = None
     reads_objects: bool = True
     images_exist: bool = True
-    demand: Callable[[Record], None] = no_demand
+    demand: Callable[[Record], None] | None = None
 
     def without_images(self) -> RecordRules:
         """Return the same rules, with images that may be missing."""
@@ -104,7 +100,9 @@ class Line:
         try:
             return _record(self, rules)
         except ConfigError as error:
-            raise ConfigError([_below(f"{self.path}:{self.number} ", problem) for problem in error.problems]) from error
+            raise ConfigError(
+                [_with_prefix(f"{self.path}:{self.number} ", problem) for problem in error.problems]
+            ) from error
 
 
 def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = AS_DECLARED) -> list[Record]:
@@ -196,7 +194,8 @@ def _record(line: Line, rules: RecordRules) -> Record:
         summary=_optional(raw, "summary", str, "a string"),
         metadata=_optional(raw, "metadata", dict, "a mapping") or {},
     )
-    rules.demand(record)
+    if rules.demand is not None:
+        rules.demand(record)
     return record
 
 
@@ -293,10 +292,10 @@ def _object(item: Any, path: str, measure: Measure) -> GTObject:
     try:
         return read_object(item, measure)
     except InvalidObject as error:
-        raise ConfigError([_below(path, error.problem)]) from error
+        raise ConfigError([_with_prefix(path, error.problem)]) from error
 
 
-def _below(path: str, problem: Problem) -> Problem:
+def _with_prefix(path: str, problem: Problem) -> Problem:
     return replace(problem, path=f"{path}{problem.path}".rstrip())
 
 

@@ -30,6 +30,7 @@ from stage2_trainer.data.records import (
 LOOKED_AT = 1000
 THREADS = 8  # reading from a network drive mostly waits
 T = TypeVar("T")
+Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ def load_run_records(config: RunConfig, rules: RecordRules) -> RunRecords:
     The sizes of some records, spread over each file, are compared with the headers of their images.
     """
     custom = config.custom
-    train, problems = _loaded(custom.train_jsonl, custom.train_sample_limit, rules)
-    held_out, more = _loaded(custom.val_jsonl, custom.val_sample_limit, rules) if custom.val_jsonl else ([], ())
+    train, problems = _load(custom.train_jsonl, custom.train_sample_limit, rules)
+    held_out, more = _load(custom.val_jsonl, custom.val_sample_limit, rules) if custom.val_jsonl else ([], ())
     if problems or more:
         raise ConfigError([*problems, *more])
     return RunRecords(train, held_out, fingerprint(custom.train_jsonl, train))
 
 
-def _loaded(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Record], Sequence[Problem]]:
+def _load(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Record], Sequence[Problem]]:
     try:
         records = load_records(path, limit, rules)
     except ConfigError as error:
@@ -62,56 +63,53 @@ def _loaded(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Reco
     return records, size_problems(path, records)
 
 
-class SizeError(ImageError):
-    """An image has another size than its record states."""
+def other_size(record: Record) -> Size | None:
+    """Return the size of a record's image, as displayed, if the record states another; one of several must have it.
 
-    def __init__(self, source: str, stated: tuple[int, int], found: tuple[int, int]) -> None:
-        self.stated, self.found = stated, found
-        super().__init__(source, self.words(stated, found), way_out="correct the record's width and height")
-
-    @staticmethod
-    def words(stated: tuple[int, int], found: tuple[int, int]) -> str:
-        """Describe both sizes."""
-        return f"{_by(found)} as it is shown, where its record says {_by(stated)}"
-
-
-def size_fault(record: Record) -> SizeError | None:
-    """Return the error of a record that states another size than its image, as displayed; one of several must have it.
-
-    None if the record states no size, or an image cannot be read: whoever decodes it reports that.
+    None if the record states no size, or an image cannot be read, which decoding reports.
     """
-    stated, found = (record.width, record.height), (0, 0)
+    stated, shown = (record.width, record.height), (0, 0)
     if stated == (0, 0):
         return None
     for source in reversed(record.images):
         try:
-            found = read_header(source).size
+            shown = read_header(source).size
         except ImageError:
             return None
-        if found == stated:
+        if shown == stated:
             return None
-    return SizeError(record.images[0], stated, found)
+    return shown
 
 
-def size_problem(where: str, fault: SizeError) -> Problem:
+def size_fault(record: Record) -> ImageError | None:
+    """Return the error of a record that states another size than its image; see `other_size`."""
+    shown = other_size(record)
+    way_out = "correct the record's width and height"
+    return shown and ImageError.at(record.images[0], compared_sizes(record, shown), way_out=way_out)
+
+
+def compared_sizes(record: Record, shown: Size) -> str:
+    """Describe both sizes."""
+    return f"{_as_text(shown)} as it is shown, where its record says {_as_text((record.width, record.height))}"
+
+
+def size_problem(where: str, record: Record, shown: Size) -> Problem:
     """Return the problem of the record at `where` (`file:line`)."""
-    rule = f"its image has {_by(fault.found)} as it is shown, after EXIF"
+    rule = f"its image has {_as_text(shown)} as it is shown, after EXIF"
     way_out = "correct width and height, and coordinates that were made with them, or remove the record"
-    return Problem(f"{where} width, height", _by(fault.stated), rule, way_out)
+    return Problem(f"{where} width, height", _as_text((record.width, record.height)), rule, way_out)
 
 
 def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKED_AT) -> list[Problem]:
     """Compare at most `most` records, spread over the file, with the headers of their images."""
+    chosen = spread(records, most)
     with ThreadPoolExecutor(THREADS) as threads:
-        faults = list(threads.map(_placed_fault, spread(records, most)))
-    found = dict(islice((one for one in faults if one is not None), MAX_REPORTED_PROBLEMS))
-    if not found:
+        compared = list(zip(chosen, threads.map(other_size, chosen), strict=True))
+    wrong = [(record, shown) for record, shown in compared if shown is not None][:MAX_REPORTED_PROBLEMS]
+    if not wrong:
         return []
-    return [
-        size_problem(f"{path}:{line.number}", found[line.position])
-        for line in islice(lines(path), max(found) + 1)
-        if line.position in found
-    ]
+    numbers = {line.position: line.number for line in islice(lines(path), wrong[-1][0].index + 1)}
+    return [size_problem(f"{path}:{numbers[record.index]}", record, shown) for record, shown in wrong]
 
 
 def spread(items: Sequence[T], most: int) -> Sequence[T]:
@@ -119,20 +117,14 @@ def spread(items: Sequence[T], most: int) -> Sequence[T]:
     return items[:: max(1, -(-len(items) // most))]
 
 
-def _placed_fault(record: Record) -> tuple[int, SizeError] | None:
-    fault = size_fault(record)
-    return None if fault is None else (record.index, fault)
-
-
-def _by(size: tuple[int, int]) -> str:
+def _as_text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
 
 
 def batch_sizes(samples: int, batch_size: int, *, processes: int, drop_last: bool) -> list[int]:
     """Return the sizes of an epoch's batches: full ones, and the last one or two of each process as even as can be.
 
-    Raises:
-        ConfigError: there are fewer samples than batches.
+    Raises ConfigError if there are fewer samples than batches.
 
     >>> batch_sizes(13, 2, processes=4, drop_last=False)
     [2, 2, 2, 2, 2, 1, 1, 1]

@@ -57,8 +57,7 @@ class Comparison:
 def compare(checkpoint: TrainedCheckpoint, exported: Path, records: Path | None) -> Comparison:
     """Compare on the first record of a data file with its ground truth, or on a fixed prompt without an image.
 
-    Raises:
-        ConfigError: the data file has no readable first record.
+    Raises ConfigError if the data file has no readable first record.
     """
     inputs = _inputs(checkpoint, exported, records)
     text = text_tokens(inputs["mm_token_type_ids"])

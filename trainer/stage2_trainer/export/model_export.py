@@ -104,7 +104,7 @@ def export_model(
         _require_room(aside.parent, size)
         expected = write_shards(stream, metadata, aside, shard_bytes=shard_bytes)
         _write_config(checkpoint, aside, dtype=dtype, untied=stream.untied)
-        _write_beside(checkpoint, aside)
+        _write_companions(checkpoint, aside)
         _require_equal(aside, expected, [(one.name, dtype_name(one.dtype)) for one in metadata])
         compared = verify(checkpoint, aside) if verify else None
         if compared is not None and compared.exceeds:
@@ -115,8 +115,7 @@ def export_model(
 def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
     """Save a checkpoint's adapter as PEFT loads it on top of the base model.
 
-    Raises:
-        ConfigError: the checkpoint has no adapter, or the folder is not new.
+    Raises ConfigError if the checkpoint has no adapter, or the folder is not new.
     """
     if checkpoint.adapter is None:
         rule = "must be a checkpoint of an adapter, and the model was trained in full"
@@ -130,7 +129,7 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
         if not filecmp.cmp(checkpoint.folder / ADAPTER_WEIGHTS, copied, shallow=False):
             raise ExportError(f"what was written differs from {checkpoint.folder / ADAPTER_WEIGHTS}")
         _write_json(aside / ADAPTER_CONFIG, {**checkpoint.adapter, BASE_NAME: checkpoint.base_name})
-        _write_beside(checkpoint, aside)
+        _write_companions(checkpoint, aside)
     return Exported(output, len(tensors), size, obstacle=adapter_obstacle(trained))
 
 
@@ -143,7 +142,7 @@ def _require_room(folder: Path, size: int) -> None:
 
 
 def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.dtype | None, untied: bool) -> None:
-    """Write the base model's own configuration; the run has changed nothing of it but what is asked for here."""
+    """Write the base model's configuration, with the exported dtype, and without the tie where it is gone."""
     config: dict[str, Any] = json.loads((checkpoint.base / CONFIG).read_text(encoding="utf-8"))
     for part in (config, *(config[name] for name in PARTS if name in config)):
         if dtype is not None:
@@ -155,8 +154,8 @@ def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.d
     _write_json(folder / CONFIG, config)
 
 
-def _write_beside(checkpoint: TrainedCheckpoint, folder: Path) -> None:
-    """Write what else a model folder has: tokenizer, image processor, chat template, defaults of generation, card."""
+def _write_companions(checkpoint: TrainedCheckpoint, folder: Path) -> None:
+    """Write the rest of a model folder: tokenizer, image processor, chat template, defaults of generation, card."""
     AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True, trust_remote_code=False).save_pretrained(
         folder
     )
@@ -216,7 +215,7 @@ def _head(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
     rows = {
         "base model": checkpoint.base_name,
         "method": METHODS.get(variant, variant or "not recorded"),
-        "what trained": _trained(checkpoint.adapter),
+        "what trained": _describe_tuner(checkpoint.adapter),
         "steps": f"{state.get('global_step', '?')} of {state.get('max_steps', '?')}",
         "epochs": f"{state.get('epoch') or 0:.2f}",
         "training data": course.get(DATA, "not recorded"),
@@ -227,7 +226,7 @@ def _head(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
     return f"{kind}, created by stage2.\n\n| | |\n| --- | --- |\n{table}\n"
 
 
-def _trained(adapter: Mapping[str, Any] | None) -> str:
+def _describe_tuner(adapter: Mapping[str, Any] | None) -> str:
     if adapter is None:
         return "the weights themselves (full)"
     kind = "DoRA" if adapter.get("use_dora") else "rsLoRA" if adapter.get("use_rslora") else "LoRA"

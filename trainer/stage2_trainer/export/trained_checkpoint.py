@@ -65,8 +65,7 @@ class TrainedCheckpoint:
 def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpoint:
     """Return a checkpoint. model: its base model, a folder or a name in the cache; None = as the checkpoint says.
 
-    Raises:
-        ConfigError: it is no whole checkpoint, or its base model is not here, or is another one.
+    Raises ConfigError if it is no whole checkpoint, or its base model is not here, or is another one.
     """
     _require_whole(folder)
     has_adapter = (folder / ADAPTER_CONFIG).is_file()
@@ -78,7 +77,7 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
     require_plain(folder, path="CHECKPOINT", value=str(folder))
     name, base = _base(folder, adapter, model)
     require_plain(base, path="--model", value=name)
-    _compare(course, name, base, folder)
+    _require_same_base(course, name, base, folder)
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
 
 
@@ -97,13 +96,13 @@ def _require_whole(folder: Path) -> None:
 
 
 def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) -> tuple[str, Path]:
-    """Return the name and the folder of the base model; of those that somebody names, the first that is here.
+    """Return the name and the folder of the base model; of the recorded names, the first that exists here.
 
     Only one that a person names is fetched from a hub.
     """
-    named = [model] if model else list(_named(folder, adapter))
+    named = [model] if model else list(_base_names(folder, adapter))
     for name in named:
-        for found in (_fetched(name),) if model else (_here(name), _here(_hub_name(name))):
+        for found in (_fetch_base(name),) if model else (_local_folder(name), _local_folder(_hub_name(name))):
             if found is not None and (found / "config.json").is_file():
                 return _hub_name(name), found
     rule = "must be the folder of the checkpoint's base model, or its name on a hub"
@@ -111,14 +110,14 @@ def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) ->
     raise _refused("--model", names or None, rule, "name its folder: --model DIR, or --model NAME to download it")
 
 
-def _here(name: str) -> Path | None:
+def _local_folder(name: str) -> Path | None:
     try:
         return model_path(name)
     except OSError:
         return None
 
 
-def _fetched(name: str) -> Path:
+def _fetch_base(name: str) -> Path:
     try:
         return fetched_model(name)
     except ConfigError as error:
@@ -135,7 +134,7 @@ def _hub_name(name: str) -> str:
     return f"{found[1]}/{found[2]}" if found else name
 
 
-def _named(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
+def _base_names(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
     if adapter and adapter.get(BASE_NAME):
         yield adapter[BASE_NAME]
     log = folder.parent / STEP_LOG
@@ -144,7 +143,7 @@ def _named(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
             yield from (json.loads(line)["model"] for line in lines if line.startswith(f'{{"event": "{EVENT}"'))
 
 
-def _compare(course: Mapping[str, Any], name: str, base: Path, folder: Path) -> None:
+def _require_same_base(course: Mapping[str, Any], name: str, base: Path, folder: Path) -> None:
     """Raise ConfigError where the run began with another model than this base."""
     trained_on = course.get("model.model")
     if trained_on is not None and trained_on != f"sha256 {model_fingerprint(str(base))}":
@@ -176,10 +175,10 @@ class MergedStream:
         self._values, self._base = ModelFolder(str(checkpoint.values)), ModelFolder(str(checkpoint.base))
         self._dtype = dtype
         model = skeleton(checkpoint)
-        if fault := layout_fault(_plain(model)):
+        if fault := layout_fault(_without_adapter(model)):
             raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), fault, "take another model")])
-        self._source = _merged(model, checkpoint)
-        tied = bool(_plain(model).config.tie_word_embeddings)
+        self._source = _weight_source(model, checkpoint)
+        tied = bool(_without_adapter(model).config.tie_word_embeddings)
         self.untied = tied and HEAD_WEIGHT in self._source.names()
         self._require_all(checkpoint)
 
@@ -196,7 +195,7 @@ class MergedStream:
             parameter = self._read(entry) if is_empty(entry.parameter) else entry.parameter.detach()
             alone = replace(self._source, entries=(replace(entry, parameter=parameter.float()),))
             for name, merged in alone:
-                yield name, _finite(name, turned_experts(name, merged.to(self._cast_to(name))))
+                yield name, _require_finite(name, turned_experts(name, merged.to(self._cast_to(name))))
 
     def _read(self, entry: WeightEntry) -> Tensor:
         """Return a tensor of the folder as transformers holds it; a full checkpoint has its experts so, a base not."""
@@ -222,8 +221,7 @@ class MergedStream:
 def skeleton(checkpoint: TrainedCheckpoint) -> Any:
     """Return the model as it was trained, its base weights without memory.
 
-    Raises:
-        ConfigError: the base model is no Qwen3-VL, or the adapter is none of it.
+    Raises ConfigError if the base model is no Qwen3-VL, or the adapter is none of it.
     """
     config = AutoConfig.from_pretrained(checkpoint.base, local_files_only=True, trust_remote_code=False)
     try:
@@ -233,7 +231,7 @@ def skeleton(checkpoint: TrainedCheckpoint) -> Any:
         raise _misfit(checkpoint, f"the base model is no Qwen3-VL: {error}") from error
     if stranger := next((name for name, _ in model.named_parameters() if part_of(name) is None), None):
         raise _misfit(checkpoint, f"the base model is no Qwen3-VL: it has the unknown parameter {stranger}")
-    _empty(model)
+    _replace_meta_parameters(model)
     return model if checkpoint.adapter is None else with_adapter(model, checkpoint, low_cpu_mem_usage=True)
 
 
@@ -242,7 +240,7 @@ def is_empty(parameter: Tensor) -> bool:
     return parameter.is_meta or parameter.untyped_storage().nbytes() < parameter.nbytes
 
 
-def _empty(model: nn.Module) -> None:
+def _replace_meta_parameters(model: nn.Module) -> None:
     """Replace parameters on `meta` by one zero each, expanded to the parameter's shape; tied ones stay tied.
 
     PEFT moves what it loads to device and dtype of the base layer: `meta` would lose it, 16 bits would round it.
@@ -259,7 +257,7 @@ def _empty(model: nn.Module) -> None:
 def with_adapter(model: Any, checkpoint: TrainedCheckpoint, **options: Any) -> PeftModel:
     """Put a checkpoint's adapter on its base model. Raises ConfigError where it is none of that model."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about tied tables, which `_merged` handles
+        warnings.simplefilter("ignore")  # about tied tables, which `_weight_source` handles
         try:
             return PeftModel.from_pretrained(
                 model, str(checkpoint.folder), is_trainable=True, torch_device="cpu", **options
@@ -268,7 +266,7 @@ def with_adapter(model: Any, checkpoint: TrainedCheckpoint, **options: Any) -> P
             raise _misfit(checkpoint, str(error).strip().splitlines()[0]) from error
 
 
-def _merged(model: Any, checkpoint: TrainedCheckpoint) -> WeightSource:
+def _weight_source(model: Any, checkpoint: TrainedCheckpoint) -> WeightSource:
     try:
         source = merged_weights(model)
     except TypeError as error:
@@ -282,7 +280,7 @@ def _merged(model: Any, checkpoint: TrainedCheckpoint) -> WeightSource:
 
 def _head_of_its_own(model: Any, source: WeightSource) -> WeightEntry | None:
     """Return the output head if it was tied to the embedding table, of which a copy was trained separately."""
-    plain = _plain(model)
+    plain = _without_adapter(model)
     names = [name for name, _ in plain.named_parameters(remove_duplicate=False)]
     trained = {owner for owner in (TABLE, HEAD) if any(name.startswith(f"{owner}{SAVED_COPY}") for name in names)}
     if trained != {TABLE} or HEAD_WEIGHT in source.names():
@@ -290,11 +288,11 @@ def _head_of_its_own(model: Any, source: WeightSource) -> WeightEntry | None:
     return WeightEntry(HEAD_WEIGHT, plain.lm_head.weight, None, trains=False)
 
 
-def _plain(model: Any) -> Any:
+def _without_adapter(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def _finite(name: str, tensor: Tensor) -> Tensor:
+def _require_finite(name: str, tensor: Tensor) -> Tensor:
     if not bool(tensor.isfinite().all()):
         kind = str(tensor.dtype).removeprefix("torch.")
         rule = f"{name} is not finite in {kind}"

@@ -68,7 +68,7 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
     )
 
 
-def match_others(
+def match_except(
     pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
 ) -> Matching:
     """Match all predictions except the repeated ones, which stay unmatched."""
@@ -109,7 +109,7 @@ def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
     if len(pred) == 0 or count == 0:
         return np.zeros((0, 2), dtype=np.int64)
     iou = box_iou(pred[:, None], gt[None])
-    best = _smallest(np.where(iou > 0, -iou, _apart(pred[:, None], gt[None])), count)
+    best = _smallest(np.where(iou > 0, -iou, _centre_distances(pred[:, None], gt[None])), count)
     return np.stack([np.repeat(np.arange(len(pred)), count), best.ravel()], axis=1)
 
 
@@ -135,7 +135,7 @@ def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArr
     return pairs[0], pairs[1]
 
 
-def _apart(left: IntArray, right: IntArray) -> IntArray:
+def _centre_distances(left: IntArray, right: IntArray) -> IntArray:
     """Return four times the squared distance of centres: corner sums are whole, so equal distances compare equal."""
     x = left[..., 0] + left[..., 2] - right[..., 0] - right[..., 2]
     y = left[..., 1] + left[..., 3] - right[..., 1] - right[..., 3]

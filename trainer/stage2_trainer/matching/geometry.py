@@ -85,7 +85,7 @@ def mask_iou(
     """Return mask IoU of the given pairs.
 
     pairs: (K, 2) indices into `pred` and `gt`. Returns (K,) in 0..1; 0 where the union is empty, for fewer than three
-    points, and for `resolution` <= 0. The modes are those of `MatchOptions.maskiou_mode`.
+    points, and for `resolution` <= 0. The modes are those of the key `maskiou_mode`.
     """
     if resolution <= 0 or len(pairs) == 0:
         return np.zeros(len(pairs))

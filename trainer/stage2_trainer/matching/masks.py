@@ -31,9 +31,9 @@ class SegmentMeta:
     train_len: int
     end_of_turn_len: int
     encoded_len: int
-    prefix_coord_pos: tuple[int, ...]
-    prefix_coord_target_bins: tuple[int, ...]
-    tail_ignore_pos: tuple[int, ...]
+    prefix_coord_pos: tuple[int, ...] = ()
+    prefix_coord_target_bins: tuple[int, ...] = ()
+    tail_ignore_pos: tuple[int, ...] = ()
     plain_coords: bool = False
     weights: tuple[tuple[int, float], ...] = ()
     coord_weights: tuple[tuple[int, float], ...] = ()
@@ -89,16 +89,7 @@ def segment_meta(
 
 def unsupervised_meta(prompt_ids: Sequence[int], answer_len: int, *, encoded_len: int) -> SegmentMeta:
     """Describe a segment without supervision."""
-    return SegmentMeta(
-        prompt_ids=tuple(prompt_ids),
-        prefix_len=answer_len,
-        train_len=answer_len,
-        end_of_turn_len=0,
-        encoded_len=encoded_len,
-        prefix_coord_pos=(),
-        prefix_coord_target_bins=(),
-        tail_ignore_pos=(),
-    )
+    return SegmentMeta(tuple(prompt_ids), answer_len, answer_len, 0, encoded_len)
 
 
 def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: CoordVocab) -> Supervision:

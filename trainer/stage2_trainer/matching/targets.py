@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from stage2_trainer.matching.assign import Matching, duplicates, match_others
+from stage2_trainer.matching.assign import Matching, duplicates, match_except
 from stage2_trainer.matching.ground_truth import GroundTruth, desc_value_spans, serialize_objects
 from stage2_trainer.matching.layout import LaidOut, lay_out
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
@@ -150,7 +150,7 @@ def build_target(
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
     repeated = duplicates(pred, options.duplicate_iou)
-    matching = match_others(pred, gt.objects, repeated, options)
+    matching = match_except(pred, gt.objects, repeated, options)
     unmatched = tuple(i for i in matching.false_positives if i not in repeated)
     dropped = unmatched if options.unmatched_objects == "dropped" else ()
     taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
@@ -304,6 +304,6 @@ def recovered_misses(
         if found.issuperset(missed):
             break
         objects = parse_rollout(ids, vocab).valid_objects
-        matching = match_others(objects, gt.objects, duplicates(objects, options.duplicate_iou), options)
+        matching = match_except(objects, gt.objects, duplicates(objects, options.duplicate_iou), options)
         found.update(pair.gt for pair in matching.pairs)
     return tuple(one for one in missed if one in found)

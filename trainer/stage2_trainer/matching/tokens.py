@@ -7,7 +7,7 @@ Source: semantics, sections 1 and 4.2.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +28,6 @@ VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision
 # A UTF-8 character has at most four bytes, so at most four tokens can share one; runs of such characters are joined up
 # to this length.
 _LONGEST_JOIN = 16
-
-
-class Tokenizer(Protocol):
-    """The parts of a Hugging Face tokenizer that are used here."""
-
-    def __len__(self) -> int: ...
-
-    def get_vocab(self) -> dict[str, int]: ...
-
-    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]: ...
-
-    def decode(
-        self, token_ids: list[int], *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool = ...
-    ) -> str: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +72,8 @@ class CoordVocab:
         object.__setattr__(self, "_piece", cache(lambda token_id: self.decode([token_id])))
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer) -> "CoordVocab":
-        """Read the coordinate tokens of a tokenizer. Raises ValueError if one of them is not a single token."""
+    def from_tokenizer(cls, tokenizer: Any) -> "CoordVocab":
+        """Read the coordinate tokens of a Hugging Face tokenizer. Raises ValueError if one is not a single token."""
         tokens = [coord_token(k) for k in range(BINS)]
         ids = tokenizer.convert_tokens_to_ids(tokens)
         for token, token_id in zip(tokens, ids, strict=True):
@@ -158,14 +142,14 @@ class CoordVocab:
         return end
 
 
-def _decode_with(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
+def _decode_with(tokenizer: Any) -> Callable[[list[int]], str]:
     def decode(token_ids: list[int]) -> str:
-        return tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return decode
 
 
-def vision_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def vision_ids(tokenizer: Any) -> frozenset[int]:
     """Return the ids of the tokens that stand for pixels."""
     known = tokenizer.get_vocab()
     return frozenset(known[token] for token in VISION_TOKENS if token in known)

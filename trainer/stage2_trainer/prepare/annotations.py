@@ -140,13 +140,6 @@ def is_text(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and not SURROGATE.search(value)
 
 
-def number_of(value: Any) -> float:
-    """Return a number, or the number in a text. Raises ValueError, also for 1_0, which Python reads as 10."""
-    if isinstance(value, str) and "_" in value:
-        raise ValueError(f"no number: {value}")
-    return float(value)
-
-
 def four_numbers(value: Any) -> Box:
     """Return a box's numbers. Raises LeftOut."""
     if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_number, value)):
@@ -158,7 +151,7 @@ def four_numbers(value: Any) -> Box:
 def stated_size(width: Any, height: Any) -> tuple[float, float] | None:
     """Return the size in annotations, as numbers or as their text (640, 640.0, "640"); None where there is none."""
     try:
-        sides = (number_of(width), number_of(height))
+        sides = (float(width), float(height))
     except (TypeError, ValueError, OverflowError):
         return None
     return sides if all(map(is_number, sides)) else None

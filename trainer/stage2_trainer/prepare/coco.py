@@ -133,8 +133,7 @@ Entries = Mapping[Any, Mapping[str, Any]]
 def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool = False) -> AnnotatedSet:
     """Return the images of an annotation file, in its order. outlines: segmentations are read too.
 
-    Raises:
-        ConfigError: the file cannot be read, is no COCO file, or has one image or category twice.
+    Raises ConfigError if the file cannot be read, is no COCO file, or has one image or category twice.
     """
     document = _document(annotations)
     names = _names(document["categories"], annotations)

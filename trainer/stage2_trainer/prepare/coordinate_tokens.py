@@ -62,11 +62,11 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     processor = stock_processor(source, model)
     if not lacks_tokens(processor.tokenizer, model):
         raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
-    policy = _policy(source, model)
+    policy = _load_policy(source, model)
     if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
         raise _refused("MODEL", model, rule, "give a Qwen3-VL")
-    ids = _add(processor.tokenizer, policy, start)
+    ids = _add_tokens(processor.tokenizer, policy, start)
     with new_folder("--output", output) as folder:
         save_as_stock(policy, folder)
         processor.save_pretrained(folder)
@@ -105,7 +105,7 @@ def stock_processor(source: Path, model: str) -> Any:
     return processor
 
 
-def _policy(source: Path, model: str) -> Any:
+def _load_policy(source: Path, model: str) -> Any:
     """Return the model of a folder with all weights. Raises ConfigError."""
     with _loading(model):
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
@@ -161,7 +161,7 @@ def lacks_tokens(tokenizer: Any, model: str) -> bool:
 
 
 @torch.no_grad()
-def _add(tokenizer: Any, policy: Any, start: Start) -> list[int]:
+def _add_tokens(tokenizer: Any, policy: Any, start: Start) -> list[int]:
     """Add the tokens to tokenizer and model, set their rows, and return their ids."""
 
     def spell(text: str) -> list[int]:

@@ -73,7 +73,7 @@ class _Columns:
 
 def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = False) -> AnnotatedSet:
     """Return the images of a folder that save_to_disk wrote, or of a data set's name on a hub. Raises ConfigError."""
-    data = _loaded(source, choice.split)
+    data = _load(source, choice.split)
     columns = _columns(data.features, choice)
     count_same_names(columns.names, tally)
     data = _undecoded(data.with_format(None), columns.image)  # save_to_disk keeps a format: arrays, or some columns
@@ -96,7 +96,7 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
     return AnnotatedSet(len(data), read())
 
 
-def _loaded(source: str, split: str | None) -> Any:
+def _load(source: str, split: str | None) -> Any:
     if (odd := irregular_file(Path(source))) is not None:
         raise refused("NAME_OR_DIR", source, f"{odd} is not a regular file", "remove it")
     try:
@@ -129,7 +129,7 @@ def _rows(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
             row = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # bytes that are not text, say
+        except Exception as error:  # such as bytes that are not text
             why = " ".join(str(error).split())[:300]
             rule = f"must be readable; row {index}, or one that is read with it, is not ({why})"
             raise refused("NAME_OR_DIR", source, rule, "create it again, or remove the row with datasets") from error
@@ -153,9 +153,9 @@ def _columns(features: Mapping[str, Any], choice: HubChoice) -> _Columns:
     image = choice.image or next((name for name, one in features.items() if type(one).__name__ == "Image"), None)
     if image is None or image not in features:
         raise refused("--image", choice.image, f"must be a column of images; there are {there}", "name it")
-    objects = choice.objects or next((name for name, one in features.items() if _of(_inner(one), BOXES)), None)
+    objects = choice.objects or next((name for name, one in features.items() if _first_key(_inner(one), BOXES)), None)
     inner = _inner(features.get(objects or ""))
-    box, category = _of(inner, BOXES), _of(inner, CATEGORIES)
+    box, category = _first_key(inner, BOXES), _first_key(inner, CATEGORIES)
     if objects is None or box is None or category is None:
         rule = f"must be a column with {' or '.join(BOXES[:2])} and {' or '.join(CATEGORIES[:3])}; there are {there}"
         raise refused("--objects", choice.objects, rule, "name it, or rename its keys with datasets first")
@@ -183,7 +183,7 @@ def _inner(feature: Any) -> Mapping[str, Any]:
     return feature if isinstance(feature, Mapping) else {}
 
 
-def _of(mapping: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+def _first_key(mapping: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     return next((key for key in keys if key in mapping), None)
 
 
@@ -203,14 +203,14 @@ def _file_name(index: int, content: bytes) -> str:
 def _objects(
     row: Mapping[str, Any], columns: _Columns, choice: HubChoice, tally: Tally, *, outlines: bool
 ) -> Iterator[AnnotatedObject]:
-    for number, one in enumerate(_listed(row[columns.objects], columns.box)):
+    for number, one in enumerate(_split_objects(row[columns.objects], columns.box)):
         try:
             yield _object(one, columns, choice.boxes, outlines=outlines)
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
 
 
-def _listed(objects: Any, box: str) -> list[dict[str, Any]]:
+def _split_objects(objects: Any, box: str) -> list[dict[str, Any]]:
     """Return objects one by one, from a mapping of lists or a list of mappings. Raises LeftOut."""
     if isinstance(objects, list) and all(isinstance(one, Mapping) for one in objects):
         return objects

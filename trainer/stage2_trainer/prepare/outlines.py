@@ -14,7 +14,7 @@ from contourpy import contour_generator
 from scipy.ndimage import find_objects
 
 from stage2_trainer.data.files import open_regular
-from stage2_trainer.data.images import MOST_PIXELS, opened
+from stage2_trainer.data.images import MOST_PIXELS, open_image
 from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
 
 Points = npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]
 
     Raises OSError or ValueError where it is missing, cannot be read, or is too large.
     """
-    with open_regular(file) as encoded, opened(encoded) as image:
+    with open_regular(file) as encoded, open_image(encoded) as image:
         if image.mode not in NUMBERED:
             raise ValueError(f"mode {image.mode}")
         numbers = np.asarray(image)

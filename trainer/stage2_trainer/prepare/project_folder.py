@@ -34,8 +34,7 @@ Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that yields items and shows progress; it gets a text for them, and their number."""
 
 MOST_GPUS = 16
-SHARE, MOST_HELD_OUT = 0.05, 1000
-"""How many images are held out where there is no validation set."""
+SHARE, MOST_HELD_OUT = 0.05, 1000  # how many images are held out where there is no validation set
 _MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 PREPARED = Path("models") / "prepared"
 STAGES = {
@@ -107,7 +106,7 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
         if stock:
             with _as_option():
                 prepare(request.model, aside / PREPARED)
-        found = _measured(aside, aside / PREPARED if stock else source, request, shown)
+        found = _measure(aside, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, output.resolve(), None if stock else source)
         recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
         steps = {stage: sizes.steps.value for stage, sizes in recipe.stages.items()}
@@ -233,7 +232,7 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
         raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
 
 
-def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
+def _measure(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
     """Return the measures of the written records, in tokens of the model."""
     train, rest = (load_records(aside / "data" / name) for name in ("train.jsonl", "val.jsonl"))
     processor = AutoProcessor.from_pretrained(model, local_files_only=True, trust_remote_code=False)

@@ -54,11 +54,6 @@ class ProjectFolders:
         """The held-out records."""
         return self.folder / "data" / "val.jsonl"
 
-    @property
-    def exported(self) -> Path:
-        """The model that stage 1 exports."""
-        return self.folder / "models" / "stage1"
-
 
 @dataclass(frozen=True)
 class JobRecipe:
@@ -72,11 +67,6 @@ class JobRecipe:
     def stages(self) -> dict[str, Stage]:
         """The batches and steps of the stages, by name."""
         return {"stage1": self.sizes.stage1, "stage2": self.sizes.stage2}
-
-    @property
-    def prompt(self) -> str | None:
-        """The user's turn, the same in both stages; None leaves it to the default."""
-        return None if self.gpus else CPU_PROMPT
 
     def stage1(self) -> Tree:
         """Return stage 1: supervised training on ground truth on all GPUs, rollouts for evaluation only."""
@@ -94,7 +84,7 @@ class JobRecipe:
         servers = max(self.gpus - 1, 0)
         rate = 2.0e-5 if self.gpus else 7.0e-4
         tuner = self._adapters(coord_rows=False)
-        config = self._config("stage2", str(self.folders.exported), self.sizes.stage2, tuner, rate)
+        config = self._config("stage2", str(self.folders.folder / "models" / "stage1"), self.sizes.stage2, tuner, rate)
         matching = self._rollouts(servers=servers) | self._matching()
         config["custom"] |= {"trainer_variant": "rollout_matching_sft", "extra": {"rollout_matching": matching}}
         return self._job("stage2", config, servers=servers)
@@ -142,7 +132,7 @@ class JobRecipe:
                 "train_jsonl": str(folders.train),
                 "val_jsonl": str(folders.held_out),
                 "val_sample_limit": self.sizes.looked_at,
-                **({"user_prompt": Chosen(self.prompt, "short; the same in both stages")} if self.prompt else {}),
+                **({} if self.gpus else {"user_prompt": Chosen(CPU_PROMPT, "short; the same in both stages")}),
             },
         }
 

@@ -150,7 +150,7 @@ class Sizes:
 def choose(found: Measures, *, gpus: int) -> Sizes:
     """Return the sizes for a machine with so many GPUs; 0 means that it trains a tiny model on its CPU."""
     pixels = _max_pixels(found)
-    new_tokens = _up(found.longest_answer * ROOM_IN_ANSWERS, 64)
+    new_tokens = _round_up(found.longest_answer * ROOM_IN_ANSWERS, 64)
     image = max(found.patches.tokens(size, pixels.value) for size in found.images)
     prompt = found.prompt + image
     looked_at = min(HELD_OUT_LOOKED_AT if gpus else CPU_HELD_OUT_LOOKED_AT, found.held_out)
@@ -158,7 +158,7 @@ def choose(found: Measures, *, gpus: int) -> Sizes:
         max_pixels=pixels,
         max_new_tokens=Chosen(new_tokens, f"the longest answer has {found.longest_answer:,} tokens; a quarter more"),
         max_model_len=Chosen(
-            _up(prompt + new_tokens + 1, 64),
+            _round_up(prompt + new_tokens + 1, 64),
             f"the longest prompt ({prompt:,} tokens, {image:,} of them for the image) and max_new_tokens",
         ),
         top_k=Chosen(min(found.objects, TOP_K), f"an image has up to {found.objects:,} objects"),
@@ -187,7 +187,7 @@ def _sigma(found: Measures, pixels: int) -> Chosen:
 
 
 def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
-    batch, micro = _dealt(_batch(found.records) if gpus else CPU_BATCH, found.records, max(gpus, 1))
+    batch, micro = _divide_batch(_batch(found.records) if gpus else CPU_BATCH, found.records, max(gpus, 1))
     longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
     row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
     if not gpus:
@@ -197,7 +197,7 @@ def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
 
 
 def _stage2(found: Measures, prompt: int, new_tokens: int, gpus: int) -> Stage:
-    batch, micro = _dealt(STAGE2_BATCH if gpus else CPU_BATCH, found.records, 1)
+    batch, micro = _divide_batch(STAGE2_BATCH if gpus else CPU_BATCH, found.records, 1)
     longest, mean = prompt + new_tokens + found.longest_answer, prompt + _LISTED_TWICE * found.mean_answer
     row = _row(longest, mean, batch, 1, "a full answer with all objects appended")
     if not gpus:
@@ -218,7 +218,7 @@ def _stage(batch: int, micro: int, steps: int, why: str, row: Chosen) -> Stage:
     )
 
 
-def _dealt(wanted: int, records: int, processes: int) -> tuple[int, int]:
+def _divide_batch(wanted: int, records: int, processes: int) -> tuple[int, int]:
     """Return the records of an optimizer step and of a micro-step in each process, close to `wanted`.
 
     A step is a whole number of micro-steps of all processes; a run would round any other number up.
@@ -237,8 +237,8 @@ def _batch(records: int) -> int:
 def _row(longest: int, mean: float, batch: int, processes: int, what: str) -> Chosen:
     """Return the tokens of a packed row: a process's share of a step, within the limit of a GPU."""
     share = min(mean * batch / processes, ROW_TOKENS)
-    return Chosen(_up(max(longest, share), 100), f"{what} has up to {longest:,} tokens, {mean:,.0f} on average")
+    return Chosen(_round_up(max(longest, share), 100), f"{what} has up to {longest:,} tokens, {mean:,.0f} on average")
 
 
-def _up(value: float, step: int) -> int:
+def _round_up(value: float, step: int) -> int:
     return math.ceil(value / step) * step

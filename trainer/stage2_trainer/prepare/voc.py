@@ -26,7 +26,6 @@ from stage2_trainer.prepare.annotations import (
     Outlines,
     Tally,
     four_numbers,
-    number_of,
     refused,
     stated_size,
 )
@@ -189,6 +188,6 @@ def _object(
 
 def _corners(element: ElementTree.Element) -> Box:
     try:
-        return four_numbers([number_of(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS])
+        return four_numbers([float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS])
     except ValueError:
         return four_numbers(None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
-from stage2_trainer.data.files import files_below, read_regular, require_regular
+from stage2_trainer.data.files import files_below, read_regular
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
     KEYPOINTS,
@@ -57,9 +57,9 @@ class _Layout:
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or its folder. Raises ConfigError."""
     data = data.absolute()  # a path relative to this folder may lack the `images` that labels replace
-    layout = _layout(data / "data.yaml", found=True) if os.path.isdir(data) else _layout(data)
+    layout = _layout(data / "data.yaml" if os.path.isdir(data) else data)
     count_same_names(layout.names.values(), tally)
-    places = _places(layout, split)
+    places = _split_paths(layout, split)
     images = [image for place in places for image in _images(place, layout)]
     if not images:
         raise refused(f"{layout.file} {split}", [str(one) for one in places], "has no images", "correct the path")
@@ -78,11 +78,9 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     return AnnotatedSet(len(images), read())
 
 
-def _layout(file: Path, *, found: bool = False) -> _Layout:
-    """Return the content of a data.yaml. found: a person named only its folder. Raises ConfigError."""
+def _layout(file: Path) -> _Layout:
+    """Return the content of a data.yaml. Raises ConfigError."""
     try:
-        if found:
-            require_regular(file)
         documents = read_documents(file, as_text=True)
     except OSError as error:
         raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
@@ -114,7 +112,7 @@ def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
     return {int(number): name.strip() for number, name in listed.items()}
 
 
-def _places(layout: _Layout, split: str) -> list[Path]:
+def _split_paths(layout: _Layout, split: str) -> list[Path]:
     """Return the folders and lists of a split. Raises ConfigError."""
     value = layout.document.get(split)
     if value in NOTHING:
@@ -181,7 +179,7 @@ def _objects(lines: Sequence[str] | None, layout: _Layout, tally: Tally, name: s
 def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObject:
     """Return the object of a line. Raises LeftOut."""
     try:
-        number, *shares = [float(word) for word in line.replace("_", " _").split()]  # Python reads 0_1 as 1
+        number, *shares = [float(word) for word in line.split()]
     except ValueError as error:
         raise LeftOut(BROKEN_LINE) from error
     if layout.document.get("kpt_shape") not in NOTHING and len(shares) > 4:

@@ -84,10 +84,10 @@ class AnswerScores:
             "scores_from": self.scores_from,
             "overlap_of": "masks" if any(image.masks for image in self.images) else "boxes",
             "by_class": by_class(self._matches, every),
-            WITHOUT_DUPLICATES: self._repeated(),
+            WITHOUT_DUPLICATES: self._without_duplicates(),
             "worst_image": {
                 "sample_id": worst.image.sample_id,
-                **{name: _plain(value) for name, value in _of_one(worst).items()},
+                **{name: _plain(value) for name, value in _figures_of_image(worst).items()},
             },
             **({} if resamples is None else {"intervals": intervals(self.resample(resamples), self.figures(every))}),
         }
@@ -111,7 +111,7 @@ class AnswerScores:
         precision = {name: np.array([one[name] for one in found]) for name in RESAMPLED}
         return {**precision, **figures(resamples @ self._counts)}
 
-    def _repeated(self) -> dict[str, float]:
+    def _without_duplicates(self) -> dict[str, float]:
         kept = AnswerScores([one.without_duplicates() for one in self.examined])
         found = kept.figures(np.ones(len(self.examined)))
         return {name: found[name] for name in REPEATED}
@@ -170,7 +170,7 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _of_one(one: Examined) -> dict[str, float]:
+def _figures_of_image(one: Examined) -> dict[str, float]:
     counts = one.counts
     found = figures(table_of([counts])[0])
     named = {name: float(found[name]) for name in ("f1_class@0.5", "f1@0.5", "misses", "duplicates")}

@@ -48,8 +48,7 @@ class ImageCounts:
 
 COLUMNS = {one.name: place for place, one in enumerate(fields(ImageCounts))}
 
-COUNTS = frozenset({"misses", "duplicates"})
-"""Figures that are whole numbers."""
+COUNTS = frozenset({"misses", "duplicates"})  # figures that are whole numbers
 
 
 def image_counts(image: ScoredImage) -> ImageCounts:
@@ -133,8 +132,8 @@ class Verdicts:
     """The verdict on each answered object of an image, and whether each true one was found, at IoU 0.5.
 
     right: matched to a true object of its class. misnamed: matched only to one of another class. duplicate: neither,
-    and it repeats an earlier one. unjudged: nobody can tell. found: a true object is matched to an answered one of its
-    class; a crowd counts as found.
+    and it repeats an earlier one. unjudged: it cannot be judged. found: a true object is matched to an answered one of
+    its class; a crowd counts as found.
     """
 
     answered: tuple[Verdict, ...]
@@ -150,13 +149,12 @@ def verdicts(image: ScoredImage) -> Verdicts:
     left = np.array([place for place in range(len(true)) if place not in matched], dtype=int)
     rest = np.array([place for place in range(len(image.names)) if place not in named], dtype=int)
     placed = {int(rest[a]) for a, _ in matches(image.iou[np.ix_(rest, true[left])])}
-    in_crowd = (alike[:, image.crowds] >= CLOSE).any(1)
-    free = image.unchecked | image.in_loose_classes | in_crowd
+    unjudged = _cannot_be_judged(image, alike)
 
     def verdict(place: int) -> Verdict:
         if place in named:
             return "right"
-        if free[place]:
+        if unjudged[place]:
             return "unjudged"
         if place in placed:
             return "misnamed"
@@ -171,8 +169,12 @@ def _unjudged(image: ScoredImage, pairs: list[tuple[int, int]], iou: FloatArray)
     """Return the number of unmatched objects that nobody can judge."""
     free = np.ones(len(image.names), dtype=bool)
     free[[answered for answered, _ in pairs]] = False
+    return int((free & _cannot_be_judged(image, iou)).sum())
+
+
+def _cannot_be_judged(image: ScoredImage, iou: FloatArray) -> BoolArray:
     in_crowd = (iou[:, image.crowds] >= CLOSE).any(1)
-    return int((free & (image.unchecked | image.in_loose_classes | in_crowd)).sum())
+    return np.asarray(image.unchecked | image.in_loose_classes | in_crowd)
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:

@@ -68,12 +68,11 @@ def places_in(path: Path) -> list[str]:
 def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequence[str]) -> Answered:
     """Return the answer to each record, empty if there is none. places: FILE:LINE of the records.
 
-    Raises:
-        ConfigError: a line is malformed, or answers an unknown record, or one that an earlier line answers.
+    Raises ConfigError if a line is malformed, or answers an unknown record, or one that an earlier line answers.
     """
     index = _Index(records, places)
     answers: dict[int, ReadAnswer] = {}
-    for line in _chosen(rollouts):
+    for line in _relevant_lines(rollouts):
         place = index.find(line)
         if place in answers:
             raise line.wrong("sample_id", "is answered by an earlier line too", "leave one answer to each record")
@@ -83,7 +82,7 @@ def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequenc
         raise ConfigError([Problem(str(rollouts.path), "none", rule, WAY_OUT)])
     found = [answers.get(place, NO_ANSWER) for place in range(len(records))]
     missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
-    return Answered(_ranked(found), missing)
+    return Answered(_with_comparable_scores(found), missing)
 
 
 class _Index:
@@ -108,7 +107,7 @@ class _Index:
         return found[0]
 
 
-def _chosen(rollouts: Rollouts) -> Iterator[_Line]:
+def _relevant_lines(rollouts: Rollouts) -> Iterator[_Line]:
     """Yield the lines of a file; of a learner's own, those of one evaluation, of all its processes."""
     first = next(_lines(rollouts.path), None)
     if first is None or first.content.get("event") != EVENT:
@@ -116,10 +115,10 @@ def _chosen(rollouts: Rollouts) -> Iterator[_Line]:
         return
     siblings = sorted(rollouts.path.parent.glob(f"rank-*-{rollouts.path.name}"))
     every = chain.from_iterable(_lines(path, with_halves=True) for path in (rollouts.path, *siblings))
-    yield from _of_step(every, rollouts)
+    yield from _lines_of_step(every, rollouts)
 
 
-def _of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line]:
+def _lines_of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line]:
     held_out = [line for line in every if line.content.get("event") == EVENT and line.content.get("part") == PART]
     steps = sorted({line.content["step"] for line in held_out})
     step = rollouts.step if rollouts.step is not None else (steps[-1] if steps else 0)
@@ -185,7 +184,7 @@ def _token_logprobs(line: _Line) -> list[tuple[str, float]] | None:
     return None
 
 
-def _ranked(answers: list[ReadAnswer]) -> list[ReadAnswer]:
+def _with_comparable_scores(answers: list[ReadAnswer]) -> list[ReadAnswer]:
     """Return the answers, without scores if any answer with objects lacks them, since they could not be compared."""
     if all(one.scores is not None for one in answers if one.objects):
         return answers

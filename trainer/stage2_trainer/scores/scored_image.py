@@ -27,13 +27,11 @@ BoolArray = npt.NDArray[np.bool_]
 NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
 UNJUDGED_KEYS = (NEGATIVE, NOT_EXHAUSTIVE, CROWDS)
 """Keys of a record's metadata for objects that are neither right nor wrong."""
-DUPLICATE_IOU = 0.85
-"""IoU from which an object is a duplicate of an earlier one of the same name."""
+DUPLICATE_IOU = 0.85  # IoU from which an object is a duplicate of an earlier one of the same name
 
 Naming = Callable[[str], str]
 CHARACTERS = 0x110000
-LOOPED_OBJECTS = 3
-"""Equal objects in a row that make an answer a loop."""
+LOOPED_OBJECTS = 3  # equal objects in a row that make an answer a loop
 CUT_BY_LENGTH, CUT_BY_REPETITION = "length", "repetition"
 
 

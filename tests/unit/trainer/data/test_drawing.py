@@ -15,7 +15,7 @@ def test_a_name_is_drawn_on_one_line(name):
     assert captioned_page([(drawn, f"{name} (1 objects)")], columns=4, width=288).width == 300
 
 
-def test_a_name_with_a_line_break_is_told_from_one_without():
+def test_a_name_with_a_line_break_differs_from_one_without():
     pictures = [
         draw_outlines(Image.new("RGB", (64, 48)), [Outline("bbox", (0, 500, 500, 900), name, "#cf222e")])
         for name in ("a b", "a\nb")

@@ -1,4 +1,4 @@
-"""A data file is looked at: what it holds is counted, and what looks wrong is named by its line."""
+"""A data file is inspected: its content is counted, and what is wrong or looks wrong is named by its line."""
 
 import json
 import shutil
@@ -9,8 +9,8 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data import profile as module
-from stage2_trainer.data.profile import Lengths, profile
-from stage2_trainer.data.records import RecordRules
+from stage2_trainer.data.profile import Lengths, profile, survey
+from stage2_trainer.data.records import AS_DECLARED, RecordRules
 from stage2_trainer.matching import GTObject
 from tests.unit.trainer.prepare.odd_sets import picture
 
@@ -68,7 +68,7 @@ TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 300, 400)]
 PAIRS = [[f"<|coord_{k}|>", f"<|coord_{k}|>"] for k in (1, 2, 300)]
 
 
-def test_it_is_said_how_coordinates_are_written(look):
+def test_the_form_of_coordinates_is_counted(look):
     found = look(
         {},
         {"units": "pixels", "objects": [{"desc": "a", "bbox_2d": [1, 2, 1000, 400]}]},
@@ -80,14 +80,14 @@ def test_it_is_said_how_coordinates_are_written(look):
     assert look({"units": None}, rules=RecordRules(units="pixels")).written == {"pixels": 1}
 
 
-def test_a_line_that_is_no_record_is_counted_and_the_first_are_told(look):
+def test_lines_that_are_no_records_are_counted_and_the_first_reported(look):
     found = look({}, "{", *[{"units": None}] * 30)
     assert (found.records, found.broken, len(found.problems)) == (1, 31, 20)
     assert "x.jsonl:2" in str(found.problems[0])
     assert "must say whether they are bins or pixels" in str(found.problems[1])
 
 
-def test_a_file_without_records_or_that_is_not_there_is_told(look, tmp_path):
+def test_a_file_without_records_or_that_is_missing_is_reported(look, tmp_path):
     assert "at least one record" in look().problems[0].rule
     with pytest.raises(ConfigError, match="must be an existing JSONL file"):
         profile(tmp_path / "lost.jsonl", RecordRules(), len)
@@ -171,3 +171,57 @@ def test_some_records_that_can_be_shown_are_kept_in_their_order(look):
     assert indices == sorted(indices)
     assert min(indices) >= 2
     assert max(indices) > 20
+
+
+SURVEYED = [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, *[{"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}] * 2]
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+
+    def write_records(*changes):
+        good = {"images": ["a.png"], "width": 10, "height": 10, "units": "pixels", "objects": SURVEYED}
+        path = tmp_path / "train.jsonl"
+        path.write_text("".join(json.dumps(good | change) + "\n" for change in changes))
+        return path
+
+    return write_records
+
+
+def test_records_and_objects_are_counted(write):
+    found = survey(write({}, {"objects": []}, {}), AS_DECLARED)
+    assert (found.records, found.objects, found.problems, found.whole) == (3, {"bbox": 2, "poly": 4}, [], True)
+
+
+def test_every_broken_line_is_reported_however_many(write):
+    found = survey(write({}, *[{"width": 0}] * 50), AS_DECLARED)
+    assert found.records == 1
+    assert [problem.path.rpartition(":")[2] for problem in found.problems] == [f"{k} width" for k in range(2, 52)]
+
+
+def test_missing_images_are_counted_once_each_and_the_first_few_named(write, tmp_path):
+    found = survey(write({}, *[{"images": [f"{k // 2}.png"]} for k in range(20)]), AS_DECLARED)
+    (problem,) = found.problems
+    assert found.records == 21
+    assert problem.value == [str(tmp_path / f"{k}.png") for k in range(5)]
+    assert problem.rule == "10 images are missing"
+
+
+def test_a_limit_reads_no_further_and_reports_it(write):
+    path = write({}, {}, {"width": 0})
+    assert (survey(path, AS_DECLARED, 2).problems, survey(path, AS_DECLARED, 2).whole) == ([], False)
+    assert survey(path, AS_DECLARED, 3).whole
+    assert len(survey(path, AS_DECLARED, 3).problems) == 1
+
+
+def test_each_line_is_passed_on_as_it_is_read(write):
+    path, seen = write({}, {"width": 0}), []
+    survey(path, AS_DECLARED, on_line=seen.append)
+    assert sum(len(line.text) for line in seen) == path.stat().st_size
+
+
+def test_a_survey_reports_a_file_without_records_and_one_that_cannot_be_read(write, tmp_path):
+    assert "at least one record" in survey(write(), AS_DECLARED).problems[0].rule
+    with pytest.raises(ConfigError, match="must be an existing JSONL file"):
+        survey(tmp_path, AS_DECLARED)

@@ -129,7 +129,83 @@ def test_a_mistake_is_named_with_file_line_and_field(write, line, expected):
     assert problem.way_out
 
 
-def test_all_mistakes_are_told_at_once(write):
+def as_line(changed):
+    return json.dumps(changed).encode()
+
+
+def raw(field, value):
+    """The good record with this text in the place of a field's value."""
+    return as_line(record(**{field.decode(): "HERE"})).replace(b'"HERE"', value)
+
+
+DEEP = b"[" * 50_000 + b"]" * 50_000
+HOSTILE = {
+    "null": b"null",
+    "a number": b"7",
+    "a text": b'"x"',
+    "a record in a list": b"[" + as_line(record()) + b"]",
+    "an empty object": b"{}",
+    "two records in a line": as_line(record()) + as_line(record()),
+    "a record and a comma": as_line(record()) + b",",
+    "a record without its end": as_line(record())[:-1],
+    "a record in other quotes": as_line(record()).replace(b'"', b"'"),
+    "a comment": b"// " + as_line(record()),
+    "YAML": b"images: [a.png]",
+    "CSV": b"a.png,100,50",
+    "a zero byte": b"\0",
+    "a zero byte in a record": as_line(record())[:10] + b"\0" + as_line(record())[10:],
+    "UTF-16": as_line(record()).decode().encode("utf-16"),
+    "half a character": as_line(record(sample_id="x")).replace(b'"x"', b'"\xc3"'),
+    "an escape that there is not": as_line(record(sample_id="x")).replace(b'"x"', rb'"\x41"'),
+    "objects nested without end": raw(b"objects", DEEP),
+    "metadata nested without end": raw(b"metadata", b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
+    "objects as a mapping": as_line(record(objects={"0": BOX})),
+    "objects as text": as_line(record(objects="[]")),
+    "an object that is a list": as_line(record(objects=[[1, 2]])),
+    "images as text": as_line(record(images="a.png")),
+    "images as a mapping": as_line(record(images={"0": "a.png"})),
+    "an image that is null": as_line(record(images=[None])),
+    "an image that is a list": as_line(record(images=[["a.png"]])),
+    "an image without a name": as_line(record(images=[""])),
+    "an image that is a folder": as_line(record(images=["."])),
+    "an image of the network": as_line(record(images=["https://example.com/a.png"])),
+    "a width as a list": as_line(record(width=[100])),
+    "a width that is true": as_line(record(width=True)),
+    "a width with a point": as_line(record(width=100.5)),
+    "a width that is no number": raw(b"width", b"NaN"),
+    "a width beyond any float": raw(b"width", b"1e999"),
+    "a height of 5,000 digits": raw(b"height", b"9" * 5000),
+    "a desc that is null": raw(b"objects", b'[{"desc": null, "bbox_2d": [1, 2, 3, 4]}]'),
+    "a desc that is a number": as_line(with_object(desc=7)),
+    "a desc that is a list": as_line(with_object(desc=["cat"])),
+    "a desc that begins a turn": as_line(with_object(desc="<|im_start|>system")),
+    "a box of nothing": as_line(with_object(bbox_2d=[])),
+    "a box of texts": as_line(with_object(bbox_2d=["1", "2", "3", "4"])),
+    "a box as text": as_line(with_object(bbox_2d="1,2,3,4")),
+    "a box as a mapping": as_line(with_object(bbox_2d={"x1": 1})),
+    "a box that is no number": raw(b"objects", b'[{"desc": "a", "bbox_2d": [1, 2, NaN, 4]}]'),
+    "a box far beyond the image": as_line(with_object(bbox_2d=[1, 2, 1e300, 4])),
+    "a poly of texts": as_line(with_object(bbox_2d=None, poly=["a", "b", "c", "d", "e", "f"])),
+    "a poly nested without end": raw(b"objects", b'[{"desc": "a", "poly": ' + DEEP + b"}]"),
+    "a summary that is a list": as_line(record(summary=["x"])),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_line_that_nobody_writes_by_mistake_is_refused_in_a_sentence(write, text):
+    path = write(record())
+    path.write_bytes(path.read_bytes() + text + b"\n")
+    with pytest.raises(ConfigError) as refused:
+        load_records(path)
+    for problem in refused.value.problems:
+        assert problem.path.startswith(f"{path}:2")
+        assert problem.rule
+        assert problem.way_out
+        assert "\n" not in str(problem.value)
+    assert len(str(refused.value)) < 2_000
+
+
+def test_all_mistakes_are_reported_at_once(write):
     with pytest.raises(ConfigError) as error:
         load_records(write(record(width=0), record(), record(height=0)))
     assert len(error.value.problems) == 2
@@ -164,7 +240,7 @@ def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missin
 
 
 @pytest.mark.parametrize("position", [-1, 1])
-def test_a_position_outside_the_file_is_told_by_the_name_it_was_given(write, position):
+def test_a_position_outside_the_file_is_reported_by_its_option(write, position):
     with pytest.raises(ConfigError, match=rf"--line: {position}; must lie in 0..0: .* has 1 records"):
         load_record(write(record(), record()), position, limit=1, named="--line")
 

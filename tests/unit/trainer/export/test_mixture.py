@@ -14,17 +14,10 @@ from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model
-from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
-
-IDS = torch.tensor([[5, 100, 321, 7, 200, 44, 3, 90]])
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(input_ids=IDS).logits
 
 
 def tensors(folder):
@@ -88,7 +81,7 @@ def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(
     assert not any(torch.equal(before[name].float(), after[name]) for name in experts)
 
 
-def test_an_adapter_of_a_mixture_loads_on_its_base_and_says_what_the_learner_said(mixture, tmp_path):
+def test_an_adapter_of_a_mixture_loads_on_its_base_and_computes_the_same(mixture, tmp_path):
     model = trained(mixture, "lora")
     opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
     assert export_adapter(opened, tmp_path / "adapter").obstacle is None
@@ -99,7 +92,7 @@ def test_an_adapter_of_a_mixture_loads_on_its_base_and_says_what_the_learner_sai
         export_adapter(whole, tmp_path / "other")
 
 
-def test_experts_as_long_as_wide_are_refused_for_their_layout_cannot_be_told(tmp_path):
+def test_square_experts_are_refused_because_their_layout_is_ambiguous(tmp_path):
     """transformers and we tell the layouts by their shapes."""
     square = mixture_of(stock(tmp_path / "plain"), tmp_path / "stock", intermediate=64)
     with pytest.raises(ConfigError, match=r"experts\.gate_up_proj.* is 128 x 128"):

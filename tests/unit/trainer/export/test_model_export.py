@@ -10,21 +10,18 @@ from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import read_header
+from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.export.comparison import Comparison, compare
 from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, open_checkpoint, skeleton
+from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.fleet.proof import Gap
 from stage2_trainer.sync.tensors.merge import merged_weights
-from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
+from tests.unit.trainer.learner.harness import box, build, record, shifted
 from tests.unit.trainer.sync.exactness import digests_of
 
-IDS = torch.tensor([[5, 100, 321, 7, 1200, 44, 3, 900]])
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(input_ids=IDS).logits
 
 
 def exported_tensors(folder):
@@ -78,7 +75,7 @@ def test_base_weights_take_no_memory_before_their_turn(dora):
     assert not any(is_empty(tensor) for _, tensor in MergedStream(opened))
 
 
-def test_numbers_that_a_dtype_cannot_hold_are_said(model_path, tmp_path):
+def test_numbers_that_a_dtype_cannot_hold_are_reported(model_path, tmp_path):
     model = trained(model_path, "full")
     model.model.language_model.norm.weight.data.fill_(1e6)
     opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
@@ -102,7 +99,7 @@ def test_a_model_that_answers_otherwise_leaves_nothing(dora, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exported_model_is_told_from_its_base(dora, model_path, tmp_path):
+def test_the_comparison_distinguishes_an_exported_model_from_its_base(dora, model_path, tmp_path):
     opened = open_checkpoint(dora)
     made = export_model(opened, tmp_path / "out", verify=lambda one, folder: compare(one, folder, None))
     assert 0 < made.compared.gap.mean < 0.06
@@ -133,33 +130,52 @@ def test_an_adapter_is_saved_as_peft_loads_it(model_path, tmp_path):
     assert torch.equal(logits(again), logits(model))
 
 
-@pytest.mark.parametrize(("kind", "told"), [("dora", "DoRA"), ("merger trained whole", "DoRA"), ("full", None)])
-def test_what_vllm_cannot_serve_as_an_adapter_is_said(model_path, tmp_path, kind, told):
+@pytest.mark.parametrize(("kind", "message"), [("dora", "DoRA"), ("merger trained whole", "DoRA"), ("full", None)])
+def test_an_adapter_that_vllm_cannot_serve_is_reported(model_path, tmp_path, kind, message):
     opened = open_checkpoint(saved(trained(model_path, kind), model_path, tmp_path / "run"), model=str(model_path))
-    if told is None:
+    if message is None:
         with pytest.raises(ConfigError, match="export without --adapter"):
             export_adapter(opened, tmp_path / "out")
     else:
-        assert told in export_adapter(opened, tmp_path / "out").obstacle
+        assert message in export_adapter(opened, tmp_path / "out").obstacle
 
 
-def test_the_card_says_what_the_model_was_made_of(model_path, tmp_path):
+def test_the_card_describes_the_run(model_path, tmp_path):
     evaluated = {"eval_rollout_f1": 0.25, "step": 3}
     course = {
         "custom.train_jsonl": "4 records, sha256 ab",
         "custom.trainer_variant": "rollout_matching_sft",
         "training.learning_rate": 1e-4,
-        "model.model": run_course_digest(model_path),
+        "model.model": f"sha256 {model_fingerprint(str(model_path))}",
     }
     model = trained(model_path, "dora")
     checkpoint = saved(model, model_path, tmp_path / "run", course=course, log_history=[{"loss": 1.0}, evaluated])
     export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    for told in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_f1` | 0.25", "`training.learning_rate`"):
-        assert told in card
+    for line in (
+        "stage 2",
+        "DoRA, rank 4",
+        "3 of 9",
+        "4 records",
+        "`rollout_f1` | 0.25",
+        "`training.learning_rate`",
+    ):
+        assert line in card
 
 
-def run_course_digest(model_path):
-    from stage2_trainer.data.model_files import model_fingerprint
+DORA = {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["all-linear"]}
 
-    return f"sha256 {model_fingerprint(str(model_path))}"
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_a_learners_own_checkpoint_is_exported(tmp_path, model, encoder, image_paths, model_path, adapted):
+    policy = adapt(model, [VIT, ALIGNER], DORA) if adapted else model
+    records = [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
+    harness = build(tmp_path / "run", policy, encoder, records, max_steps=2, learning_rate=1e-2, answer=shifted)
+    harness.trainer.train()
+    harness.trainer.save_progress()
+    opened = open_checkpoint(tmp_path / "run" / "checkpoint-2", model=None if adapted else str(model_path))
+    assert (opened.adapter is not None) == adapted
+    export_model(opened, tmp_path / "out", dtype=torch.float32)
+    learnt, base, exported = (logits(one) for one in (policy.eval(), load(model_path), load(tmp_path / "out")))
+    assert (exported - learnt).abs().max() < 1e-4
+    assert (base - learnt).abs().max() > 1e-2

@@ -57,7 +57,7 @@ def test_a_base_model_from_a_hub_is_called_by_its_name(dora, model_path, tmp_pat
     assert "base_model: org/base" in model_card(opened, merged=True)
 
 
-def test_a_base_model_that_no_hub_has_is_said(dora, monkeypatch):
+def test_a_base_model_that_no_hub_has_is_reported(dora, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"^--model: 'org/lost'; is no folder here"):
         open_checkpoint(dora, model="org/lost")

@@ -153,7 +153,7 @@ def member(rank, port, folder):
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     log = RunLog(Path(folder)) if rank == 0 else SilentLog()
     bad, names = BadSamples(100, log), ("ab", "bc")[rank]
-    found = [BadSample(name, (), ImageError(name, "cannot be read")) for name in names]
+    found = [BadSample(name, (), ImageError.at(name, "cannot be read")) for name in names]
     assert bad.note_held_out(found, step=0, of=4) == 3
     with pytest.raises(BadStepError, match="all 3 held-out"):
         bad.note_held_out(found, step=0, of=3)

@@ -377,7 +377,7 @@ def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(train
         def pixels(images):
             if str(gone) in images and not lost:
                 lost.append(1)
-                raise ImageError(str(gone), "it is gone")
+                raise ImageError.at(str(gone), "it is gone")
             return read(images)
 
         cache.pixels = pixels

@@ -1,9 +1,18 @@
-"""Random objects and answers for property tests."""
+"""Objects of the matching tests: by their bins, and at random for property tests."""
 
 from hypothesis import strategies as st
 
 from stage2_trainer.matching.ground_truth import GTObject
 from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
+
+
+def box(*bins: int) -> GTObject:
+    return GTObject("x", "bbox", bins)
+
+
+def poly(*bins: int) -> GTObject:
+    return GTObject("x", "poly", bins)
+
 
 coordinate = st.integers(0, 999)
 # Special tokens are never part of a description: a tokenizer would read them as such.

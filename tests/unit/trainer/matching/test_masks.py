@@ -1,4 +1,4 @@
-"""Supervision masks: the scenario of the semantics, packed against unpacked."""
+"""Supervision masks beyond the golden vectors: weights, and what is refused."""
 
 from dataclasses import replace
 
@@ -23,20 +23,6 @@ META = SegmentMeta(
 @pytest.fixture
 def ids(vocab):
     return [1] * 5 + [2, int(vocab.ids[3]), 2] + [4, int(vocab.ids[500]), 5] + [6]
-
-
-def test_the_scenario_of_the_specification(vocab, ids):
-    found = supervision(META, ids, vocab)
-    assert np.flatnonzero(found.labels != -100).tolist() == [8, 10]
-    assert found.labels[[8, 10]].tolist() == [4, 5]
-    assert found.coord_positions.tolist() == [6, 9]
-    assert found.coord_targets.tolist() == [77, 500]
-    assert found.coord_in_prefix.tolist() == [True, False]
-
-
-def test_the_end_of_turn_is_supervised(vocab, ids):
-    found = supervision(replace(META, end_of_turn_len=1), ids, vocab)
-    assert np.flatnonzero(found.labels != -100).tolist() == [8, 10, 11]
 
 
 def test_ignored_tail_positions_have_no_loss_of_any_kind(vocab, ids):
@@ -71,12 +57,6 @@ def test_meta_data_that_contradict_the_ids_are_refused(vocab, ids, change, messa
 def test_segments_longer_than_their_row_are_refused(vocab, ids):
     with pytest.raises(MatchingError, match="must fit the row"):
         packed_supervision([META, META], ids, vocab)
-
-
-def test_padding_after_the_last_segment_is_ignored(vocab, ids):
-    found = packed_supervision([META, META], [*ids, *ids, 0, 0], vocab)
-    assert np.flatnonzero(found.labels != -100).tolist() == [8, 10, 20, 22]
-    assert found.coord_positions.tolist() == [6, 9, 18, 21]
 
 
 def test_a_row_without_segments_supervises_nothing(vocab):

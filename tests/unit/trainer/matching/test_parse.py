@@ -1,13 +1,10 @@
-"""Parsing answers: every edge, and any sequence of tokens at all."""
-
-import json
+"""Parsing answers with real tokenizers; further cases are golden vectors."""
 
 import pytest
 
 from stage2_trainer.matching import parse
 from stage2_trainer.matching.parse import (
     BLANK_DESC,
-    CUT_OFF,
     NO_OBJECT_VALUE,
     NOT_COORD_TOKENS,
     NOT_JSON,
@@ -51,26 +48,6 @@ def test_token_positions_point_at_the_coordinates_of_the_prefix(any_vocab):
         assert tuple(any_vocab.bin_of(result.prefix_ids[i]) for i in found.token_positions) == found.bins
 
 
-def test_flat_polygons_are_read_too(vocab):
-    flat = DOG.replace("[[", "[").replace("]]", "]").replace("], [", ", ")
-    assert parsed(vocab, "{" + flat + "}").valid_objects[0].bins == (1, 2, 3, 4, 5, 6)
-
-
-def test_an_object_cut_in_half_is_dropped_with_its_comma(any_vocab):
-    result = parsed(any_vocab, "{" + CAT + ", " + DOG[:-20])
-    assert result.prefix_text == "{" + CAT
-    assert result.truncated
-    assert result.dropped == {CUT_OFF: 1}
-    assert result.max_object_index == 1
-
-
-def test_the_first_object_cut_in_half_leaves_the_opening_brace(any_vocab):
-    result = parsed(any_vocab, "{" + CAT[:-4])
-    assert result.prefix_text == "{"
-    assert result.max_object_index is None
-    assert result.clean
-
-
 @pytest.mark.parametrize("text", ["", "no json here", "<|im_end|>", '"', "[1, 2]", "}"])
 def test_an_answer_without_a_brace_falls_back_to_one(any_vocab, text):
     result = parsed(any_vocab, text)
@@ -78,12 +55,6 @@ def test_an_answer_without_a_brace_falls_back_to_one(any_vocab, text):
     assert list(result.prefix_ids) == any_vocab.encode("{")
     assert result.truncated
     assert parse.NO_JSON in result.notes
-
-
-def test_an_empty_object_leaves_its_opening_brace(any_vocab):
-    result = parsed(any_vocab, "{}")
-    assert result.prefix_text == "{"
-    assert not result.truncated
 
 
 def test_text_before_the_json_falls_back_to_a_brace_and_is_noted(any_vocab):
@@ -196,32 +167,9 @@ def test_coordinates_spelled_with_other_tokens_do_not_count(vocab):
     assert result.dropped == {TOKENS_DIFFER: 1}
 
 
-def test_keys_are_taken_in_order_of_appearance(any_vocab):
-    text = "{" + CAT.replace("object_1", "object_10") + ", " + DOG + "}"
-    result = parsed(any_vocab, text)
-    assert [found.index for found in result.objects] == [10, 2]
-    assert result.max_object_index == 10
-
-
-def test_a_key_that_repeats_is_two_objects(any_vocab):
-    result = parsed(any_vocab, "{" + CAT + ", " + CAT + "}")
-    assert len(result.valid_objects) == 2
-
-
 def test_objects_under_other_keys_are_none(any_vocab):
     result = parsed(any_vocab, '{"thing": {"desc": "x", ' + BOX + "}, " + CAT + "}")
     assert [found.key for found in result.objects] == ["object_1"]
-
-
-def test_braces_and_quotes_inside_descriptions_open_nothing(any_vocab):
-    desc = r"a \"{[}\" \\"
-    result = parsed(any_vocab, "{" + CAT.replace("cat", desc) + "}")
-    assert result.valid_objects[0].desc == json.loads(f'"{desc}"')
-
-
-def test_a_description_may_hold_a_coordinate_token(any_vocab):
-    result = parsed(any_vocab, "{" + CAT.replace("cat", "<|coord_5|>") + "}")
-    assert result.valid_objects[0].bins == (10, 20, 300, 400)
 
 
 def test_the_parser_survives_an_answer_that_nests_without_end(vocab):

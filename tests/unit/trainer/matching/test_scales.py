@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stage2_trainer.matching.assign import match
 from stage2_trainer.matching.geometry import iou_of_scales, mask_iou, points_of
 from stage2_trainer.matching.options import MatchOptions
-from tests.unit.trainer.matching.test_assign import box, some_objects
+from tests.unit.trainer.matching.strategies import box, objects
 
 coco = pytest.importorskip("pycocotools.mask")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools itself
@@ -30,7 +30,7 @@ def every_pair(pred, gt):
     return np.array([[i, j] for i in range(len(pred)) for j in range(len(gt))], dtype=np.int64).reshape(-1, 2)
 
 
-@given(some_objects, some_objects, st.sampled_from([(2,), (3, 7), (2, 4, 8, 16)]), st.sampled_from([50, 64, 70]))
+@given(objects, objects, st.sampled_from([(2,), (3, 7), (2, 4, 8, 16)]), st.sampled_from([50, 64, 70]))
 @settings(max_examples=60, deadline=None)
 def test_it_is_the_mean_over_grids_that_are_laid_by_hand(pred, gt, sides, resolution):
     pairs = every_pair(pred, gt)
@@ -43,7 +43,7 @@ def test_it_is_the_mean_over_grids_that_are_laid_by_hand(pred, gt, sides, resolu
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@given(some_objects, some_objects)
+@given(objects, objects)
 @settings(max_examples=60, deadline=None)
 def test_without_grids_it_is_the_iou_of_the_canvas_itself(pred, gt):
     pairs = every_pair(pred, gt)

@@ -40,20 +40,6 @@ def test_missed_objects_follow_in_order_with_new_indices(any_vocab):
     assert any_vocab.decode(list(target.y_train_ids)) == target.y_train_text
 
 
-def test_indices_go_on_after_invalid_objects(any_vocab):
-    invalid = ', "object_9": {"desc": "x", "bbox_2d": [1, 2]}'
-    target = target_of(any_vocab, serialize_objects([CAT], 2)[:-1] + invalid + "}", [CAT, DOG])
-    assert '"object_10": {"desc": "dog"' in target.append_text
-    assert invalid in target.y_train_text
-
-
-def test_an_empty_answer_is_taught_everything(any_vocab):
-    target = target_of(any_vocab, "", [CAT, BIRD])
-    assert target.y_train_text == serialize_objects([CAT, BIRD])
-    assert list(target.y_train_ids[: target.prefix_len]) == any_vocab.encode("{")
-    assert target.prefix_coord_pos == ()
-
-
 def test_an_empty_answer_without_ground_truth_is_an_empty_object(any_vocab):
     assert target_of(any_vocab, "", []).y_train_text == "{}"
 

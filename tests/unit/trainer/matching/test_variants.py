@@ -28,7 +28,7 @@ def target_of(vocab, said, gt, **options):
     return build_target(vocab.encode(serialize_objects(said)), GroundTruth(tuple(gt)), vocab, MatchOptions(**options))
 
 
-def said_in(target):
+def objects_in(target):
     """The objects of `Y_train`: key, description and bins."""
     return [
         (key, value["desc"], tuple(int(token[8:-2]) for token in value["bbox_2d"]))
@@ -84,7 +84,7 @@ def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
     target = target_of(any_vocab, [beside, on_it], [DOG], duplicate_iou=0.8)
     assert (target.repeated, target.matching.false_positives) == ((1,), (1,))
     assert [pair.pred for pair in target.matching.pairs] == [0]
-    assert said_in(target) == [("object_1", "dog", beside.bins)]
+    assert objects_in(target) == [("object_1", "dog", beside.bins)]
     assert target.prefix_coord_target_bins == DOG.bins
     assert target.counters["duplicates_removed"] == 1
     assert target.counters["fp_count"] == 1  # of what was answered
@@ -106,7 +106,7 @@ def test_what_counts_as_repeated(any_vocab, said, least_iou, repeated):
 def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
     said = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
     target = target_of(any_vocab, said, [CAT, DOG, OWL], unmatched_objects="dropped")
-    assert said_in(target) == [
+    assert objects_in(target) == [
         ("object_1", "cat", shifted(CAT, 5).bins),
         ("object_2", "owl", shifted(OWL, 5).bins),
         ("object_3", "dog", DOG.bins),
@@ -164,7 +164,7 @@ def test_the_first_object_of_an_answer_is_led_on_to_by_what_follows_the_brace(an
 def test_missed_objects_stand_where_the_record_has_them(any_vocab):
     said = [shifted(CAT, 5), shifted(OWL, 5)]
     target = target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="sorted")
-    assert said_in(target) == [
+    assert objects_in(target) == [
         ("object_1", "cat", shifted(CAT, 5).bins),
         ("object_2", "dog", DOG.bins),
         ("object_3", "owl", shifted(OWL, 5).bins),
@@ -181,7 +181,7 @@ def test_missed_objects_stand_where_the_record_has_them(any_vocab):
 
 def test_a_missed_object_that_the_record_has_first_stands_first(any_vocab):
     target = target_of(any_vocab, [shifted(OWL, 5)], [CAT, OWL], missed_place="sorted")
-    assert [key_and_name[:2] for key_and_name in said_in(target)] == [("object_1", "cat"), ("object_2", "owl")]
+    assert [key_and_name[:2] for key_and_name in objects_in(target)] == [("object_1", "cat"), ("object_2", "owl")]
     assert target.prefix_text == "{"
 
 
@@ -191,7 +191,7 @@ def test_drawn_places_are_those_of_the_same_answer_again_and_not_all_alike(any_v
         said = [shifted(CAT, step), shifted(OWL, step)]
         targets = [target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="shuffled") for _ in range(2)]
         assert targets[0].y_train_ids == targets[1].y_train_ids
-        places.add([name for _, name, _ in said_in(targets[0])].index("dog"))
+        places.add([name for _, name, _ in objects_in(targets[0])].index("dog"))
     assert len(places) > 1
 
 

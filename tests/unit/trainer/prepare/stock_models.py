@@ -1,17 +1,33 @@
-"""Untrained models of the stock architectures with a plain vocabulary, as small as they can be."""
+"""Inputs of `stage2 prepare` and `stage2 init`: untrained stock models, as small as possible, and annotated images."""
 
 import json
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoProcessor, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
+from stage2_trainer.prepare.project_folder import Annotations
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
 
 SEED = 7
+
+
+def annotated(folder, sizes, boxes=lambda number, size: [[0, 0, size[0] / 2, size[1] / 2]]):
+    """Write images of these sizes and a COCO file of their boxes; images are numbered from 1."""
+    (folder / "images").mkdir(parents=True)
+    images, annotations = [], []
+    for number, size in enumerate(sizes, start=1):
+        Image.new("RGB", size, (number, 0, 0)).save(folder / "images" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": size[0], "height": size[1]})
+        for box in boxes(number, size):
+            annotations.append({"id": len(annotations), "image_id": number, "category_id": 1, "bbox": box})
+    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "train.json").write_text(json.dumps(document))
+    return Annotations(folder / "train.json", folder / "images")
 
 
 def stock(folder, *, tied=True, extra=()):

@@ -140,16 +140,16 @@ BROKEN = {
 @pytest.mark.timeout(60)  # a FIFO without a writer is waited for for ever
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_model_is_refused_with_a_sentence(model, tmp_path, case):
-    spoil, told = BROKEN[case]
+    spoil, message = BROKEN[case]
     spoil(model)
-    with pytest.raises(ConfigError, match=rf"MODEL: .*{told}") as caught:
+    with pytest.raises(ConfigError, match=rf"MODEL: .*{message}") as caught:
         prepare(str(model), tmp_path / "made")
     assert len(str(caught.value).splitlines()) == 1
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_learner_is_told_of_a_file_that_is_no_json(model, name):
+def test_a_learner_reports_a_file_that_is_no_json(model, name):
     content(name, b"{")(model)
     with pytest.raises(ConfigError, match=rf"model\.model: .*{name} must be a JSON object"):
         load_processor(model)

@@ -139,7 +139,7 @@ def test_what_coco_has_no_place_for_is_counted(tmp_path):
     assert tally.changed == {coco.NO_PLACE: 1}
 
 
-def test_a_broken_record_is_told_and_nothing_is_written(tmp_path):
+def test_a_broken_record_is_reported_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError, match=r"x\.jsonl:2 width"):
         check_images(tmp_path, write(tmp_path, {}, {"width": 0}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "x.jsonl"]

@@ -94,15 +94,15 @@ def test_near_bins_are_alike_and_as_long_as_other_rows(start):
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "message"),
     [
         ([(token, False) for token in TOKENS], "already"),
         ([(token, False) for token in TOKENS[:10]], "10 of the 1000"),
         ([(TOKENS[0], True)], "vanish"),
     ],
 )
-def test_a_model_that_has_such_tokens_is_refused(tmp_path, extra, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_model_that_has_such_tokens_is_refused(tmp_path, extra, message):
+    with pytest.raises(ConfigError, match=message):
         prepare(str(stock(tmp_path / "stock", extra=extra)), tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
@@ -114,7 +114,7 @@ def test_a_folder_that_holds_something_is_left_alone(plain, tmp_path):
     assert (tmp_path / "mine").exists()
 
 
-def test_a_model_that_is_nowhere_is_said(tmp_path):
+def test_a_model_that_is_nowhere_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"MODEL: .*give its folder"):
         prepare(str(tmp_path / "lost"), tmp_path / "made")
 

@@ -79,7 +79,7 @@ def test_images_that_lie_in_files_stay_there(tmp_path):
 @pytest.mark.parametrize(
     ("boxes", "box"), [("coco", (10, 20, 50, 50)), ("voc", (10, 20, 60, 70)), ("yolo", (0.35, 0.225, 0.5, 0.25))]
 )
-def test_a_person_says_what_the_numbers_of_a_box_mean(tmp_path, boxes, box):
+def test_an_option_states_the_meaning_of_the_numbers_of_a_box(tmp_path, boxes, box):
     assert imported(tmp_path, saved(tmp_path, row([box])), HubChoice(boxes)).objects == [("cat", BINS)]
 
 
@@ -182,7 +182,7 @@ def test_names_for_texts_are_refused(tmp_path):
         imported(tmp_path, source, HubChoice("coco", names=("cat", "dog")))
 
 
-def test_a_row_that_cannot_be_read_is_told(tmp_path):
+def test_a_row_that_cannot_be_read_is_reported(tmp_path):
     source = saved(tmp_path, row(categories=["a long name"]), form=features(datasets.Value("string")))
     (file,) = source.glob("*.arrow")
     file.write_bytes(file.read_bytes().replace(b"a long name", b"a l\xff\xfeg name"))
@@ -213,7 +213,7 @@ def test_several_splits_need_a_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "form", "told"),
+    ("what", "form", "message"),
     [
         (HubChoice("coco", image="objects2"), features(), "--image"),
         (HubChoice("coco", objects="image"), features(), "--objects: .* there are image, objects"),
@@ -221,8 +221,8 @@ def test_several_splits_need_a_name(tmp_path):
         (HubChoice("coco", split="train"), features(), "--split: 'train'; .* has no splits"),
     ],
 )
-def test_what_is_missing_is_named_with_the_columns_that_there_are(tmp_path, what, form, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_missing_is_named_with_the_columns_that_there_are(tmp_path, what, form, message):
+    with pytest.raises(ConfigError, match=message):
         imported(tmp_path, saved(tmp_path, row(), form=form), what)
     assert not (tmp_path / "out").exists()
 
@@ -243,7 +243,7 @@ def test_an_import_that_breaks_off_leaves_nothing(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_command_says_what_to_declare(tmp_path):
+def test_the_command_asks_for_the_missing_option(tmp_path):
     source, output = saved(tmp_path, row()), tmp_path / "x.jsonl"
     command = [str(Path(sys.executable).parent / "stage2"), "import", "hf", str(source), "--output", str(output)]
     undeclared = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,9 +27,9 @@ TEXTS = [
 def test_objects_are_those_of_the_models_own_tokenizer(model_path, text):
     vocab = CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(model_path))
     theirs, ours = parse_rollout(vocab.encode(text), vocab), parse_rollout(text_vocab().encode(text), text_vocab())
-    told = [(one.desc, one.kind, one.bins) for one in theirs.valid_objects]
-    assert [(one.desc, one.kind, one.bins) for one in ours.valid_objects] == told
-    assert [(one.desc, one.kind, one.bins) for one in read_answer(text).objects] == told
+    expected = [(one.desc, one.kind, one.bins) for one in theirs.valid_objects]
+    assert [(one.desc, one.kind, one.bins) for one in ours.valid_objects] == expected
+    assert [(one.desc, one.kind, one.bins) for one in read_answer(text).objects] == expected
     for name in ("truncated", "clean", "dropped", "notes", "prefix_text"):
         assert getattr(ours, name) == getattr(theirs, name), name
 

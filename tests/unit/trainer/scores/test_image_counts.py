@@ -1,13 +1,13 @@
-"""F1 with and without class, duplicates, and what cannot be judged."""
+"""F1 with and without class, duplicates, what cannot be judged, and the verdict on each object."""
 
 import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences, intervals, without_nan
-from stage2_trainer.scores.image_counts import image_counts
+from stage2_trainer.scores.image_counts import image_counts, verdicts
 from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
-from tests.unit.trainer.scores.scenes import answer, box, random_scene, record
+from tests.unit.trainer.scores.scenes import answer, box, line_object, random_scene, record
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
 
@@ -89,7 +89,7 @@ def test_answers_that_do_not_end_do_not_parse():
     assert (found["parse_rate"], found["truncated_rate"]) == (0.4, 0.4)
 
 
-def test_loops_are_told():
+def test_loops_are_recognised():
     three = answer([CAT, DOG, DOG, DOG])
     assert (three.looped, answer([DOG, CAT, DOG, DOG]).looped) == (True, False)
     assert read_answer("{}", finish_reason="repetition").looped
@@ -127,3 +127,34 @@ def test_two_sets_are_compared_on_the_same_draws():
     assert all(one == {"difference": 0, "interval": [0, 0]} for one in same.values())
     found = differences(AnswerScores.from_images(images), AnswerScores.from_images(worse), draws)["recall@0.5"]
     assert found["interval"][0] < found["difference"] < found["interval"][1] < 0
+
+
+def judged(truth, said, **metadata):
+    (image,) = scored_images([record(0, truth, **metadata)], [answer(said)])
+    return verdicts(image)
+
+
+def test_each_object_has_its_verdict():
+    near, named = box("cat", 2, 0, 200, 202), box("cat", *DOG.bins)
+    found = judged([CAT, DOG], [CAT, near, named, box("cat", 0, 800, 100, 900)])
+    assert found.answered == ("right", "duplicate", "misnamed", "wrong")
+    assert found.found == (True, False)
+
+
+def test_what_nobody_can_judge_is_not_wrong():
+    crowd = line_object(box("cat", 500, 0, 900, 400))
+    found = judged([DOG], [box("cat", 600, 100, 700, 200)], crowds=[crowd])
+    assert found.answered == ("unjudged",)
+    assert found.found == (False, True)
+
+
+@pytest.mark.parametrize("kind", ["bbox", "poly"])
+def test_as_many_are_right_as_the_figures_count(kind):
+    images = scored_images(*random_scene(11, kind=kind, crowded=True))
+    for image in images:
+        counts, found = image_counts(image), verdicts(image)
+        free = found.answered.count("unjudged")
+        assert found.answered.count("right") == counts.class_right
+        assert len(found.answered) - free == counts.class_judged
+        assert found.found.count(False) == counts.truth - counts.class_right
+    assert np.sum([image.duplicates.sum() for image in images]) > 0

@@ -105,7 +105,7 @@ def test_a_step_is_named_behind_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "told"),
+    ("lines", "message"),
     [
         ([{"sample_id": "c", "text": ""}], r"rollouts.jsonl:1 sample_id: 'c'; names none of the records"),
         ([{"text": ""}], r"rollouts.jsonl:1 image: nothing; must name a record"),
@@ -117,8 +117,8 @@ def test_a_step_is_named_behind_the_file(tmp_path):
         ([], r"rollouts.jsonl: 'none'; must hold answers"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_its_line(tmp_path, data, lines, told):
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_read_is_named_by_its_line(tmp_path, data, lines, message):
+    with pytest.raises(ConfigError, match=message):
         read(tmp_path, data, lines)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 from typer.testing import CliRunner
@@ -20,10 +19,8 @@ from stage2_controller.spec.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
-from tests.unit.trainer.prepare.stock_models import mixture_of
-from tiny_model.checkpoint import save
-from tiny_model.model import build_model, build_processor
-from tiny_model.tokenizer import build_tokenizer
+from tests.unit.trainer.prepare.stock_models import annotated, mixture_of
+from tests.unit.trainer.prepare.stock_models import stock as stock_model
 
 SEED = 7
 IMAGES = 12
@@ -35,27 +32,14 @@ def quietly(items, what, total):
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "stock"
-    tokenizer = build_tokenizer(SEED, plain=True)
-    save(folder, build_model(tokenizer, SEED), build_processor(tokenizer))
-    return folder
+    return stock_model(tmp_path_factory.mktemp("models") / "stock")
 
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
     """Annotations of pictures with one to three boxes each."""
-    folder = tmp_path_factory.mktemp("coco")
-    (folder / "images").mkdir()
-    images, boxes = [], []
-    for number in range(1, IMAGES + 1):
-        Image.new("RGB", (96, 72), (number, 0, 0)).save(folder / "images" / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "width": 96, "height": 72})
-        for count in range(number % 3 + 1):
-            box = {"id": 100 * number + count, "image_id": number, "category_id": 1, "bbox": [8 * count, 4, 20, 30]}
-            boxes.append(box)
-    document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
-    (folder / "train.json").write_text(json.dumps(document))
-    return Annotations(folder / "train.json", folder / "images")
+    boxes = lambda number, _: [[8 * count, 4, 20, 30] for count in range(number % 3 + 1)]  # noqa: E731
+    return annotated(tmp_path_factory.mktemp("coco"), [(96, 72)] * IMAGES, boxes)
 
 
 def request(coco, stock, output, **changes):
@@ -221,7 +205,7 @@ def test_an_empty_folder_is_taken(coco, stock, tmp_path):
         ({"model": "lost"}, "--model"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_written(coco, stock, tmp_path, changes, said):
+def test_mistakes_are_reported_before_anything_is_written(coco, stock, tmp_path, changes, said):
     with pytest.raises(ConfigError, match=said):
         create_project(request(coco, stock, tmp_path / "run", **changes), quietly)
     assert left(tmp_path) == []

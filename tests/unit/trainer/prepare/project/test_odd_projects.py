@@ -1,6 +1,5 @@
 """Projects of odd images and at odd places: made right, or refused by the option that is to be changed."""
 
-import json
 import os
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from stage2_cli.main import app
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
-from tests.unit.trainer.prepare.stock_models import stock
+from stage2_trainer.prepare.project_folder import ProjectRequest, create_project
+from tests.unit.trainer.prepare.stock_models import annotated, stock
 
 SIZE = (96, 72)
+SIZES = (SIZE,) * 4
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +27,6 @@ def ready(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     prepare(str(stock(folder / "stock")), folder / "ready")
     return folder / "ready"
-
-
-def annotated(folder, sizes=(SIZE,) * 4):
-    """Write images of these sizes, each with one box."""
-    (folder / "images").mkdir(parents=True)
-    images, boxes = [], []
-    for number, (width, height) in enumerate(sizes, start=1):
-        Image.new("RGB", (width, height), (number, 0, 0)).save(folder / "images" / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
-        box = [0, 0, width / 2, height / 2]
-        boxes.append({"id": number, "image_id": number, "category_id": 1, "bbox": box})
-    document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
-    (folder / "train.json").write_text(json.dumps(document))
-    return Annotations(folder / "train.json", folder / "images")
 
 
 def made(train, model, output, gpus=0):
@@ -53,7 +39,7 @@ def test_an_image_that_no_processor_takes_is_left_out(tmp_path, ready):
 
 
 def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
-    train = annotated(tmp_path)
+    train = annotated(tmp_path, SIZES)
     for path in train.images.iterdir():
         path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(OSError, match="truncated"), Image.open(train.images / "1.png") as image:
@@ -68,7 +54,9 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
         return items
 
     with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
-        create_project(ProjectRequest(annotated(tmp_path / "set"), None, str(ready), 0, tmp_path / "run"), slowly)
+        create_project(
+            ProjectRequest(annotated(tmp_path / "set", SIZES), None, str(ready), 0, tmp_path / "run"), slowly
+        )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "set"]
 
@@ -76,7 +64,7 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
 def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
-    made(annotated(tmp_path), ready, tmp_path / "link" / "run")
+    made(annotated(tmp_path, SIZES), ready, tmp_path / "link" / "run")
     assert all(os.path.isfile(one.images[0]) for one in load_records(tmp_path / "link" / "run" / "data" / "val.jsonl"))
 
 
@@ -86,7 +74,7 @@ def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
 )
 def test_a_folder_may_have_any_name_that_containers_can_see(tmp_path, ready, name):
     folder = tmp_path / name
-    made(annotated(tmp_path / "set"), ready, folder)
+    made(annotated(tmp_path / "set", SIZES), ready, folder)
     for stage in ("stage1", "stage2"):
         text = (folder / f"{stage}.yaml").read_text()
         assert parse_job(yaml.safe_load(text)).spec.config.custom.train_jsonl == str(folder / "data" / "train.jsonl")
@@ -107,7 +95,7 @@ def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, re
     places[option] = tmp_path / part
     places["--model"].symlink_to(ready) if option != "--model" else prepare_at(places["--model"], ready)
     with pytest.raises(ConfigError) as refused:
-        made(annotated(places["--images"]), places["--model"], places["--output"])
+        made(annotated(places["--images"], SIZES), places["--model"], places["--output"])
     (problem,) = refused.value.problems
     assert problem.path == option
     assert "without a colon" in problem.rule
@@ -123,6 +111,6 @@ def prepare_at(folder, ready):
 
 def test_more_gpus_than_records_are_refused(tmp_path, ready):
     with pytest.raises(ConfigError, match=r"^--gpus: 4; must be at most 3, the number of training records"):
-        made(annotated(tmp_path), ready, tmp_path / "run", gpus=4)
+        made(annotated(tmp_path, SIZES), ready, tmp_path / "run", gpus=4)
     assert not (tmp_path / "run").exists()
     made(annotated(tmp_path / "more", (SIZE,) * 5), ready, tmp_path / "run", gpus=4)

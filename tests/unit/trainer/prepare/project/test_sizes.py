@@ -1,11 +1,25 @@
-"""The sizes of a run hold the data that they come from, and say so."""
+"""The sizes of a run hold the data that they come from; the YAML gives the reasons beside them."""
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
-from stage2_trainer.prepare.project_sizes import EVALUATIONS, MOST_PIXELS, ROW_TOKENS, TOP_K, Measures, Patches, choose
+from stage2_trainer.prepare.annotations import AnnotatedImage
+from stage2_trainer.prepare.project_folder import MOST_HELD_OUT, choose_held_out
+from stage2_trainer.prepare.project_recipe import to_yaml
+from stage2_trainer.prepare.project_sizes import (
+    EVALUATIONS,
+    MOST_PIXELS,
+    ROW_TOKENS,
+    TOP_K,
+    Chosen,
+    Measures,
+    Patches,
+    choose,
+)
 
 QWEN = Patches(side=32, least=256**2, most=16_777_216)
 COCO = Measures(
@@ -97,3 +111,62 @@ def test_reasons_name_what_was_measured():
     assert "2,200 tokens" in sizes.max_new_tokens.why
     assert "117,000 records" in sizes.stage1.steps.why
     assert "93 objects" in sizes.top_k.why
+
+
+TREE = {
+    "name": "job",
+    "spec": {"gpus": Chosen(4, "what there is"), "rate": Chosen(2.0e-5, "small"), "empty": {}, "none": None},
+    "volumes": [{"name": "a", "path": "/x y"}, {"name": "b", "path": "/ü"}],
+    "trackers": Chosen(["tensorboard"], "a curve"),
+}
+PLAIN = {
+    **TREE,
+    "spec": {"gpus": 4, "rate": 2.0e-5, "empty": {}, "none": None},
+    "trackers": ["tensorboard"],
+}
+
+
+def test_it_is_read_as_what_was_written():
+    assert yaml.safe_load(to_yaml(TREE)) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "yes", "# no comment", "a: b", "'", "line\nline", "a\x85b", "\u2028", "\x1b", "ü", True, [], {}, 1e-6, "1e-6"],
+)
+def test_any_value_comes_back(value):
+    assert yaml.safe_load(to_yaml({"a": {"b": Chosen(value, "why")}, "c": value, "d": [value]})) == {
+        "a": {"b": value},
+        "c": value,
+        "d": [value],
+    }
+
+
+def test_a_reason_stands_behind_its_value_or_where_it_is_too_long_above_it():
+    long = "why " * 30
+    lines = to_yaml({"a": {"b": Chosen(1, "few"), "c": Chosen(2, long)}}).splitlines()
+    assert lines == ["a:", "  b: 1 # few", f"  # {long}", "  c: 2"]
+
+
+def images(count):
+    return [AnnotatedImage(str(number), Path("a.jpg"), None, ()) for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1), (20, 1), (200, 10), (100_000, MOST_HELD_OUT)])
+def test_their_number_follows_that_of_all(count, expected):
+    assert len(choose_held_out(images(count))) == expected
+
+
+def test_they_do_not_depend_on_the_order():
+    assert choose_held_out(images(100)) == choose_held_out(images(100)[::-1])
+
+
+def test_they_are_spread_over_the_file():
+    numbers = sorted(int(one) for one in choose_held_out(images(1000)))
+    assert numbers[0] < 200
+    assert numbers[-1] > 800
+
+
+def test_most_of_them_stay_when_images_are_added():
+    before, after = choose_held_out(images(1000)), choose_held_out(images(1100))
+    assert len(before & after) > 0.8 * len(before)
