@@ -11,7 +11,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
+from stage2_trainer.data.bounded_yaml import read_documents
 
 WATCHED = ("spec.suspend", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
@@ -24,12 +24,7 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 
     Raises ConfigError if the file is missing, is not YAML, or holds anything but mappings.
     """
-    try:
-        documents = read_documents(path)
-    except OSError as error:
-        raise _problem(path, str(error.strerror), "the file must exist and be readable", "check the path") from error
-    except UnreadableYaml as error:
-        raise _problem(path, error.found, error.rule, error.way_out) from error
+    documents = read_documents(path)
     if not documents:
         raise _problem(path, "nothing", "the file must hold a YAML mapping", "write a job or a training configuration")
     for document in documents:

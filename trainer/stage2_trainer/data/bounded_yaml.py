@@ -12,24 +12,16 @@ from typing import Any
 
 import yaml
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.validation.size import DEEPEST
 from stage2_trainer.data.files import read_named
 
 LARGEST_BYTES = 2 << 20  # more than the API server takes as one object
 MERGE = "tag:yaml.org,2002:merge"
 MOST_VALUES = 200_000  # keys, values and list items of a file; those of an anchor count again for each alias
-TOO_DEEP = f"must not be nested deeper than {DEEPEST} levels"
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-
-
-class UnreadableYaml(ValueError):
-    """Text that is not YAML, or exceeds a bound. Has what was found, the rule, and the way out."""
-
-    def __init__(self, found: str, rule: str, way_out: str) -> None:
-        super().__init__(f"{found}; {rule}; {way_out}")
-        self.found, self.rule, self.way_out = found, rule, way_out
 
 
 class _UniqueKeys:
@@ -67,39 +59,50 @@ def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
 
     as_text: every scalar, keys included, stays text: `010`, not 8. There is no merging by `<<` then.
 
-    Raises:
-        OSError: the file cannot be read, or is a device or a FIFO.
-        UnreadableYaml: it is not text, not YAML, or exceeds a bound.
+    Raises ConfigError if the file cannot be read, is a device or a FIFO, is not YAML, or exceeds a bound.
     """
-    text = _text(path)
     try:
-        _count(text)
+        text = read_named(path, LARGEST_BYTES).decode("utf-8-sig")
+        _count(text, path)
         loader = _TextLoader if as_text else _ValueLoader
         return [document for document in yaml.load_all(text, loader) if document not in (None, "")]
-    except UnreadableYaml:
-        raise
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # PyYAML raises all of these
-        raise UnreadableYaml(" ".join(str(error).split()), "the file must be YAML", "correct that line") from error
-
-
-def _text(path: Path) -> str:
-    content = read_named(path, LARGEST_BYTES)
-    try:
-        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise _unreadable(path, error.strerror, "the file must exist and be readable", "check the path") from error
     except UnicodeDecodeError as error:
-        found = f"byte 0x{content[error.start]:02x} at offset {error.start}"
-        raise UnreadableYaml(found, "the file must be YAML, in UTF-8", "save it as UTF-8, or check the path") from error
+        found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        way_out = "save it as UTF-8, or check the path"
+        raise _unreadable(path, found, "the file must be YAML, in UTF-8", way_out) from error
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
+        raise _unreadable(path, _place_and_problem(error), "the file must be YAML", "correct that line") from error
 
 
-def _count(text: str) -> None:
-    """Raise UnreadableYaml if values are nested too deep, or too many with aliases expanded."""
+def _place_and_problem(error: Exception) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return " ".join(str(error).split())
+    mark, start = error.problem_mark, error.context_mark
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    begun = (
+        f" that began at line {start.line + 1}" if error.context and start and mark and start.line != mark.line else ""
+    )
+    return f"{error.problem}{where} {error.context or ''}{begun}".rstrip()
+
+
+def _unreadable(path: Path, found: object, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(str(path), found, rule, way_out)])
+
+
+def _count(text: str, path: Path) -> None:
+    """Raise ConfigError if values are nested too deep, or too many with aliases expanded."""
     sizes: dict[str, int] = {}  # by anchor
     open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size so far, from the document inwards
+
+    def require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
+        if not kept:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise _unreadable(path, f"{found} in line {line}", rule, "shorten the file")
+
     for event in yaml.parse(text, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, 1))
@@ -110,27 +113,17 @@ def _count(text: str) -> None:
                 sizes[anchor] = size
         elif isinstance(event, yaml.AliasEvent):
             size = sizes.get(event.anchor or "", 0)
-            _require(size > 0, f"*{event.anchor}", "an alias must name what ends before it", event)
+            require(size > 0, f"*{event.anchor}", "an alias must name what ends before it", event)
             _add(open_, size)
         elif isinstance(event, yaml.ScalarEvent):
             _add(open_, 1)
             if event.anchor is not None:
                 sizes[event.anchor] = 1
         depth, values = len(open_) - 1, open_[-1][1]
-        _require(depth <= DEEPEST, f"{depth} levels", TOO_DEEP, event)
-        _require(values <= MOST_VALUES, f"{values} values", f"must not hold more than {MOST_VALUES} values", event)
+        require(depth <= DEEPEST, f"{depth} levels", f"must not be nested deeper than {DEEPEST} levels", event)
+        require(values <= MOST_VALUES, f"{values} values", f"must not hold more than {MOST_VALUES} values", event)
 
 
 def _add(open_: list[tuple[str | None, int]], size: int) -> None:
     anchor, so_far = open_[-1]
     open_[-1] = (anchor, so_far + size)
-
-
-def _require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
-    if not kept:
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        raise _too_much(f"{found} in line {line}", rule)
-
-
-def _too_much(found: str, rule: str) -> UnreadableYaml:
-    return UnreadableYaml(found, rule, "shorten the file")

@@ -109,7 +109,8 @@ def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
     if len(pred) == 0 or count == 0:
         return np.zeros((0, 2), dtype=np.int64)
     iou = box_iou(pred[:, None], gt[None])
-    best = _smallest(np.where(iou > 0, -iou, _centre_distances(pred[:, None], gt[None])), count)
+    rank = np.where(iou > 0, -iou, _centre_distances(pred[:, None], gt[None]))
+    best = np.argsort(rank, axis=1, kind="stable")[:, :count]
     return np.stack([np.repeat(np.arange(len(pred)), count), best.ravel()], axis=1)
 
 
@@ -140,18 +141,6 @@ def _centre_distances(left: IntArray, right: IntArray) -> IntArray:
     x = left[..., 0] + left[..., 2] - right[..., 0] - right[..., 2]
     y = left[..., 1] + left[..., 3] - right[..., 1] - right[..., 3]
     return x * x + y * y
-
-
-def _smallest(rank: FloatArray, count: int) -> IntArray:
-    """Return the columns (P, count) of the smallest values of each row of (P, G), in order; ties by column."""
-    bound = np.partition(rank, count - 1, axis=1)[:, count - 1 : count]
-    rows, columns = np.nonzero(rank <= bound)
-    if len(rows) > len(rank) * count:  # equal values at the bound: sort them all
-        best: IntArray = np.argsort(rank, axis=1, kind="stable")[:, :count]
-        return best
-    columns = columns.reshape(len(rank), count)
-    order = np.argsort(np.take_along_axis(rank, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)
 
 
 def _remaining(count: int, matched: IntArray) -> tuple[int, ...]:

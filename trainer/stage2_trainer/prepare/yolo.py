@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
+from stage2_trainer.data.bounded_yaml import read_documents
 from stage2_trainer.data.files import files_below, read_regular
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
@@ -80,15 +80,10 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
 
 def _layout(file: Path) -> _Layout:
     """Return the content of a data.yaml. Raises ConfigError."""
-    try:
-        documents = read_documents(file, as_text=True)
-    except OSError as error:
-        raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
-    except UnreadableYaml as error:
-        raise refused("DATA", str(file), f"{error.rule} ({error.found})", "give the data.yaml") from error
+    documents = read_documents(file, as_text=True)
     document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, dict):
-        raise refused("DATA", str(file), "must be a mapping", "give the data.yaml")
+        raise refused(str(file), type(document).__name__, "must be a mapping", "give the data.yaml")
     path = document.get("path")
     if not isinstance(path, str | None):
         raise refused(f"{file} path", path, "must be the path of a folder", "correct it")

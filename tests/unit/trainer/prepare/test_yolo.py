@@ -166,7 +166,7 @@ MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n,
 )
 def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
-    with pytest.raises(ConfigError, match="DATA: "):
+    with pytest.raises(ConfigError, match=r"data\.yaml: "):
         import_yolo(tmp_path, tmp_path)
 
 
