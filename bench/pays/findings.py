@@ -17,9 +17,10 @@ from bench.pays.arms import ARMS, TIMED
 from bench.pays.study import ANSWERS, Run, Study, records_of
 
 from stage2_trainer.data.records import RecordRules, load_records
+from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, intervals
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
-from stage2_trainer.scores.scored_image import FloatArray, scored_images
+from stage2_trainer.scores.scored_image import scored_images
 
 FIGURES = (
     "f1_class@0.5", "AP", "f1@0.5", "precision@0.5", "recall@0.5", "desc_exact", "objects_per_truth", "truncated_rate",

@@ -22,8 +22,8 @@ from torch.nn import functional
 from stage2_api.coordinates import BINS
 from stage2_trainer.data.records import Record, load_records
 from stage2_trainer.matching import GTObject
+from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.process.policy import load_model, load_processor
-from stage2_trainer.scores.scored_image import FloatArray
 
 LEAST_SHARE = 0.25  # of a token's width and height that lies in a box
 WARM_UP = 50

@@ -25,17 +25,7 @@ logger = logging.getLogger(__name__)
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
 WEIGHT_INDEX = "model.safetensors.index.json"
-DESCRIPTIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    WEIGHT_INDEX,
-)
-"""Files of a model folder that hold a JSON object each, if they exist."""
+DESCRIPTIONS = ("*config.json", "tokenizer.json", WEIGHT_INDEX)  # files that hold a JSON object each, if they exist
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -121,13 +111,13 @@ def flaw_of_model(folder: Path) -> str | None:
     """Return what is wrong with the files of a model folder, as a rule; None if nothing is."""
     if (odd := irregular_file(folder)) is not None:
         return f"{odd.name} is not a regular file"
-    for name in DESCRIPTIONS:
+    for file in sorted(file for pattern in DESCRIPTIONS for file in folder.glob(pattern)):
         try:
-            found = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
+            found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            return f"its {name} must be a JSON object ({_first_line(error)})"
+            return f"its {file.name} must be a JSON object ({_first_line(error)})"
         if not isinstance(found, dict):
-            return f"its {name} must be a JSON object (it is a {type(found).__name__})"
+            return f"its {file.name} must be a JSON object (it is a {type(found).__name__})"
     return None
 
 

@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -69,7 +69,7 @@ class ParsedObject:
 
 @dataclass(frozen=True)
 class ParsedRollout:
-    """An answer, parsed.
+    """An answer, parsed; the defaults stand for no answer.
 
     prefix_ids, prefix_text: the kept prefix. It ends in `{` or in the `}` of an object, never in the answer's closing
     brace. objects: every `object_n`, in order of appearance.
@@ -80,15 +80,15 @@ class ParsedRollout:
     text: the whole answer up to its end of turn.
     """
 
-    prefix_ids: tuple[int, ...]
-    prefix_text: str
-    objects: tuple[ParsedObject, ...]
-    truncated: bool
-    clean: bool
-    max_object_index: int | None
-    dropped: dict[str, int]
-    notes: tuple[str, ...]
-    text: str
+    prefix_ids: tuple[int, ...] = ()
+    prefix_text: str = ""
+    objects: tuple[ParsedObject, ...] = ()
+    truncated: bool = False
+    clean: bool = True
+    max_object_index: int | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    text: str = ""
 
     @property
     def valid_objects(self) -> tuple[ParsedObject, ...]:

@@ -17,8 +17,7 @@ _STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'
 _FLAT_ARRAY = r'\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]'
 _EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
 # Python converts at most some 4000 digits to a number; a key with more names no object.
-_INDEX = "[0-9]{1,4000}"
-OBJECT_KEY = re.compile(rf"object_({_INDEX})")
+OBJECT_KEY = re.compile("object_([0-9]{1,4000})")
 
 
 @dataclass(slots=True)

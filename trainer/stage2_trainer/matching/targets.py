@@ -180,19 +180,6 @@ def build_target(
     )
 
 
-_NO_ANSWER = ParsedRollout(
-    prefix_ids=(),
-    prefix_text="",
-    objects=(),
-    truncated=False,
-    clean=True,
-    max_object_index=None,
-    dropped={},
-    notes=(),
-    text="",
-)
-
-
 def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
     """Return the whole ground truth as a tail without a prefix: structure and descriptions have cross entropy.
 
@@ -202,7 +189,7 @@ def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
     tail = vocab.encode(text)
     described, coord_pos, coord_bins = read_tail(tail, vocab)
     return MatchedTarget(
-        parsed=_NO_ANSWER,
+        parsed=ParsedRollout(),
         ground_truth=gt,
         matching=Matching((), (), tuple(range(len(gt.objects))), 0, 0),
         y_train_ids=tuple(tail),

@@ -109,7 +109,8 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
         found = _measure(aside, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, output.resolve(), None if stock else source)
         recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
-        steps = {stage: sizes.steps.value for stage, sizes in recipe.stages.items()}
+        sizes = recipe.sizes
+        steps = {"stage1": sizes.stage1.steps.value, "stage2": sizes.stage2.steps.value}
         name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
         _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, name)
         (aside / "README.md").write_text(README.format(name=name, **steps), encoding="utf-8")

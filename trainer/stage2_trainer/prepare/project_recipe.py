@@ -63,15 +63,12 @@ class JobRecipe:
     sizes: Sizes
     gpus: int
 
-    @property
-    def stages(self) -> dict[str, Stage]:
-        """The batches and steps of the stages, by name."""
-        return {"stage1": self.sizes.stage1, "stage2": self.sizes.stage2}
-
     def stage1(self) -> Tree:
         """Return stage 1: supervised training on ground truth on all GPUs, rollouts for evaluation only."""
         rate = Chosen(1.0e-4, "ms-swift's and CoordExp's for adapters on Qwen3-VL") if self.gpus else 2.0e-3
-        tuner = self._adapters(coord_rows=True) if self.gpus else self._everything()
+        everything = Chosen("full", "an untrained model trains all of its weights")
+        full: Tree = {"train_type": everything, "freeze_vit": False, "freeze_aligner": False}
+        tuner = self._adapters(coord_rows=True) if self.gpus else full
         config = self._config("stage1", self.folders.model, self.sizes.stage1, tuner, rate)
         config["custom"] |= {
             "trainer_variant": "sft",
@@ -164,13 +161,6 @@ class JobRecipe:
             "save_total_limit": 2,
             "dataloader_drop_last": True,
             "packing": True,
-        }
-
-    def _everything(self) -> Tree:
-        return {
-            "train_type": Chosen("full", "an untrained model trains all of its weights"),
-            "freeze_vit": False,
-            "freeze_aligner": False,
         }
 
     def _adapters(self, *, coord_rows: bool) -> Tree:

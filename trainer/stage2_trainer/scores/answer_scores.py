@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.scores.average_precision import (
     ClassMatches,
     ImageMatches,
@@ -27,7 +28,7 @@ from stage2_trainer.scores.image_counts import (
     table_of,
     worst_image,
 )
-from stage2_trainer.scores.scored_image import FloatArray, ScoredImage
+from stage2_trainer.scores.scored_image import ScoredImage
 
 PERCENTILES = (2.5, 97.5)
 WITHOUT_DUPLICATES = "without_duplicates"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stage2_trainer.scores.scored_image import BoolArray, FloatArray, ScoredImage
+from stage2_trainer.matching.tokens import BoolArray, FloatArray
+from stage2_trainer.scores.scored_image import ScoredImage
 
 Places = npt.NDArray[np.int64]
 THRESHOLDS = np.linspace(0.5, 0.95, 10)

@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from stage2_trainer.scores.scored_image import BoolArray, FloatArray, ScoredImage, normalised
+from stage2_trainer.matching.tokens import BoolArray, FloatArray
+from stage2_trainer.scores.scored_image import ScoredImage, normalised
 
 CLOSE = 0.5
 PREFERRED = 2.0  # one more match outweighs any overlap

@@ -13,7 +13,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pycocotools import mask as rle
 
 from stage2_api.coordinates import BINS, COORD_TOKEN, coord_token
@@ -21,9 +20,8 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, GTObject, ParsedRollout, parse_rollout
 from stage2_trainer.matching.ground_truth import InvalidObject, Measure, read_object
+from stage2_trainer.matching.tokens import BoolArray, FloatArray
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
 UNJUDGED_KEYS = (NEGATIVE, NOT_EXHAUSTIVE, CROWDS)
 """Keys of a record's metadata for objects that are neither right nor wrong."""

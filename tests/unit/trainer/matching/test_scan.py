@@ -1,4 +1,4 @@
-"""The quick reading of well-written entries equals the character scan."""
+"""The scanner, which takes strings and flat arrays whole, equals a scan character by character."""
 
 import random
 
