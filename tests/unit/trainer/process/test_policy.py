@@ -1,4 +1,4 @@
-"""What trains is held in float32, on a base of any format; the start says where it is not."""
+"""The tuner section decides what trains, in float32; no key-value cache survives loading."""
 
 from __future__ import annotations
 
@@ -6,8 +6,141 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.policy import (
+    adapt,
+    freeze,
+    load_model,
+    load_policy,
+    load_processor,
+    part_of,
+    rope_model,
+    split_learning_rates,
+)
 from tests.unit.trainer.learner.configs import run_config
+
+LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["all-linear"]}
+
+
+@pytest.fixture
+def model(model_path):
+    return load_model(model_path, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def training_parts(model):
+    return {part_of(name) for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def adapted_parts(model):
+    names = (name.removeprefix("base_model.model.") for name, p in model.named_parameters() if p.requires_grad)
+    return {part_of(name) for name in names}
+
+
+def test_the_cache_is_off_where_the_text_model_reads_it(model):
+    assert model.config.use_cache is False
+    assert model.model.language_model.config.use_cache is False
+
+
+def test_the_dtype_asked_for_is_the_one_loaded(model_path):
+    assert load_model(model_path, dtype=None, attn_implementation=None).dtype == torch.bfloat16
+    assert load_model(model_path, dtype=torch.float32, attn_implementation="eager").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("frozen", "expected"),
+    [
+        ([], {"llm", "vit", "aligner"}),
+        (["vit", "aligner"], {"llm"}),
+        (["llm", "vit"], {"aligner"}),
+        (["vit"], {"llm", "aligner"}),
+    ],
+)
+def test_frozen_parts_do_not_train(model, frozen, expected):
+    freeze(model, frozen)
+    assert training_parts(model) == expected
+
+
+def test_freezing_everything_is_refused(model):
+    with pytest.raises(ConfigError, match="at least one part"):
+        freeze(model, ["llm", "vit", "aligner"])
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_sit_on_the_linear_layers_of_the_parts_that_train(model, dora):
+    adapted = adapt(model, ["vit", "aligner"], {**LORA, "use_dora": dora})
+    assert adapted_parts(adapted) == {"llm"}
+    layers = model.config.text_config.num_hidden_layers
+    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert len(trained) == layers * 7 * (3 if dora else 2)
+    assert not any("lm_head" in name for name in trained)
+
+
+def test_named_target_modules_are_narrowed_to_the_parts_that_train(model):
+    adapted = adapt(model, ["llm", "vit"], {**LORA, "target_modules": ["all-linear"]})
+    assert adapted_parts(adapted) == {"aligner"}
+
+
+def test_a_name_that_no_linear_layer_has_is_refused(model):
+    """Its layers would be left as they are without a word, as the experts of a mixture would by gate_proj."""
+    with pytest.raises(ConfigError, match=r"tuner\.target_modules: \['gate', 'w1'\]; no linear layer has such a name"):
+        adapt(model, ["vit", "aligner"], {**LORA, "target_modules": ["q_proj", "gate", "w1", "linear_fc1"]})
+
+
+def test_target_modules_may_be_suffixes(model):
+    adapted = adapt(model, [], {**LORA, "target_modules": ["q_proj", "v_proj"]})
+    owners = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, p in adapted.named_parameters() if p.requires_grad}
+    assert owners == {"q_proj", "v_proj"}
+
+
+def test_a_regex_comes_before_target_modules_and_matches_whole_names(model):
+    adapted = adapt(model, [], LORA, regex=r"model\.visual\.blocks\.\d+\.attn\.qkv")
+    assert adapted_parts(adapted) == {"vit"}
+    with pytest.raises(ConfigError, match=r"tuner\.target_regex"):
+        adapt(model, [], LORA, regex="qkv")
+    with pytest.raises(ConfigError, match="regular expression"):
+        adapt(model, [], LORA, regex="(")
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: adapt(model, [], LORA)])
+def test_parts_get_their_own_learning_rates(model, wrap):
+    wrapped = wrap(model)
+    trained = {parameter: name for name, parameter in wrapped.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.AdamW(list(trained), lr=1.0)
+    split_learning_rates(optimizer, wrapped, {"vit": 0.1, "aligner": 0.01})
+    rates = {trained[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    expected = {"llm": 1.0, "vit": 0.1, "aligner": 0.01}
+    assert rates == {name: expected[part_of(name.removeprefix("base_model.model."))] for name in trained.values()}
+
+
+def test_target_modules_that_match_nothing_are_refused(model):
+    with pytest.raises(ConfigError, match=r"tuner\.target_modules"):
+        adapt(model, ["vit"], {**LORA, "target_modules": ["c_attn"]})
+
+
+def test_position_ids_come_from_the_same_model_under_adapters(model):
+    inner = model.model
+    assert rope_model(model) is inner
+    assert rope_model(adapt(model, [], LORA)) is inner
+
+
+@pytest.mark.parametrize("load", [load_processor, lambda path: load_model(path, dtype=None, attn_implementation=None)])
+def test_a_directory_without_a_model_is_refused(load, tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.model"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["embed_tokens", "language_model.embed_tokens", "lm_head"])
+def test_a_copy_of_one_of_two_tied_tables_is_refused(model, table):
+    """Servers have one table for both: they would answer by another head than the learner's."""
+    with pytest.raises(ConfigError, match=r"^tuner\.modules_to_save: .*train_coord_rows"):
+        adapt(model, ["vit"], {**LORA, "modules_to_save": [table]})
+
+
+def test_tied_tables_share_the_rows_that_train(model):
+    adapted = adapt(model, ["vit"], LORA, token_rows=[5, 9])
+    rows = [name for name, parameter in adapted.named_parameters() if "token" in name and parameter.requires_grad]
+    assert len(rows) == 1
+    assert adapted.get_output_embeddings().weight[5].requires_grad
+
 
 FULL = {"train_type": "full"}
 

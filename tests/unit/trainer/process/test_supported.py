@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.process.deepspeed_compat import compile_nothing
 from stage2_trainer.process.supported import check_supported, deepspeed_config
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
@@ -159,3 +161,13 @@ def test_a_file_of_deepspeed_that_holds_no_object_is_refused(tmp_path, content):
 )
 def test_deepspeed_that_cannot_work_is_refused(deepspeed, path):
     assert refused(run_config(deepspeed=deepspeed)) == [path]
+
+
+def test_nothing_is_compiled_where_processes_join(monkeypatch):
+    pytest.importorskip("deepspeed")
+    from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+    backend = importlib.import_module("deepspeed.comm.torch")
+    monkeypatch.setattr(ShareMemCommBuilder, "load", lambda self: pytest.fail("a compiler was asked"))
+    compile_nothing()
+    assert backend.build_shm_op() is None
