@@ -23,6 +23,14 @@ def records(image_paths):
 
 
 @pytest.fixture
+def make(tmp_path, model, encoder, records):
+    """A function that builds a harness of one step on the records, with options changed."""
+    from tests.unit.trainer.learner.harness import build
+
+    return lambda **changes: build(tmp_path, model, encoder, records, **changes)
+
+
+@pytest.fixture
 def matcher(encoder):
     from tests.unit.trainer.learner.harness import sample_tools
 

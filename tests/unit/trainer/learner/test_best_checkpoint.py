@@ -9,23 +9,19 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.preflight import checked_records
 from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
+from tests.unit.trainer.learner.harness import only_first, perfect
 
 BY_STEP = {1: only_first, 2: perfect, 3: only_first, 4: only_first}
 
 
 @pytest.fixture
-def trained(tmp_path, model, encoder, image_paths):
+def trained(make):
     """Four steps, an evaluation after each, of which the second is the best; step 4 is the only one to be saved."""
-    harness = build(
-        tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: BY_STEP[max(1, step())](one),
+    harness = make(
+        answer=lambda one: BY_STEP[max(1, harness.trainer.state.global_step)](one),
         max_steps=4, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=4, save_total_limit=1,
         metric_for_best_model="eval_rollout_f1",
     )  # fmt: skip
-
-    def step():
-        return harness.trainer.state.global_step
-
     harness.trainer.train()
     return harness
 

@@ -132,8 +132,11 @@ def test_prefix_and_tail_are_means_of_their_own():
 
 @pytest.mark.parametrize(("ordinary", "coords"), [(12, 9), (0, 9), (12, 0), (0, 0)])
 @pytest.mark.parametrize("rows", [1, 5, 100])
-def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows):
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows, weighted):
     hidden, weight, wanted = random_case(ordinary, coords, torch.float64)
+    if weighted:
+        wanted = replace(wanted, weights=torch.linspace(-1, 1.5, ordinary))
     bias = torch.randn(V, dtype=torch.float64)
     inputs = [one.requires_grad_() for one in (hidden, weight, bias)]
     plain = stage2_loss(functional.linear(*inputs), wanted, COORD_IDS, LossOptions())
@@ -323,19 +326,6 @@ def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
     others = [i for i in range(V) if i != 4]
     assert logits.grad[0, 4] > 0
     assert (logits.grad[0, others] < 0).all()
-
-
-@pytest.mark.parametrize("chunk_rows", [1, 5, 100])
-def test_weights_in_portions_have_the_same_loss_and_gradients(chunk_rows):
-    hidden, weight, wanted = random_case(dtype=torch.float64)
-    wanted = replace(wanted, weights=torch.linspace(-1, 1.5, len(wanted.labels)))
-    whole, portions = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    plain = stage2_loss(whole @ weight.T, wanted, COORD_IDS, LossOptions())
-    chunked = stage2_loss_from_hidden(portions, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=chunk_rows * V)
-    plain.total.backward()
-    chunked.total.backward()
-    torch.testing.assert_close(chunked.total, plain.total)
-    torch.testing.assert_close(portions.grad, whole.grad)
 
 
 def test_weights_of_one_are_no_weights():

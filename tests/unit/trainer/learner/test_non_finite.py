@@ -32,12 +32,12 @@ SCOPES = {
 
 
 @pytest.fixture
-def make(tmp_path, model, encoder, records):
+def make(make):
     def run(scope="unpacked", **changes):
         planner = dict(SCOPES[scope])
         rows = planner.pop("rows")(400, **planner) if planner else None
         options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "max_steps": 3, **EACH_SAVED}
-        return build(tmp_path, model, encoder, records, rows=rows, **{**options, **changes}).trainer
+        return make(rows=rows, **{**options, **changes}).trainer
 
     return run
 

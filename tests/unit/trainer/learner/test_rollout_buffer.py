@@ -40,9 +40,9 @@ def records(image_paths):
 
 
 @pytest.fixture
-def make(tmp_path, model, encoder, records):
+def make(make):
     options = {"answer": shifted, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": -1}
-    return lambda **changes: build(tmp_path, model, encoder, records, **{**options, "num_train_epochs": 1, **changes})
+    return lambda **changes: make(**{**options, "num_train_epochs": 1, **changes})
 
 
 def trained_on(harness):

@@ -7,7 +7,7 @@ import pytest
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing import PackingError
-from tests.unit.trainer.learner.harness import box, build, record, shifted
+from tests.unit.trainer.learner.harness import box, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
 
@@ -47,19 +47,11 @@ def packed(*, min_fill):
 
 def test_a_row_says_how_full_it_is_and_what_waits():
     planned = packed(min_fill=0.1).plan([[Piece(3), Piece(4), Piece(6)], []])
+    names = ("fill", "selected_total_len", "segments", "buffer")
+    expected = [(0.9, 9.0, 2.0, 1.0), (0.4, 4.0, 1.0, 0.0)]
     assert [figures for _, figures in planned] == [
-        {
-            "packing/post_rollout_fill": 0.9,
-            "packing/post_rollout_selected_total_len": 9.0,
-            "packing/post_rollout_segments": 2.0,
-            "packing/post_rollout_buffer": 1.0,
-        },
-        {
-            "packing/post_rollout_fill": 0.4,
-            "packing/post_rollout_selected_total_len": 4.0,
-            "packing/post_rollout_segments": 1.0,
-            "packing/post_rollout_buffer": 0.0,
-        },
+        {f"packing/post_rollout_{name}": value for name, value in zip(names, values, strict=True)}
+        for values in expected
     ]
 
 
@@ -111,13 +103,13 @@ def records(image_paths):
 
 
 @pytest.fixture
-def make(tmp_path, model, encoder, records):
+def make(make, model):
     options = {"answer": shifted, "learning_rate": 0.0, "max_grad_norm": 0.0, "gradient_accumulation_steps": 3}
     options |= {"per_device_train_batch_size": 2, "seed": 3}
 
     def run(**changes):
         model.zero_grad()
-        harness = build(tmp_path, model, encoder, records, **{**options, **changes})
+        harness = make(**{**options, **changes})
         harness.train()
         return harness, harness.lines("step")[-1]
 

@@ -11,17 +11,12 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.wire.requests import request_seed
-from tests.unit.trainer.learner.harness import build, only_first, perfect, shifted
+from tests.unit.trainer.learner.harness import only_first, perfect, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
 
 
-@pytest.fixture
-def make(tmp_path, model, encoder, records):
-    return lambda **changes: build(tmp_path, model, encoder, records, **changes)
-
-
-def test_a_step_changes_weights_and_is_told_in_one_record(make, model, tmp_path):
+def test_a_step_changes_weights_and_is_told_in_one_record(make, model):
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     harness = make(answer=only_first)
     harness.train()
@@ -36,7 +31,7 @@ def test_a_step_changes_weights_and_is_told_in_one_record(make, model, tmp_path)
     assert (harness.reporter.current.step, harness.reporter.current.loss) == (1, step["loss"])
 
 
-def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, tmp_path):
+def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model):
     found = {}
     for name, rows in (("single", None), ("packed", PackedRowPlanner(600, capacity=8, min_fill=0.1))):
         model.zero_grad()
@@ -48,7 +43,7 @@ def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, t
     assert found["packed"]["packing/post_rollout_segments"] == 3
 
 
-def test_what_does_not_fit_a_row_is_trained_on_later(make, tmp_path):
+def test_what_does_not_fit_a_row_is_trained_on_later(make):
     rows = PackedRowPlanner(200, capacity=8, min_fill=0.1)
     first, second = [one for one in make(rows=rows, max_steps=2).train() if one["event"] == "step"]
     assert first["packing/post_rollout_buffer"] == 3 - first["packing/post_rollout_segments"] > 0
@@ -65,7 +60,7 @@ def test_weights_are_pushed_once_for_each_optimizer_step(make):
     assert harness.backend.seeds == [request_seed(17, step, micro, 0) for step in range(3) for micro in range(3)]
 
 
-def test_accumulated_micro_steps_give_the_mean_loss(make, tmp_path):
+def test_accumulated_micro_steps_give_the_mean_loss(make):
     make(learning_rate=0.0).trainer.train()
     parted = make(learning_rate=0.0, per_device_train_batch_size=1, gradient_accumulation_steps=3)
     whole, parts = [one for one in parted.train() if one["event"] == "step"]
@@ -74,7 +69,7 @@ def test_accumulated_micro_steps_give_the_mean_loss(make, tmp_path):
     assert parts["loss"] == pytest.approx(whole["loss"], rel=ROUNDING)
 
 
-def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(make, tmp_path):
+def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(make):
     (step,) = [one for one in make(answer=perfect).train() if one["event"] == "step"]
     assert step["rollout/f1"] == 1.0
     assert step["rollout/fn_appended"] == 0
@@ -82,7 +77,7 @@ def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(mak
     assert step["loss/coord_prefix"] > 0
 
 
-def test_an_evaluation_syncs_first_and_tells_its_metrics(make, tmp_path):
+def test_an_evaluation_syncs_first_and_tells_its_metrics(make):
     harness = make(answer=only_first)
     metrics = harness.trainer.evaluate()
     assert harness.sync.versions == [0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -10,20 +9,20 @@ from importlib.metadata import EntryPoint, entry_points
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.grpo.rewards import summary
 from stage2_trainer.grpo.rewards.sample import Sample
-from stage2_trainer.grpo.rewards.summary import schema_tree
 
 ENTRY_POINTS = "stage2.rewards"
-SUMMARY = "summary."
 
 Function = Callable[[Sample], float]
 
-_SUMMARY: Mapping[str, Function] = {
+_FORM: Mapping[str, Function] = {
     "format": summary.format_,
     "header": summary.header,
     "strict": summary.strict,
     "parse": summary.parse,
     "no_dup_keys": summary.no_dup_keys,
     "dataset": summary.dataset,
+}
+_CONTENT: Mapping[str, Callable[[Sample, summary.Json, summary.Json], float]] = {
     "content_eq": summary.content_eq,
     "content_f1": summary.content_f1,
     "content_structured_tversky": summary.content_structured_tversky,
@@ -31,7 +30,7 @@ _SUMMARY: Mapping[str, Function] = {
     "category_f1": summary.category_f1,
     "attr_key_recall": summary.attr_key_recall,
     "attr_path_recall": summary.attr_path_recall,
-    "schema_tree": schema_tree,
+    "schema_tree": summary.schema_tree,
     "text_bbu": summary.text,
     "notes_bbu": summary.notes_recall,
     "notes_presence": summary.notes_presence,
@@ -62,7 +61,8 @@ class Scores:
 
 def known_rewards() -> dict[str, Function]:
     """Return the rewards of this package by name."""
-    return {f"{SUMMARY}{name}": _unless_dense(function) for name, function in _SUMMARY.items()}
+    functions = {**_FORM, **{name: _on_content(function) for name, function in _CONTENT.items()}}
+    return {f"summary.{name}": _unless_dense(function) for name, function in functions.items()}
 
 
 def load_rewards(names: Sequence[str], weights: Sequence[float]) -> list[Reward]:
@@ -102,14 +102,14 @@ def _imported(entry: EntryPoint) -> Function:
     return function
 
 
+def _on_content(function: Callable[[Sample, summary.Json, summary.Json], float]) -> Function:
+    """Score answers without a summary that counts with 0."""
+    return lambda sample: 0.0 if sample.scored is None else function(sample, *sample.scored)
+
+
 def _unless_dense(function: Function) -> Function:
     """Score records that are no summaries with 0."""
-
-    @functools.wraps(function)
-    def scored(sample: Sample) -> float:
-        return 0.0 if sample.dense else function(sample)
-
-    return scored
+    return lambda sample: 0.0 if sample.dense else function(sample)
 
 
 def _way_out(name: str) -> str:

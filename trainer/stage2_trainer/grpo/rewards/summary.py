@@ -1,4 +1,7 @@
-"""Rewards on the form and the content of summaries (semantics section 15.5)."""
+"""Rewards on the form and the content of summaries (semantics section 15.5).
+
+Rewards on content take the answer's and the record's summary; where an answer has none that counts, they score 0.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,13 @@ from stage2_trainer.grpo.rewards.sample import (
     texts,
 )
 
+Json = Mapping[str, Any]
 EXTRA_ATTRIBUTE, EXTRA_CATEGORY, EXTRA_KEY, NO_NUMBER = 0.35, 0.25, 0.30, 0.60
 
 
-def schema_tree(sample: Sample) -> float:
+def schema_tree(sample: Sample, *summaries: Json) -> float:
     """Mean completeness of the items, minus penalties for unknown parts; from -1 to 1."""
-    if sample.scored is None:
-        return 0.0
-    answer, _ = sample.scored
+    answer, _ = summaries
     table = {category.name: category for category in sample.domain.categories}
     category_key = sample.agreed.summary.keys.category
     found = items(sample, answer)
@@ -123,106 +125,84 @@ LONGEST_CHILD = 32
 _FREE_VALUE = re.compile(r"\d+|.*=.*", re.DOTALL)
 
 
-def content_eq(sample: Sample) -> float:
+def content_eq(sample: Sample, *summaries: Json) -> float:
     """1 where answer and reference are equal, whatever the order of keys, items and notes."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = sample.scored
+    answer, truth = summaries
     return float(canonical(sample, answer) == canonical(sample, truth))
 
 
-def content_f1(sample: Sample) -> float:
+def content_f1(sample: Sample, *summaries: Json) -> float:
     """F1 over facts with their counts."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (facts(sample, summary) for summary in sample.scored)
+    answer, truth = (facts(sample, summary) for summary in summaries)
     total = answer.total() + truth.total()
     return 2 * (answer & truth).total() / total if total else 1.0
 
 
-def content_structured_tversky(sample: Sample) -> float:
+def content_structured_tversky(sample: Sample, *summaries: Json) -> float:
     """Tversky index over facts: an extra one costs `tversky_fp` of the domain, a missing one 1."""
-    if sample.scored is None:
-        return 0.0
     ignored = set(sample.domain.tversky_ignored)
-    answer, truth = (_without_ignored(facts(sample, summary), ignored) for summary in sample.scored)
+    answer, truth = (_without_ignored(facts(sample, summary), ignored) for summary in summaries)
     overlap = (answer & truth).total()
     extra, missing = answer.total() - overlap, truth.total() - overlap
     whole = overlap + sample.domain.tversky_fp * extra + FN_WEIGHT * missing
     return overlap / whole if whole else 1.0
 
 
-def category_recall(sample: Sample) -> float:
+def category_recall(sample: Sample, *summaries: Json) -> float:
     """Share of the reference's categories that the answer names; 1 where neither has any."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    answer, truth = (by_category(sample, summary) for summary in summaries)
     return _recall(truth, answer) if truth else float(not answer)
 
 
-def category_f1(sample: Sample) -> float:
+def category_f1(sample: Sample, *summaries: Json) -> float:
     """F1 over the sets of categories; 1 where neither has any."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (set(by_category(sample, summary)) for summary in sample.scored)
+    answer, truth = (set(by_category(sample, summary)) for summary in summaries)
     total = len(answer) + len(truth)
     return 2 * len(answer & truth) / total if total else 1.0
 
 
-def attr_key_recall(sample: Sample) -> float:
+def attr_key_recall(sample: Sample, *summaries: Json) -> float:
     """Mean over the reference's categories of the share of their attributes in the answer, texts left out."""
-    if sample.scored is None:
-        return 0.0
     ignored = set(sample.agreed.summary.text_attributes)
-    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    answer, truth = (by_category(sample, summary) for summary in summaries)
     wanted = {category: set(attributes) - ignored for category, attributes in truth.items()}
     return _mean([_recall(keys, answer.get(category, ())) for category, keys in wanted.items() if keys])
 
 
-def attr_path_recall(sample: Sample) -> float:
+def attr_path_recall(sample: Sample, *summaries: Json) -> float:
     """Mean over common categories of the share of attribute/value pairs, of attributes with a closed set of values.
 
     Free text (digits only, with `=`, or long) is left out; without any pair the answer scores 0.
     """
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    answer, truth = (by_category(sample, summary) for summary in summaries)
     pairs = [(_paths(sample, truth[name]), _paths(sample, answer[name])) for name in truth if name in answer]
     return _mean([_recall(wanted, found) for wanted, found in pairs if wanted])
 
 
-def text(sample: Sample) -> float:
+def text(sample: Sample, *summaries: Json) -> float:
     """Share of the texts that the answer has, minus 0.1 for each text beyond two extra ones; from -1 to 1."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (texts(sample, summary) for summary in sample.scored)
+    answer, truth = (texts(sample, summary) for summary in summaries)
     recall = (answer & truth).total() / truth.total() if truth else 0.0
     extra = max(0, len(answer) - len(truth) - FREE_TEXTS)
     return max(-1.0, min(1.0, recall - TEXT_PENALTY * extra))
 
 
-def notes_recall(sample: Sample) -> float:
+def notes_recall(sample: Sample, *summaries: Json) -> float:
     """Share of the notes that the answer has; -1 for notes about a record that has none."""
-    if sample.scored is None:
-        return 0.0
-    answer, truth = (notes(sample, summary) for summary in sample.scored)
+    answer, truth = (notes(sample, summary) for summary in summaries)
     if not truth:
         return -1.0 if answer else 0.0
     return (answer & truth).total() / truth.total()
 
 
-def notes_presence(sample: Sample) -> float:
+def notes_presence(sample: Sample, *summaries: Json) -> float:
     """1 where reference and answer both have notes."""
-    return _both_have(sample, sample.agreed.summary.keys.notes)
+    return float(all(one.get(sample.agreed.summary.keys.notes) for one in summaries))
 
 
-def group_stats_presence(sample: Sample) -> float:
+def group_stats_presence(sample: Sample, *summaries: Json) -> float:
     """1 where reference and answer both have group counts."""
-    return _both_have(sample, sample.agreed.summary.keys.groups)
-
-
-def _both_have(sample: Sample, key: str) -> float:
-    return float(sample.scored is not None and all(summary.get(key) for summary in sample.scored))
+    return float(all(one.get(sample.agreed.summary.keys.groups) for one in summaries))
 
 
 def _without_ignored(found: Counter[tuple[str, ...]], ignored: set[str]) -> Counter[tuple[str, ...]]:
