@@ -11,9 +11,8 @@ from bench.tables import Row, Table, seconds
 from scipy.optimize import linear_sum_assignment
 
 from stage2_trainer.matching import match
-from stage2_trainer.matching.assign import INFEASIBLE, assign, candidate_pairs
+from stage2_trainer.matching.assign import DEFAULTS, INFEASIBLE, assign, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs, mask_iou
-from stage2_trainer.matching.options import DEFAULTS
 
 SIZES = (100, 300)
 Boxes = list[list[int]]

@@ -12,9 +12,8 @@ from bench.tables import Row, Table, installed, seconds
 from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import MaskIouMode
 from stage2_trainer.matching import GTObject
-from stage2_trainer.matching.assign import candidate_pairs
+from stage2_trainer.matching.assign import DEFAULTS, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs, mask_iou, points_of
-from stage2_trainer.matching.options import DEFAULTS
 
 R = DEFAULTS.maskiou_resolution
 FINE = 2048

@@ -3,7 +3,7 @@
 Pure functions on token ids and numpy arrays; no model, no trainer, no network. Start with `build_target`.
 """
 
-from stage2_trainer.matching.assign import Matching, Pair, match
+from stage2_trainer.matching.assign import Matching, MatchOptions, Pair, match
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, ground_truth, serialize_objects
 from stage2_trainer.matching.masks import (
     SegmentMeta,
@@ -13,7 +13,6 @@ from stage2_trainer.matching.masks import (
     supervision,
     unsupervised_meta,
 )
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, object_ends, parse_rollout
 from stage2_trainer.matching.targets import MatchedTarget, build_target, supervised_target
 from stage2_trainer.matching.tokens import CoordVocab, MatchingError, cut_before, vision_ids

@@ -1,21 +1,71 @@
-"""Assignment of predicted objects to true ones: candidates, a gate, and matches that may leave objects out.
+"""Assignment of predicted objects to true ones: options, candidates, a gate, matches that may leave objects out.
 
-Source: semantics, section 4.4; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
+Source: semantics, sections 3, 4.4 and 4.5; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from stage2_api.rollout_matching import (
+    MaskIouMode,
+    MissedPlace,
+    OtBboxTarget,
+    OtCost,
+    OtEpsilonMode,
+    RolloutMatching,
+    UnmatchedObjects,
+)
 from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, iou_of_scales, mask_iou
 from stage2_trainer.matching.ground_truth import GTObject
-from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedObject
 from stage2_trainer.matching.tokens import FloatArray, IntArray
 
+_CONFIG = RolloutMatching()
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """The options of matching predicted objects to ground truth, and of supervising them.
+
+    Each is described at the key of its name in `stage2_api.rollout_matching`; `recovery_weight` is `recovery.weight`.
+    """
+
+    candidate_top_k: int = _CONFIG.candidate_top_k
+    maskiou_gate: float = _CONFIG.maskiou_gate
+    maskiou_resolution: int = _CONFIG.maskiou_resolution
+    fp_cost: float = _CONFIG.fp_cost
+    fn_cost: float = _CONFIG.fn_cost
+    ot_cost: OtCost = _CONFIG.ot_cost
+    ot_epsilon: float = _CONFIG.ot_epsilon
+    ot_iters: int = _CONFIG.ot_iters
+    maskiou_mode: MaskIouMode = _CONFIG.maskiou_mode
+    ot_epsilon_mode: OtEpsilonMode = _CONFIG.ot_epsilon_mode
+    ot_bbox_target: OtBboxTarget = _CONFIG.ot_bbox_target
+    missed_desc_weight: float = _CONFIG.missed_desc_weight
+    missed_place: MissedPlace = _CONFIG.missed_place
+    duplicate_iou: float | None = _CONFIG.duplicate_iou
+    unmatched_objects: UnmatchedObjects = _CONFIG.unmatched_objects
+    unmatched_weight: float = _CONFIG.unmatched_weight
+    maskiou_scales: tuple[int, ...] = tuple(_CONFIG.maskiou_scales)
+    recovery_weight: float = _CONFIG.recovery.weight
+
+    def __post_init__(self) -> None:
+        """Convert the list of a configuration, or of a run's record, to a tuple."""
+        object.__setattr__(self, "maskiou_scales", tuple(self.maskiou_scales))
+
+    @classmethod
+    def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
+        """Return the options of `custom.extra.rollout_matching`."""
+        own = {name: getattr(rollout_matching, name) for name in _NAMES}
+        return cls(**own, recovery_weight=rollout_matching.recovery.weight)
+
+
+_NAMES = [field.name for field in fields(MatchOptions) if field.name != "recovery_weight"]
+DEFAULTS = MatchOptions()
 INFEASIBLE = 1e6
 
 

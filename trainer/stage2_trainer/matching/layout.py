@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from stage2_trainer.matching.assign import Matching
+from stage2_trainer.matching.assign import Matching, MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, append_text, object_entries
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import ParsedObject, ParsedRollout
 from stage2_trainer.matching.tokens import Alignment, CoordVocab
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from stage2_api.coordinates import BINS, MAX_BIN
 from stage2_api.rollout_matching import OtCost
+from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.geometry import Shape, aabbs, points_of
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 
 _NO_EPSILON = 1.0

@@ -11,10 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from stage2_trainer.matching.assign import Matching, duplicates, match_except
+from stage2_trainer.matching.assign import DEFAULTS, Matching, MatchOptions, duplicates, match_except
 from stage2_trainer.matching.ground_truth import GroundTruth, desc_value_spans, serialize_objects
 from stage2_trainer.matching.layout import LaidOut, lay_out
-from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
 from stage2_trainer.matching.sinkhorn import target_bins
 from stage2_trainer.matching.tokens import CoordVocab, IntArray

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_trainer.matching.assign import assign, candidate_pairs, match
+from stage2_trainer.matching.assign import MatchOptions, assign, candidate_pairs, match
 from stage2_trainer.matching.geometry import aabbs
-from stage2_trainer.matching.options import MatchOptions
 from tests.unit.trainer.matching.strategies import box, objects
 
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from stage2_trainer.matching.assign import candidate_pairs, match
+from stage2_trainer.matching.assign import MatchOptions, candidate_pairs, match
 from stage2_trainer.matching.geometry import mask_iou
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject
 from stage2_trainer.matching.masks import SegmentMeta, packed_supervision, supervision
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import parse_rollout
 from stage2_trainer.matching.sinkhorn import barycentric, target_bins
 from stage2_trainer.matching.targets import build_target

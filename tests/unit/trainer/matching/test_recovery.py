@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage2_trainer.learner.loss import LossOptions, loss_targets, stage2_loss, stage2_loss_from_hidden
+from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, object_entries, serialize_objects
 from stage2_trainer.matching.masks import concatenate, packed_supervision, segment_meta, supervision
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.targets import build_target
 from tests.unit.trainer.matching.strategies import objects, vocabs
 from tests.unit.trainer.matching.test_variants import CAT, DOG, NOISE, OWL, VARIANTS, shifted

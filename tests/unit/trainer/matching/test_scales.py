@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.matching.assign import match
+from stage2_trainer.matching.assign import MatchOptions, match
 from stage2_trainer.matching.geometry import iou_of_scales, mask_iou, points_of
-from stage2_trainer.matching.options import MatchOptions
 from tests.unit.trainer.matching.strategies import box, objects
 
 coco = pytest.importorskip("pycocotools.mask")

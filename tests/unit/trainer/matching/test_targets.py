@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, serialize_objects
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.targets import build_target
 
 CAT = GTObject("cat", "bbox", (100, 100, 300, 300))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.sinkhorn import barycentric, target_bins
 from tests.unit.trainer.matching.strategies import box, poly
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, serialize_objects
 from stage2_trainer.matching.masks import segment_meta, supervision
-from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.targets import build_target
 from tests.unit.trainer.matching.strategies import objects, vocabs
 
