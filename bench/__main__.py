@@ -65,7 +65,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
     GPU: gpu.tables(gpu.AN_8B),
 }
-PACKAGES = ("numpy", "scipy", "torch", "numba", "pycocotools", "shapely", "POT", "binpacking")
+PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,5 @@
 """Digests: equal for equal bytes wherever they lie, different for every fault that a sync can make."""
 
-import sys
-
 import pytest
 import torch
 
@@ -37,42 +35,12 @@ def test_a_transposed_view_is_read_in_its_own_order():
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
     tensor = some((777, 1111))
-    monkeypatch.setattr(digest, "_by_kernel", lambda words, _: digest._by_torch(words))
     expected, before = of(tensor), torch.get_num_threads()
     torch.set_num_threads(threads)
     monkeypatch.setitem(digest.PIECES_AT_ONCE, "cpu", at_once)
     found = of(tensor)
     torch.set_num_threads(before)
     assert found == expected
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("words", [0, 1, digest.PIECE - 1, digest.PIECE, 3 * digest.PIECE + 5])
-def test_the_compiled_loop_has_torchs_digests(words, threads, monkeypatch):
-    bits = torch.randint(-(2**63), 2**63 - 1, (words,), generator=torch.Generator().manual_seed(words))
-    monkeypatch.setattr(digest, "PIECES_A_THREAD", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    found = digest._by_kernel(bits, digest._kernel())
-    torch.set_num_threads(before)
-    assert found == digest._by_torch(bits)
-
-
-def test_large_tensors_call_for_the_compiled_loop_and_then_all_take_it(monkeypatch):
-    small, large = some((2, 8)), some((4, digest.KERNEL_WORDS))
-    digest._kernel.cache_clear()
-    monkeypatch.setattr(digest, "_by_kernel", lambda words, kernel: torch.tensor(7))
-    assert digest._bytes_digest(small) != 7
-    assert [int(digest._bytes_digest(tensor)) for tensor in (large, small)] == [7, 7]
-
-
-def test_without_numba_torch_digests(monkeypatch):
-    expected = of(some((4, digest.KERNEL_WORDS)))
-    monkeypatch.setitem(sys.modules, "numba", None)
-    digest._kernel.cache_clear()
-    assert of(some((4, digest.KERNEL_WORDS))) == expected
-    assert digest._kernel() is None
-    digest._kernel.cache_clear()
 
 
 @pytest.mark.parametrize("place", [0, 1, 77, 66_000])

@@ -9,21 +9,13 @@ the rounding of the float32 result (tests compare with exact sums).
 A merged weight moves by less than half a step of bfloat16 while an adapter is young, so rounding to the nearest value
 returns the base: what was learnt is not served. Stochastic rounding goes up or down with probabilities that make the
 mean right: over many weights just the update's size is served, with noise.
-
-On a CPU a compiled loop with the same bits merges large weights (`merge_kernel`); torch merges small ones, those on a
-GPU, and everything where numba is not installed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,15 +24,10 @@ from torch import Tensor
 from stage2_api.vllm import SyncRounding
 from stage2_trainer.sync.tensors.exact import GOLDEN, SIGNIFICAND_BITS, mixed, on_grid, power_of_two
 
-logger = logging.getLogger(__name__)
-
 DROPPED_BITS = 16  # of a float32, so that a bfloat16 is left
 SAMPLED_ROWS = 16  # one row of so many is measured
 EXPECTED_NOISE = 2.0**-20  # of a base weight: a DoRA that has not moved differs from its base by float32 rounding
 TILE_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # the first stays in a core's cache, the second keeps a GPU busy
-KERNEL_TILE = 2**18  # of weights: larger ones leave the cache, in smaller ones Python's part shows
-KERNEL_WEIGHTS = 2**18  # a model of smaller weights is merged sooner than a kernel is compiled (4 s)
-KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of base weights
 
 
 @dataclass(frozen=True)
@@ -138,18 +125,13 @@ def served_weight(
     name: str, base: Tensor, change: Change, rounding: Rounding, kept: KeptUpdate | None = None
 ) -> Tensor:
     """Return the merged weight as it is served, in the base's dtype. kept: measures what rounding leaves of it."""
-    served = _empty_like(base)
-    every = SAMPLED_ROWS if kept is not None else 0
-    merged = _merge_in_one_pass(base, change, served, every=every, key=rounding.key(name, base.dtype))
-    if merged is None:
-        sampled = []
-        for rows, tile in merged_tiles(base, change):
-            rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])
-            if kept is not None:
-                sampled.append(tile[-rows.start % SAMPLED_ROWS :: SAMPLED_ROWS].clone())
-        merged = torch.cat(sampled) if sampled else None
-    if kept is not None and merged is not None:
-        kept.add(base[::SAMPLED_ROWS], merged, served[::SAMPLED_ROWS])
+    served, sampled = _empty_like(base), []
+    for rows, tile in merged_tiles(base, change):
+        rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])
+        if kept is not None:
+            sampled.append(tile[-rows.start % SAMPLED_ROWS :: SAMPLED_ROWS].clone())
+    if kept is not None and sampled:
+        kept.add(base[::SAMPLED_ROWS], torch.cat(sampled), served[::SAMPLED_ROWS])
     return served
 
 
@@ -164,15 +146,13 @@ def merged_tiles(base: Tensor, change: Change) -> Iterator[tuple[slice, Tensor]]
         ids = torch.tensor(change.ids, device=base.device)
         table = base.to(torch.float32, copy=True)
         yield slice(0, len(base)), table.index_copy_(0, ids, change.rows.to(base.device, torch.float32))
-    elif (kernel := _kernel_for(base)) is not None:
-        yield from _by_kernel(base, change, kernel)
     else:
-        yield from _by_torch(base, change)
+        yield from _merged_adapter(base, change)
 
 
-def _by_torch(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
+def _merged_adapter(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
     up, down = _factors(adapter)
-    rows = _tile_rows(base, TILE_ELEMENTS[base.device.type])
+    rows = max(1, TILE_ELEMENTS[base.device.type] // base.shape[1])
     for start in range(0, len(base), rows):
         tile = slice(start, start + rows)
         direction = (up[tile] @ down).add_(0.0).add_(base[tile].double())  # the sign of a sum of zeros is a device's
@@ -181,89 +161,15 @@ def _by_torch(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
         yield tile, direction.float()
 
 
-def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[tuple[slice, Tensor]]:
-    merge = kernel.MergeKernel(*_factors_for(kernel, adapter)).merge
-    rows = torch.get_num_threads() * _tile_rows(base, KERNEL_TILE)
-    merged = torch.empty(min(rows, len(base)), base.shape[1], dtype=torch.float32, device="cpu")
-    for start in range(0, len(base), rows):
-        tile = slice(start, min(start + rows, len(base)))
-        piece = merged[: tile.stop - start]
-        _merge_rows(merge, start, base[tile].detach().float().contiguous().numpy(), piece.numpy())
-        yield tile, piece
-
-
-def _merge_in_one_pass(
-    base: Tensor, change: Change, served: Tensor, *, every: int, key: int | None = None
-) -> Tensor | None:
-    """Merge and round to the base's dtype in one pass, where the compiled loop can.
-
-    served: receives the result, shape and dtype of `base`, contiguous. every: of so many rows the first is returned in
-    float32 too, shape (out / every, in); 0 = none. key: of the noise of stochastic rounding to bfloat16; None = to the
-    nearest. Returns None, and does nothing, where the loop cannot: rounding `merged_tiles` gives the same.
-    """
-    kernel = _kernel_for(base) if isinstance(change, Adapter) and base.is_contiguous() else None
-    if kernel is None or not isinstance(change, Adapter) or base.dtype == torch.float16:
-        return None
-    numbers, (up, down, magnitude) = _numbers(base), _factors_for(kernel, change)
-    _merge_rows(kernel.MergeKernel(up, down, magnitude, key).merge, 0, numbers, _numbers(served))
-    if not every:
-        return torch.empty(0, base.shape[1], device="cpu")
-    some = np.ascontiguousarray(numbers[::every])
-    sampled = np.empty(some.shape, np.float32)
-    kernel.MergeKernel(up[::every], down, None if magnitude is None else magnitude[::every]).merge(0, some, sampled)
-    return torch.from_numpy(sampled)
-
-
-def _kernel_for(base: Tensor) -> ModuleType | None:
-    """Return the compiled loop where it exists and pays."""
-    fits = base.device.type == "cpu" and base.dtype in KERNEL_DTYPES and base.shape[1] > 1
-    return _kernel() if fits and base.numel() >= KERNEL_WEIGHTS else None
-
-
-@lru_cache(maxsize=1)
-def _kernel() -> ModuleType | None:
-    try:
-        from stage2_trainer.sync.tensors import merge_kernel
-    except ImportError as error:  # numba is not there, or not for this numpy
-        logger.info("merging on the CPU takes up to twice as long without numba: %s", error)
-        return None
-    return merge_kernel
-
-
-def _merge_rows(merge: Callable[..., None], start: int, base: Any, merged: Any) -> None:
-    """Merge rows by as many threads as torch has."""
-    threads = torch.get_num_threads()
-    part = _even(-(-len(base) // threads))
-    parts = [slice(at, at + part) for at in range(0, len(base), part)]
-    if len(parts) == 1:
-        merge(start, base, merged)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(merge, *zip(*((start + p.start, base[p], merged[p]) for p in parts), strict=True)))
-
-
 def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
     """Return s B and A in float64, their product unchanged, such that every sum in it is exact.
 
     What a rank has large in A and small in B is moved to A first, or the common step of a row of B would be too coarse.
     """
-    bits = _bits_of_factors(adapter)
+    bits = (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2  # with which sums over the rank are exact
     up, down = adapter.up.double() * adapter.scaling, adapter.down.double()
     size = power_of_two(up, dim=0)
     return on_grid(up / size, bits, dim=1), on_grid(down * size.T, bits, dim=0)
-
-
-def _factors_for(kernel: ModuleType, adapter: Adapter) -> tuple[Any, Any, Any]:
-    """Return s B, A and m as the compiled loop reads them: `_factors`, by a loop of its own."""
-    up = np.ascontiguousarray((adapter.up.detach().double() * adapter.scaling).numpy())
-    down = np.array(adapter.down.detach().double().numpy(), order="C")
-    kernel.put_on_grid(up, down, _bits_of_factors(adapter))
-    return up, down, None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
-
-
-def _bits_of_factors(adapter: Adapter) -> int:
-    """Return the bits of each factor with which sums over the rank are exact."""
-    return (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
 
 
 def _row_norms(matrix: Tensor) -> Tensor:
@@ -274,21 +180,6 @@ def _row_norms(matrix: Tensor) -> Tensor:
 def _root(values: Tensor) -> Tensor:
     """Return square roots, rounded correctly: torch's own are MKL's on a CPU, one in a hundred off by its last bit."""
     return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else values.sqrt()
-
-
-def _numbers(weights: Tensor) -> Any:
-    """Return a weight as the compiled loop reads it, without a copy: float32, or the bits of bfloat16."""
-    weights = weights.detach()
-    return (weights.view(torch.uint16) if weights.dtype == torch.bfloat16 else weights).numpy()
-
-
-def _tile_rows(base: Tensor, elements: int) -> int:
-    """Return the rows of a tile, an even number."""
-    return _even(max(1, elements // base.shape[1] - 1))
-
-
-def _even(count: int) -> int:
-    return count + count % 2
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
