@@ -35,13 +35,16 @@ NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be true of a job after this pass, and when to look again."""
+    """What a pass writes and deletes, and when to look again.
+
+    A child that is neither in `children` nor of a kind in `deletions` stays as it is.
+    """
 
     status: dict[str, Any]
-    children: Manifests = ()  # in the order of their creation
-    deletions: tuple[str, ...] = ()  # kinds of children that have to go
+    children: Manifests = ()  # the writer decides their order
+    deletions: tuple[str, ...] = ()  # kinds of children
     placement: Place | None = None  # None: the job needs no place
-    keeps_place: bool = False  # the spec is invalid, but what already runs continues
+    keeps_place: bool = False  # the room that is kept for the job stays, although `placement` is None
     workload_patch: Mapping[str, Any] | None = None  # for the status of Kueue's Workload
     slices: Manifests = ()  # EndpointSlices of the Service that have to be written
     gate: GateCondition | None = None  # a new readiness of the rollout pod
@@ -62,7 +65,8 @@ def plan(
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
     parsed: what its spec says, or the exception of parsing it. new_credentials: creates the content of a new Secret.
-    nodes: None where the scheduler chooses the node of the servers, and the learner follows them.
+    nodes: None if the controller sees no nodes; then the scheduler chooses for every job, and the learner follows the
+    servers.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
@@ -71,14 +75,16 @@ def plan(
     if isinstance(parsed, Exception):
         raise parsed
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
+    # Each step reads the results of those before it, through properties of PlanContext.
     context = replace(context, outcome=_outcome(context))
     context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
     context = replace(context, quota=_quota(context))
     context = replace(context, placement=_place(context, nodes))
-    status = statuses.accepted(context)
+    status = statuses.valid_status(context)
     if context.outcome:
         return _finished(context, status)
     children, deletions = _children(context, new_credentials, one_host=nodes is not None)
+    creates_again = {"Secret", "Service"} & set(deletions)  # in the next pass, at once
     return Plan(
         status=status,
         children=() if context.blocked else children,
@@ -87,22 +93,24 @@ def plan(
         workload_patch=_workload_patch(context),
         slices=network.slices_to_write(observed),
         gate=gate(observed, status),
-        again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(context, status),
+        again_after_s=0.0 if creates_again else _next_look(context, status),
     )
 
 
 def plan_after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> Plan:
-    """Return the plan of a pass that met a bug of the controller: it changes nothing but the condition Accepted."""
+    """Return the plan of a pass that met a bug of the controller: its children and its place stay, the status reports it."""
     return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True)
 
 
 def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
-    """Return the plan for an invalid spec: nothing is created, and what already runs continues to its end."""
+    """Return the plan for an invalid spec: no new child; what runs continues until its learner ends."""
     previous = raw.get("status") or {}
     started = observed.learner is not None or observed.deployment is not None or outcome.final(previous) is not None
     generation = raw["metadata"].get("generation", 0)
     ended = None if outcome.final(previous) else outcome.of_learner(observed)
-    status = statuses.refused(previous, message=message, started=started, ended=ended, generation=generation, now=now)
+    status = statuses.invalid_status(
+        previous, message=message, started=started, ended=ended, generation=generation, now=now
+    )
     if ended:  # its servers have no use any more, whatever the spec says
         patch = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
         return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=patch)
@@ -118,7 +126,10 @@ def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[s
 
 
 def _outcome(context: PlanContext) -> Outcome | None:
-    """Return whether the job has ended, and how. A failure of pods of another spec does not count."""
+    """Return whether the job has ended, and how.
+
+    While its learner is of another spec, no new failure counts, not even a deadline: the job is about to start again.
+    """
     ended = outcome.outcome(
         context.job,
         context.server_names,
@@ -181,7 +192,7 @@ def _children(
 ) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children that may exist now, and the kinds that must not.
 
-    one_host: Kueue may choose a host, since the controller ties the job's pods to it.
+    one_host: the controller can tie pods to a node, so Kueue may be asked for a single host.
     """
     observed = context.observed
     children, deletions = _children_of_job(context)
@@ -203,10 +214,10 @@ def _children(
 def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children besides Secret and Workload that may exist now, and the kinds that must not.
 
-    A job without a place has no children. One with a place gets servers and learner in one pass, so that pods hold all
-    of it; a learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
-    resumed between two passes: it starts again. If nobody serves the job's queue, nothing starts, and what runs
-    continues. If a foreign object has the name of the Deployment or the Job, the other one would wait for ever.
+    A job that waits for a node has no children. Then it gets servers and learner in one pass, so that together their
+    pods hold all of its room; a learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
+    resumed between two passes: it starts again. If the controller runs without Kueue, nothing starts, and what
+    runs continues. If a foreign object has the name of the Deployment or the Job, its counterpart would wait for ever.
     """
     observed, both = context.observed, existing(context.observed, "Job", "Deployment")
     if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and _misses_half(context):
@@ -215,7 +226,7 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
         return _without(_build(context), *kinds.ROLE_OF_PODS), both
     if context.quota and context.quota.reason == reasons.KUEUE_DISABLED:
         return (), ()
-    if _has_no_place(context) or not context.admitted:
+    if _waits_for_node(context) or not context.admitted:
         return (), both
     return _without(_build(context), *(("Job",) if observed.old_learner() else ())), ()
 
@@ -233,7 +244,7 @@ def _build(context: PlanContext) -> Manifests:
         additions=_additions(context),
         node=place.node if place and place.tied else None,
         avoid=place.avoid if place else (),
-        shun=place.avoid_if_possible if place else (),
+        avoid_if_possible=place.avoid_if_possible if place else (),
     )
 
 
@@ -252,8 +263,11 @@ def _misses_half(context: PlanContext) -> bool:
     )
 
 
-def _has_no_place(context: PlanContext) -> bool:
-    """Return whether no child may exist: there is no node, or pods that wait for one are to be tied to another."""
+def _waits_for_node(context: PlanContext) -> bool:
+    """Return whether no child may exist yet: there is no node, or waiting pods are to be tied to another one.
+
+    A place without a node that is not tied is no reason: the scheduler finds the node.
+    """
     place, observed = context.placement, context.observed
     if place is None or not place.tied:
         return False

@@ -34,7 +34,7 @@ from stage2_controller.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
 
-_OVERTAKEN_S = 1.0  # until the next pass where somebody wrote at the same time, and the watch has not shown it yet
+_OVERTAKEN_S = 1.0  # after a write conflict: by then the watch should show the other write
 
 
 class Reconciler:
@@ -71,7 +71,7 @@ class Reconciler:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
-        except NameTaken:
+        except NameTaken:  # of a child, during the writes: the next pass, at once, reports it
             result, again_after_s = "done", 0.0
         except RetryLater as reason:
             result = "error" if isinstance(reason, Broken) else "retry"
@@ -92,21 +92,21 @@ class Reconciler:
             return None
         parsed = await self._parse(key, raw)
         seen = await self._observer.observe(key, raw)
-        if not self._still_exists(key, raw):  # nobody would end a promise that this pass makes
+        if not self._still_exists(key, raw):  # deleted meanwhile: nobody would release room promised now
             self.forget(key)
             return None
         now = self._clock()
         made, bug = self._plan(key, raw, parsed, seen, now)
         self._record_place(key, made)  # before anything else is awaited: no other job must be promised the same room
         refusals = await self._apply(key, raw, seen, made, now)
-        current = await self._patch_workload(key, made)
+        undisturbed = await self._patch_workload(key, made)
         written = await self._write_status(key, raw, made, refusals, now)
-        current &= await self._end(key, raw, written, made)
+        undisturbed &= await self._clean_up_if_ended(key, raw, written, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
         if bug:
             raise Broken("a bug of the controller; the job's condition Accepted reports it") from bug
-        return made.again_after_s if current else _OVERTAKEN_S
+        return made.again_after_s if undisturbed else _OVERTAKEN_S
 
     def restore(self) -> None:
         """Keep room for the pods of all jobs that have a node, before the first pass gives away what is free."""
@@ -137,8 +137,8 @@ class Reconciler:
 
     async def _parse(self, key: Key, raw: Object) -> ParsedJob | Exception:
         """Return the parsed job, or why it cannot be parsed; once for each spec, and a large one in a thread."""
-        spec, known = (raw["metadata"]["uid"], raw["metadata"]["generation"]), self._parsed.get(key)
-        if known is not None and known[0] == spec:
+        revision, known = (raw["metadata"]["uid"], raw["metadata"]["generation"]), self._parsed.get(key)
+        if known is not None and known[0] == revision:
             return known[1]
         try:
             if is_large(raw):
@@ -148,7 +148,7 @@ class Reconciler:
                 result = parse_or_error(raw, self._settings)
         except Exception as error:  # noqa: BLE001  # a bug, which the job's status reports
             return error
-        self._parsed[key] = spec, result
+        self._parsed[key] = revision, result
         return result
 
     def _plan(
@@ -166,9 +166,9 @@ class Reconciler:
                 nodes=self._capacity.snapshot(key) if self._capacity else None,
             )
         except Exception as error:  # whatever it is, the job reports it
-            spec = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
-            if self._logged_bugs.get(key) != spec:
-                self._logged_bugs[key] = spec
+            revision = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
+            if self._logged_bugs.get(key) != revision:
+                self._logged_bugs[key] = revision
                 logger.error("%s: a bug of the controller, logged once for this spec", key, exc_info=error)
             return plan_after_bug(raw, error, now), error
         return made, None
@@ -182,7 +182,10 @@ class Reconciler:
             placement.record(made.placement, self._capacity, key, started_at=made.status.get("startTime") or "")
 
     async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan, now: datetime) -> list[str]:
-        """Delete and write children, and return what the API server refused."""
+        """Delete, then write children, EndpointSlices and the readiness gate; return what the API server refused.
+
+        Once it has refused one, no child with pods is written.
+        """
         refusals = await self._writer.delete(key, made.deletions, seen)
         refusals += await self._writer.write(key, raw, made.children, seen)
         if refusals and self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
@@ -220,7 +223,7 @@ class Reconciler:
                 logger.warning("no event: %s", error)
         return written
 
-    async def _end(self, key: Key, raw: Object, written: Object, made: Plan) -> bool:
+    async def _clean_up_if_ended(self, key: Key, raw: Object, written: Object, made: Plan) -> bool:
         """Drop what a job that has ended needs no more, and delete it once its time to live has passed.
 
         Return False if somebody has changed the job since it was planned: a corrected job must run.

@@ -90,15 +90,15 @@ def build(
     additions: Additions = _NO_ADDITIONS,
     node: str | None = None,
     avoid: Avoided = (),
-    shun: tuple[str, ...] = (),
+    avoid_if_possible: tuple[str, ...] = (),
 ) -> tuple[Manifest, ...]:
-    """Return all children but the Secret, finished, in the order of their creation.
+    """Return all children but the Secret, finished.
 
-    node, avoid, shun: see `pods.Control`.
+    node, avoid, avoid_if_possible: see `pods.Control`.
     """
     owner, processes, control = parsed.owner, parsed.processes, None
     if owner.uid is not None:
-        control = Control(owner.uid, parsed.spec_hash, node=node, avoid=avoid, shun=shun)
+        control = Control(owner.uid, parsed.spec_hash, node=node, avoid=avoid, avoid_if_possible=avoid_if_possible)
     spec_hash = control.spec_hash if control else None
     inputs = replace(parsed.pod_inputs(additions), control=control)
     children = [

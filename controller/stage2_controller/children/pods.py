@@ -67,14 +67,14 @@ class Control:
 
     job_uid and spec_hash mark each pod, because a job that is applied again, or corrected, has the name of the one
     before, whose pods may still exist. node: the only node for all pods; None lets the scheduler choose, but the first
-    pod takes none of the nodes `avoid`, and the hosts `shun` only if no other node takes it.
+    pod takes none of the nodes `avoid`, and the hosts `avoid_if_possible` only if no other takes it.
     """
 
     job_uid: str
     spec_hash: str
     node: str | None = None
     avoid: Avoided = ()
-    shun: tuple[str, ...] = ()
+    avoid_if_possible: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,8 @@ def _affinity(inputs: PodInputs, role: str) -> Manifest:
     if role == names.ROLE_LEARNER and inputs.processes.servers:
         beside_servers = {"podAffinity": _with_rollout_pod(inputs.job.metadata.name)}
         return {**({"nodeAffinity": nodes} if nodes else {}), **beside_servers}
-    if control and control.shun:
-        preference = {"weight": 100, "preference": _none_of((HOSTNAME, host) for host in control.shun)}
+    if control and control.avoid_if_possible:
+        preference = {"weight": 100, "preference": _none_of((HOSTNAME, host) for host in control.avoid_if_possible)}
         nodes = {**nodes, node_fit.PREFERRED: [*(nodes.get(node_fit.PREFERRED) or ()), preference]}
     if control and control.avoid:  # in terms that an autoscaler of nodes understands
         nodes = node_fit.narrowed_affinity(nodes, _none_of(control.avoid))

@@ -22,7 +22,7 @@ _BUG_CHARS = 1000  # of an exception's text
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
-def accepted(context: PlanContext) -> dict[str, Any]:
+def valid_status(context: PlanContext) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
     learner = context.observed.report()
     report = {**context.previous, **(learner.reported() if learner else {})}
@@ -64,7 +64,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def refused(
+def invalid_status(
     previous: Mapping[str, Any],
     *,
     message: str,
