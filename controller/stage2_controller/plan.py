@@ -98,7 +98,7 @@ def plan(
 
 
 def plan_after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> Plan:
-    """Return the plan of a pass that met a bug of the controller: its children and its place stay, the status reports it."""
+    """Return the plan of a pass that met a bug of the controller: children and place stay as they are."""
     return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True)
 
 
@@ -215,9 +215,10 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children besides Secret and Workload that may exist now, and the kinds that must not.
 
     A job that waits for a node has no children. Then it gets servers and learner in one pass, so that together their
-    pods hold all of its room; a learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
-    resumed between two passes: it starts again. If the controller runs without Kueue, nothing starts, and what
-    runs continues. If a foreign object has the name of the Deployment or the Job, its counterpart would wait for ever.
+    pods hold all of its room; a learner waits only for the end of an old one. A running job whose spec changed was
+    suspended, edited and resumed between two passes: it starts again. If the controller runs without Kueue, nothing
+    starts, and what runs continues. If a foreign object has the name of the Deployment or the Job, its counterpart
+    would wait for ever.
     """
     observed, both = context.observed, existing(context.observed, "Job", "Deployment")
     if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and _misses_half(context):
