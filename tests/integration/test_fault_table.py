@@ -8,8 +8,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -26,7 +24,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
+from stage2_trainer.wire.requests import Sampling
 from tests import forked
 from tests.integration.conftest import patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
@@ -157,42 +155,6 @@ def test_a_server_that_does_not_come_back_is_named_when_the_wait_is_over(servers
     with pytest.raises(ServerError, match="not healthy within 2 s") as caught:
         generate(rollouts, base, 2)
     assert (caught.value.server, caught.value.phase) == (struck.base_url, "health")
-
-
-def test_a_connection_that_is_reset_names_server_and_request():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-        def answer_once_then_reset():
-            version = b'{"weight_version": "3"}'
-            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(version)
-            for reply in (head + version, b""):
-                connection, _ = listener.accept()
-                connection.recv(65536)
-                if reply:
-                    connection.sendall(reply)
-                    continue
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                connection.close()
-
-        thread = threading.Thread(target=answer_once_then_reset, daemon=True)
-        thread.start()
-        request = RolloutRequest(messages=[{"role": "user", "content": "a"}])
-        with (
-            ServerBackend([url], token="t", sampling=Sampling(1), timeout_s=5) as backend,
-            pytest.raises(ServerError, match=r"request 0: (ServerDisconnectedError|ClientOSError)") as caught,
-        ):
-            backend.generate([request], seed_plan=SeedPlan(17, 3, 0), version=3)
-        assert (caught.value.server, caught.value.phase) == (url, "rollout")
-
-
-def test_a_wrong_token_is_said_at_once(servers):
-    served = servers("stub")
-    with pytest.raises(ServerError, match=r"answered 401.*bearer token") as caught:
-        wait_until_healthy([served.base_url], "another-token", timeout_s=5)
-    assert caught.value.status == 401
 
 
 def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:

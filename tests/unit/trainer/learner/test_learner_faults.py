@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
@@ -209,23 +207,6 @@ def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
 # --- numbers that are none ------------------------------------------------------------------------------------------
 
 
-def test_a_model_with_a_weight_that_is_none_is_for_a_person_to_put_right(learn, images, model_path, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in model_path.iterdir():
-        if file.suffix == ".safetensors":
-            tensors = load_file(file)
-            name = next(one for one in tensors if "mlp.up_proj" in one)
-            tensors[name][0, 0] = math.nan
-            save_file(tensors, folder / file.name, {"format": "pt"})
-        elif file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
-    run = learn(images, model=folder)
-    assert run.code == EXIT_CONFIG
-    assert run.last_words.startswith(f"model.model: {str(folder)!r}; the weight ")
-    assert run.newest is None
-
-
 class BreaksAt(TrainerCallback):
     def __init__(self, step):
         self.step = step
@@ -288,36 +269,6 @@ def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
     (step,) = [one for one in lines if one["event"] == "step"]
     assert (step["bad_samples"], step["bad_samples_total"], step["rollout/gt_objects"]) == (1, 1, 2)
     assert math.isfinite(step["loss"])
-
-
-def test_a_run_outlives_an_answer_with_an_index_of_900_digits(learn, images, encoder, monkeypatch):
-    """By a whole `learn`: the second image is answered so each time, and its segment is longer than a row."""
-    make = main._trainer
-
-    def answered_so(*args):
-        trainer = make(*args)
-        supervisor = trainer.components.estep._teaching.supervisor
-        match = supervisor._match
-
-        def matched(record, prompt, rollout):
-            if record.index == 1:
-                text = huge_index(record)
-                ids = encoder.tokenizer.encode(text, add_special_tokens=False) + encoder.end_of_turn_ids[:1]
-                rollout = replace(rollout, token_ids=ids, text=text, finish_reason="stop")
-            return match(record, prompt, rollout)
-
-        monkeypatch.setattr(supervisor, "_match", matched)
-        return trainer
-
-    monkeypatch.setattr(main, "_trainer", answered_so)
-    run = learn(images, packing=True, packing_length=1024)
-    assert (run.code, run.last_words) == (OK, "")
-    assert run.newest.name == "checkpoint-4"
-    assert {one["sample_id"] for one in run.of("bad_sample")} == {"train.jsonl:2"}
-    for told in run.of("bad_sample"):
-        assert int(re.search(r"(\d{4}) tokens", told["reason"])[1]) > 1800
-        assert "fit a row; raise global_max_length" in told["reason"]
-    assert [step["bad_samples_total"] for step in run.of("step")][-1] == 1
 
 
 def test_an_answer_that_fits_no_row_ends_a_run_that_allows_no_bad_sample(trained):

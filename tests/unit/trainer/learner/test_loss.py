@@ -23,9 +23,6 @@ from stage2_trainer.matching.masks import Supervision
 
 V, H = 1300, 10
 COORD_IDS = torch.arange(1000) + 150
-ONLY_SOFT_CE = LossOptions(w1_weight=0.0, gate_weight=0.0)
-ONLY_W1 = LossOptions(soft_ce_weight=0.0, gate_weight=0.0)
-ONLY_GATE = LossOptions(soft_ce_weight=0.0, w1_weight=0.0)
 
 
 def targets(labels, bins, prefix=0):
@@ -51,32 +48,6 @@ def random_case(ordinary=12, coords=9, dtype=torch.float32, seed=0):
 
 def coord_loss(logits, bins, options):
     return stage2_loss(logits, targets([], bins), COORD_IDS, options).coord.item()
-
-
-def one_hot(at):
-    logits = torch.full((1, V), -1e4)
-    logits[0, COORD_IDS[at]] = 1e4
-    return logits
-
-
-def test_uniform_logits_give_the_reference_values():
-    uniform = torch.zeros(1, V)
-    assert coord_loss(uniform, [500], ONLY_SOFT_CE) == pytest.approx(6.907755, abs=1e-6)
-    assert coord_loss(uniform, [500], ONLY_W1) == pytest.approx(0.248438, abs=1e-6)
-    assert coord_loss(uniform, [500], ONLY_GATE) == pytest.approx(math.log(V / 1000), abs=1e-6)
-
-
-def test_certain_logits_give_the_reference_distances():
-    assert coord_loss(one_hot(510), [500], ONLY_W1) == pytest.approx(0.01, abs=1e-6)
-    assert coord_loss(one_hot(500), [500], ONLY_W1) == pytest.approx(0.001562, abs=1e-6)
-    assert coord_loss(one_hot(500), [500], ONLY_GATE) == 0
-
-
-def test_the_soft_target_has_the_reference_entropy_and_renormalises_at_the_edge():
-    inner, edge = soft_targets(torch.tensor([500, 0]), LossOptions(), torch.float64)
-    assert -(inner * inner.clamp_min(1e-300).log()).sum().item() == pytest.approx(2.112086, abs=1e-6)
-    assert edge[:3].tolist() == pytest.approx([0.332598, 0.293517, 0.201731], abs=1e-6)
-    assert edge.sum().item() == pytest.approx(1)
 
 
 def test_the_soft_target_is_zero_beyond_the_truncation():

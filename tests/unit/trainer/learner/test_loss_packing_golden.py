@@ -27,6 +27,7 @@ def test_loss_terms(case, term):
 def test_soft_target(case):
     options = LossOptions(target_sigma=case["sigma"], target_truncate=case["truncate"])
     (found,) = soft_targets(torch.tensor([case["target"]]), options, torch.float64)
+    assert found.sum().item() == pytest.approx(1)
     first = case["from"]
     assert found[first : first + len(case["weights"])].tolist() == pytest.approx(case["weights"], abs=1e-6)
     if "entropy" in case:

@@ -17,14 +17,6 @@ from stage2_trainer.packing import window as packing_window
 from stage2_trainer.packing.window import Fillings, least_rows
 
 
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [([4, 5, 3, 3], [0, 2, 3]), ([6, 1, 4, 3], [0, 1, 3]), ([2, 7, 5, 3, 8], [0, 4]), ([], []), ([10], [0])],
-)
-def test_the_reference_selections_come_out(lengths, expected):
-    assert select_segments(lengths, 10) == expected
-
-
 def best_selection(lengths, cap):
     """All subsets: first fit in order unless another set is longer; then fewest segments, then smallest indices."""
     in_order, total = [], 0
@@ -97,11 +89,6 @@ def check(rows, lengths, cap, count):
     assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
     assert max(sum(lengths[i] for i in row) for row in rows) <= cap
     assert rows == sorted(sorted(row) for row in rows)
-
-
-def test_the_window_that_greedy_selection_cannot_place_is_placed():
-    lengths = [3, 4, 5, 6, 2, 8]
-    check(pack_window(lengths, 10, 3), lengths, 10, 3)
 
 
 def fits(lengths, cap, rows):

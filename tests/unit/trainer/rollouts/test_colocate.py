@@ -116,12 +116,3 @@ def test_an_engine_that_holds_other_weights_is_found_out(model, probe):
         EngineProver(probe, every=1).after_sync(model, wrong, step=1)
     with pytest.raises(ProofError):
         EngineProver(probe, every=1).after_sync(model, lambda asked: right(asked) * torch.nan, step=1)
-
-
-@pytest.mark.parametrize(("every", "proved"), [(0, [0]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
-def test_the_first_sync_is_proved_and_then_as_often_as_asked_for(model, probe, every, proved):
-    asked, proofs = [], EngineProver(probe, every=every)
-    for sync in range(5):
-        answer = lambda one, sync=sync: asked.append(sync) or learner_logprobs(model, one.inputs)  # noqa: E731
-        proofs.after_sync(model, answer, step=sync)
-    assert asked == proved

@@ -42,34 +42,36 @@ def answer(**fields: Any) -> bytes:
     return json.dumps({**TRUE, **fields}).encode()
 
 
-REFUSED: dict[str, bytes] = {
-    "nothing": b"",
-    "no JSON": b"<html>ok</html>",
-    "half of it": answer()[:40],
-    "two answers": answer() + answer(),
-    "a list": b"[]",
-    "a number beyond any float": b"1e999999",
-    "not UTF-8": b'{"object": "\xff\xfe"}',
-    "nested 100,000 deep": b"[" * 100_000 + b"]" * 100_000,
-    "another object": answer(object="list"),
-    "an error with status 200": b'{"error": {"message": "no"}}',
-    "a prompt of no ids": answer(prompt_token_ids=[]),
-    "a prompt of words": answer(prompt_token_ids=["a", "b"]),
-    "a prompt of truths": answer(prompt_token_ids=[True, False]),
-    "no prompt": answer(prompt_token_ids=None),
-    "no choice": answer(choices=[]),
-    "two choices": answer(choices=TRUE["choices"] * 2),
-    "a choice that is text": answer(choices=["{}"]),
-    "no ids": choice(token_ids=None),
-    "ids as text": choice(token_ids="90 92"),
-    "ids as numbers with a point": choice(token_ids=[90.0, 92.5]),
-    "an id that is not a number": choice(token_ids=[float("nan")]),
-    "no end": choice(finish_reason=None),
-    "an end that nobody knows": choice(finish_reason="abort"),
-    "an end that is a tool's": choice(finish_reason="tool_calls"),
-    "no message": choice(message=None),
-    "no content": choice(message={"content": None}),
-    "content of another kind": choice(message={"content": [{"type": "text", "text": "{}"}]}),
+NO_JSON = "answer: Invalid JSON"
+REFUSED: dict[str, tuple[bytes, str]] = {  # an answer, and the field that the error names
+    "nothing": (b"", NO_JSON),
+    "no JSON": (b"<html>ok</html>", NO_JSON),
+    "half of it": (answer()[:40], NO_JSON),
+    "two answers": (answer() + answer(), NO_JSON),
+    "a list": (b"[]", "answer"),
+    "a number beyond any float": (b"1e999999", "answer"),
+    "not UTF-8": (b'{"object": "\xff\xfe"}', NO_JSON),
+    "nested 100,000 deep": (b"[" * 100_000 + b"]" * 100_000, NO_JSON),
+    "another object": (answer(object="list"), "object"),
+    "an error with status 200": (b'{"error": {"message": "no"}}', "object"),
+    "a prompt of no ids": (answer(prompt_token_ids=[]), "prompt_token_ids"),
+    "a prompt of words": (answer(prompt_token_ids=["a", "b"]), "prompt_token_ids.0"),
+    "a prompt of truths": (answer(prompt_token_ids=[True, False]), "prompt_token_ids.0"),
+    "no prompt": (answer(prompt_token_ids=None), "prompt_token_ids"),
+    "no choice": (answer(choices=[]), "choices"),
+    "two choices": (answer(choices=TRUE["choices"] * 2), "choices"),
+    "a choice that is text": (answer(choices=["{}"]), "choices.0"),
+    "no ids": (choice(token_ids=None), "choices.0.token_ids"),
+    "ids as text": (choice(token_ids="90 92"), "choices.0.token_ids"),
+    "an id as text": (choice(token_ids=["90"]), "choices.0.token_ids.0"),
+    "ids as numbers with a point": (choice(token_ids=[90.0, 92.5]), "choices.0.token_ids.0"),
+    "an id that is not a number": (choice(token_ids=[float("nan")]), "choices.0.token_ids.0"),
+    "no end": (choice(finish_reason=None), "choices.0.finish_reason"),
+    "an end that nobody knows": (choice(finish_reason="abort"), "choices.0.finish_reason"),
+    "an end that is a tool's": (choice(finish_reason="tool_calls"), "choices.0.finish_reason"),
+    "no message": (choice(message=None), "choices.0.message"),
+    "no content": (choice(message={"content": None}), "choices.0.message.content"),
+    "content of another kind": (choice(message={"content": [{"type": "text"}]}), "choices.0.message.content"),
 }
 TAKEN: dict[str, bytes] = {
     "the truth": answer(),
@@ -137,9 +139,9 @@ def vocab():
     return CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(TINY))
 
 
-@pytest.mark.parametrize("said", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line(told, said):
-    with pytest.raises(ServerError, match=r"request 0: unusable answer: .+") as error:
+@pytest.mark.parametrize(("said", "field"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line_that_names_the_field(told, said, field):
+    with pytest.raises(ServerError, match=f"request 0: unusable answer: {field}: .+") as error:
         told(said)
     assert "\n" not in str(error.value)
 

@@ -99,14 +99,6 @@ def test_a_pickle_of_a_stranger_that_came_first_is_not_executed(group, stranger,
     assert (tmp_path / "ran").exists(), "as it would have been"
 
 
-def test_who_unpickles_there_runs_what_a_stranger_wrote(group, stranger, tmp_path):
-    """What the learner did before: by this the test above is known to be about something."""
-    members, _ = group(2)
-    stranger().set(KEY.format(0), pickle.dumps(Payload(tmp_path / "ran")))
-    members[1].broadcast_obj(None, 0)
-    assert (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_only_the_id_itself_may_differ(seed):
     random_ = random.Random(seed)

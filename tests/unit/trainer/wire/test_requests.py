@@ -1,11 +1,33 @@
-"""The check that a server makes for loops, and what of `repeat_terminate` becomes it."""
+"""Requests of rollouts: their seeds, and the check for loops that a server makes of `repeat_terminate`."""
 
 import random
 
 import pytest
 
 from stage2_api.rollout_matching import RepeatTerminate
-from stage2_trainer.wire.requests import RepetitionDetection
+from stage2_trainer.wire.requests import RepetitionDetection, SeedPlan, request_seed
+from tests.unit.trainer.matching.golden import golden
+
+
+@pytest.mark.parametrize("case", golden()["seeds"])
+def test_golden_seeds(case):
+    plan = (case["training_seed"], case["global_step"], case["micro_step"], case["index"])
+    assert request_seed(*plan) == case["seed"]
+
+
+def test_each_micro_step_has_the_seeds_of_the_formula():
+    assert request_seed(17, 3, 2, 1) == 3016409
+
+
+def test_no_two_requests_of_neighbouring_steps_share_a_seed():
+    seeds = [request_seed(42, s, m, i) for s in range(3) for m in range(8) for i in range(64)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_plan_gives_the_seeds_of_its_micro_step():
+    plan = SeedPlan(training_seed=5, global_step=2, micro_step=1)
+    assert plan.base == request_seed(5, 2, 1, 0)
+    assert plan.seed(3) == request_seed(5, 2, 1, 3)
 
 
 def check(size, times=2):

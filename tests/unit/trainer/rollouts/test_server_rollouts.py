@@ -1,0 +1,199 @@
+"""Rollouts of servers: a lost server costs a try, not the run, and a pipeline is one sync old at most.
+
+A server that stays lost ends the run so that another start can resume it. The order never depends on time.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import nn
+
+from stage2_trainer.rollouts.rollout_source import GenerationRequest
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.requests import Rollout
+from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_rollouts, record
+
+
+@dataclass
+class Served:
+    """Answers with the version that it is asked for; `gate` holds answers back, `fail` lists the calls that fail."""
+
+    asked: list[tuple[int, int | None]] = field(default_factory=list)
+    fail: set[int] = field(default_factory=set)
+    gate: threading.Event = field(default_factory=threading.Event)
+    base_urls: tuple[str, ...] = ("http://a:1", "http://b:1")
+
+    def generate(
+        self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None
+    ) -> list[Rollout]:
+        self.asked.append((seed_plan.global_step, version))
+        self.gate.wait(10)
+        if len(self.asked) in self.fail:
+            raise ServerError("http://a:1", "rollout", "gone")
+        return [Rollout([1], [2], "", "http://a:1", version or 0, "stop") for _ in requests]
+
+
+CHATS = [[{"role": "user", "content": "hello"}]] * 2
+MODEL = nn.Linear(1, 1)
+
+
+@pytest.fixture
+def served():
+    served = Served()
+    served.gate.set()
+    return served
+
+
+@pytest.fixture
+def sync():
+    return RecordingSync()
+
+
+@pytest.fixture
+def reporter():
+    return Reporter()
+
+
+@pytest.fixture
+def waits():
+    """The phases in which the learner has waited for its servers."""
+    return []
+
+
+@pytest.fixture
+def rollouts(served, sync, reporter, waits):
+    yield fresh_rollouts(served, sync, reporter, lambda: waits.append(reporter.current.phase))
+    served.gate.set()
+
+
+def request(step, sizes=()):
+    return GenerationRequest(MODEL, CHATS, step, 0, Stopwatch(), sizes=sizes)
+
+
+def test_rollouts_are_asked_for_with_the_version_that_was_pushed(rollouts, served, sync):
+    fresh = rollouts.generate(request(3))
+    assert len(fresh.rollouts) == 2
+    assert (sync.versions, served.asked) == ([3], [(3, 3)])
+    assert fresh.sync.version == 3
+
+
+def test_a_server_that_came_back_empty_gets_weights_and_requests_again(rollouts, served, sync, waits):
+    served.fail = {1}
+    assert len(rollouts.generate(request(3)).rollouts) == 2
+    assert sync.versions == [3, 3]
+    assert waits == ["waiting-for-servers"]
+
+
+def test_a_server_that_stays_lost_ends_the_run(rollouts, served):
+    served.fail = set(range(99))
+    with pytest.raises(ServerError, match="http://a:1"):
+        rollouts.generate(request(3))
+    assert len(served.asked) == 3
+
+
+def test_the_record_says_who_answered_what_with_which_seeds_and_weights(rollouts):
+    batch = rollouts.generate(request(3))
+    origin = batch.origin
+    assert origin["servers"] == ["http://a:1", "http://b:1"]
+    assert origin["chunks"] == [
+        {"server": 0, "start": 0, "end": 1, "seed": 3000026},
+        {"server": 1, "start": 1, "end": 2, "seed": 3000027},
+    ]
+    assert (batch.plan.base, batch.plan.position(1)) == (3000026, (0, 1))
+    phases = {"connect": 0.0, "begin": 0.0, "pack": 0.2, "send": 0.4, "load": 0.2, "finish": 0.0, "prove": 0.0}
+    assert origin["sync"] == {
+        "requested": "full",
+        "effective": "full",
+        "merge": "learner",
+        "merge_reason": "it was told to",
+        "transport": "tcp",
+        "gigabytes_per_second": 0.125,
+        "phases": phases,
+        "version": 3,
+        "seconds": 0.25,
+    }
+    assert origin["generate_s"] >= 0
+
+
+def test_progress_reports_phase_and_sync(rollouts, reporter):
+    rollouts.generate(request(3))
+    told = reporter.current.document()
+    assert told["phase"] == "rollout"
+    sync = told["sync"]
+    assert (sync["version"], sync["servers"][0]["baseUrl"]) == (3, "scripted")
+    assert (sync["merge"], sync["mergeReason"], sync["transport"]) == ("learner", "it was told to", "tcp")
+    assert (sync["gigabytesPerSecond"], sync["phases"]["send"]) == (0.125, 0.4)
+
+
+def test_before_the_first_push_it_is_known_what_will_carry_it_and_where_adapters_are_merged(rollouts):
+    sync = rollouts.sync_state
+    assert (sync.merge, sync.merge_reason, sync.transport) == ("learner", "it was told to", "tcp")
+    assert (sync.gigabytes_per_second, sync.phases) == (None, None)
+
+
+class Pipeline:
+    """Steps, as the learner asks for their rollouts."""
+
+    def __init__(self, rollouts):
+        self.rollouts, self.next = rollouts, None
+
+    def __call__(self, step, *, last=False):
+        """Begin a step, and return the versions that made its rollouts."""
+        self.rollouts.sync(request(step, (1, 1)))
+        current = self.next or self.rollouts.ask(request(step, (1, 1)))
+        self.next = None if last else self.rollouts.ask(request(step + 1, (1, 1)))
+        return [one.version for one in current.result().rollouts]
+
+
+def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(rollouts, served, sync):
+    train = Pipeline(rollouts)
+    assert [train(0), train(1), train(2, last=True)] == [[0, 0], [0, 0], [1, 1]]
+    assert served.asked == [(0, 0), (1, 0), (2, 1)]
+    assert sync.versions == [0, 1, 2]
+
+
+def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync):
+    train = Pipeline(rollouts)
+    train(0)
+    rollouts.sync(request(1, (1, 1)))
+    served.gate.clear()
+    rollouts.ask(request(2, (1, 1)))  # is held back
+    beginning = threading.Thread(target=rollouts.sync, args=(request(2, (1, 1)),))
+    beginning.start()
+    beginning.join(0.3)
+    assert sync.versions == [0, 1]
+    served.gate.set()
+    beginning.join(10)
+    assert sync.versions == [0, 1, 2]
+
+
+def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(rollouts):
+    train = Pipeline(rollouts)
+    train(0)
+    assert [one.version for one in rollouts.generate(request(1, (1, 1))).rollouts] == [1, 1]
+    assert train(1) == [0, 0]
+
+
+def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(rollouts, served, sync):
+    served.fail = {2}  # those of step 1
+    train = Pipeline(rollouts)
+    assert train(0) == [0, 0]
+    assert train(1, last=True) == [1, 1]
+    assert served.asked[-1] == (1, 1)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, encoder, image_paths, pipelined):
+    records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
+    harness = build(tmp_path, model, encoder, records, pipelined=pipelined, per_device_train_batch_size=1, max_steps=4)
+    harness.train()
+    steps = harness.lines("step")
+    assert [plan.global_step for plan in harness.backend.plans] == [0, 1, 2, 3]
+    assert [step["rollout/staleness"] for step in steps] == ([0, 1, 1, 0] if pipelined else [0, 0, 0, 0])
+    assert [step["sync/version"] for step in steps] == [0, 1, 2, 3]
