@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 EXIT_FAILURE: Final = 1
 """Exit code of an unexpected failure, or of one that a retry would repeat."""
@@ -53,6 +54,9 @@ class ConfigError(ValueError):
         self.problems: tuple[Problem, ...] = tuple(problems)
         self.unlisted = unlisted
         super().__init__("\n".join([*map(str, self.problems), *([f"and {unlisted} more"] if unlisted else [])]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), unlisted=self.unlisted), (self.problems,)
 
     def first(self, most: int) -> ConfigError:
         """Return the error with at most this many problems; the rest are only counted."""

@@ -18,10 +18,10 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence, RolloutSource
-from stage2_trainer.sync.fleet.report import DigestError, ProofError, SyncReport
+from stage2_trainer.sync.fleet.report import ProofError, SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.requests import Outcome, Refused, Rollout
+from stage2_trainer.wire.requests import Outcome, Rollout
 
 PROMPT_PATH = "prompt_token_ids"
 
@@ -39,23 +39,6 @@ class SharedBatch:
     tokens: int
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """An error of the first process, in a form that can be sent."""
-
-    kind: str
-    message: str
-
-    def error(self) -> Exception | Interrupted:
-        if self.kind == ServerError.__name__:
-            return ServerError("of learner process 0", "rollout", self.message)
-        for kind in (Interrupted, ProofError, DigestError):
-            if self.kind == kind.__name__:
-                return kind(self.message)
-        problem = Problem("learner process 0", None, self.message, "see the log of that process")
-        return ConfigError([problem])
-
-
 class ProcessExchange:
     """The group in which learner processes exchange rollouts. One process needs none."""
 
@@ -70,19 +53,16 @@ class ProcessExchange:
         first process, and with it the rest.
         """
         result: list[Any] = [None]
-        first_error: Exception | Interrupted | None = None
         if rank() == 0:
             try:
                 with self._interrupt.stoppable(others_wait=True):
                     result = [make()]
             except (ServerError, ProofError, ConfigError, Interrupted) as error:
-                first_error, result = error, [_Failure(type(error).__name__, str(error))]
+                result = [error]
         if self._group is not None:
             distributed.broadcast_object_list(result, src=0, group=self._group)
-        if first_error is not None:
-            raise first_error
-        if isinstance(result[0], _Failure):
-            raise result[0].error()
+        if isinstance(result[0], BaseException):
+            raise result[0]
         return result[0]
 
     def all(self, value: Any) -> list[Any]:
@@ -120,11 +100,11 @@ class SharedRollouts:
             request = GenerationRequest(model, chats, global_step, micro_step, stopwatch, images=images)
             batch = self._source.generate(request)
             tokens = sum(len(one.token_ids) for one in batch.rollouts if isinstance(one, Rollout))
-            return SharedBatch([_sent(one) for one in batch.rollouts], batch.sync, stopwatch.seconds, tokens)
+            return SharedBatch(batch.rollouts, batch.sync, stopwatch.seconds, tokens)
 
         whole: SharedBatch = self._exchange.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])
-        return replace(whole, outcomes=[_received(one) for one in whole.outcomes[start : start + len(asks)]])
+        return replace(whole, outcomes=whole.outcomes[start : start + len(asks)])
 
     def check_prompts(self, outcomes: Sequence[Outcome], prompt_ids: Sequence[Sequence[int]]) -> None:
         """Raise ConfigError, in all processes, when a server read a prompt of any of them as other ids."""
@@ -141,19 +121,3 @@ class SharedRollouts:
         found: list[list[Problem]] = self._exchange.all(problems[:1])
         if any(found):
             raise ConfigError([problem for part in found for problem in part])
-
-
-def _sent(outcome: Outcome) -> Any:
-    """Return an outcome in a form that can be sent: errors of requests have constructors of their own."""
-    if isinstance(outcome, Refused):
-        return _Failure(type(outcome.error).__name__, str(outcome.error))
-    return outcome
-
-
-def _received(sent: Any) -> Outcome:
-    if not isinstance(sent, _Failure):
-        outcome: Outcome = sent
-        return outcome
-    error = sent.error()
-    assert isinstance(error, Exception), "a refusal is no request to stop"
-    return Refused(error)

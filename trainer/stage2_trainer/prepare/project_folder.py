@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
-from stage2_trainer.prepare.project_recipe import CPU_PROMPT, RUNS, JobRecipe, ProjectFolders, Tree, to_yaml
+from stage2_trainer.prepare.project_recipe import CPU_PROMPT, RUNS, ProjectFolders, StageName, job_file
 from stage2_trainer.prepare.project_sizes import Measures, choose, measure
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.process.policy import coord_vocab
@@ -37,7 +37,7 @@ MOST_GPUS = 16
 SHARE, MOST_HELD_OUT = 0.05, 1000  # how many images are held out where there is no validation set
 _MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 PREPARED = Path("models") / "prepared"
-STAGES = {
+STAGES: dict[StageName, str] = {
     "stage1": "supervised training on the ground truth",
     "stage2": "training on the model's own answers, matched to the ground truth",
 }
@@ -108,11 +108,13 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
                 prepare(request.model, aside / PREPARED)
         found = _measure(aside, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, output.resolve(), None if stock else source)
-        recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
-        sizes = recipe.sizes
+        sizes = choose(found, gpus=request.gpus)
         steps = {"stage1": sizes.stage1.steps.value, "stage2": sizes.stage2.steps.value}
         name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
-        _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, name)
+        for stage, what in STAGES.items():
+            text = HEAD.format(stage=stage, what=what, name=name) + job_file(stage, folders, sizes, request.gpus)
+            parse_job(yaml.safe_load(text))
+            (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
         (aside / "README.md").write_text(README.format(name=name, **steps), encoding="utf-8")
         (aside / RUNS).mkdir()
     return Project(folders, parts[0].tally, parts[1].tally, found)
@@ -251,10 +253,3 @@ def _folders(request: ProjectRequest, folder: Path, ready: Path | None) -> Proje
     if os.path.isdir(request.model):
         return ProjectFolders(folder, images, str(ready.resolve()), ready.resolve())
     return ProjectFolders(folder, images, request.model)
-
-
-def _write_jobs(aside: Path, jobs: Mapping[str, Tree], name: str) -> None:
-    for stage, tree in jobs.items():
-        text = HEAD.format(stage=stage, what=STAGES[stage], name=name) + to_yaml(tree)
-        parse_job(yaml.safe_load(text))
-        (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")

@@ -345,6 +345,3 @@ def _names(passes: Sequence[Pass]) -> str:
     samples = list(dict.fromkeys(sample for one in passes for sample in one.samples))
     more = f" and {len(samples) - NAMED_SAMPLES} more" if len(samples) > NAMED_SAMPLES else ""
     return f"samples {', '.join(samples[:NAMED_SAMPLES])}{more}"
-
-
-logger = logging.getLogger(__name__)

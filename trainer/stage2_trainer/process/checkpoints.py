@@ -11,12 +11,13 @@ import json
 import logging
 import os
 import shutil
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from stage2_api.course import course_of
 from stage2_api.errors import ConfigError, Problem
@@ -35,7 +36,7 @@ PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
 """Put before the name of a checkpoint that no start may resume from: servers may have answered with other weights."""
 STATE = "trainer_state.json"
-TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
+TENSOR_FILES = frozenset({".safetensors", ".pt", ".pth", ".bin"})
 
 
 class CheckpointError(OSError):
@@ -230,24 +231,22 @@ def _size_of_newest(folder: Path) -> int:
 def _first_flaw(folder: Path) -> str | None:
     """Return the first file whose own format shows that it was cut off."""
     for file in _files(folder):
-        if file.suffix == ".safetensors" and not _safetensors_is_whole(file):
-            return f"{file.name} is cut off"
-        if file.suffix in TORCH_FILES and not zipfile.is_zipfile(file):
+        if file.suffix in TENSOR_FILES and not _is_whole(file):
             return f"{file.name} is cut off"
         if file.suffix == ".json":
             json.loads(file.read_text(encoding="utf-8"))
     return None
 
 
-def _safetensors_is_whole(file: Path) -> bool:
-    """Whether a file is as long as its header says: 8 bytes, the header, the tensors (safetensors' format)."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))
-        if length > file.stat().st_size:
-            return False
-        header = json.loads(opened.read(length))
-    ends: list[int] = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return bool(file.stat().st_size == 8 + length + max(ends, default=0))
+def _is_whole(file: Path) -> bool:
+    """Whether a file of tensors is as long as its own format says."""
+    if file.suffix != ".safetensors":
+        return zipfile.is_zipfile(file)
+    try:
+        with safe_open(file, framework="np"):
+            return True
+    except SafetensorError:
+        return False
 
 
 def _files(folder: Path) -> list[Path]:
