@@ -34,7 +34,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "begin": (ServerSession, "begin"),
     "compare folders": (MergeLocation, "compare_folder"),
     "pack": (Packer, "pack"),
-    "merge": (Shipment, "digest_made"),  # by the learner, while servers merge
+    "merge": (Shipment, "digest_what_servers_merge"),  # by the learner, while servers merge
     "confirm": (Delivery, "confirm"),
     "finish": (ServerSession, "finish"),
     "proof": (Prover, "_ask_all"),

@@ -141,7 +141,7 @@ def test_the_learner_digests_what_servers_make_while_tensors_are_still_being_sen
     servers = Servers(2)
     slow = servers.sessions[1].transfer
     slow.may_go.clear()
-    monkeypatch.setattr(Shipment, "digest_made", lambda self: slow.may_go.set())
+    monkeypatch.setattr(Shipment, "digest_what_servers_merge", lambda self: slow.may_go.set())
     update = servers.push_all(WeightSource((WeightEntry("t", torch.zeros(2), None, trains=True),)))
     assert update.fit == servers.sessions
 

@@ -227,4 +227,4 @@ def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
     end_shared_group(sync)
     sync.outcomes = ["report"]
     sync.sync(MODEL, version=1)
-    assert not sync.fleet.shared_group_ended()
+    assert not sync.fleet.leave_ended_group()

@@ -99,7 +99,7 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     )
     assert loaded.keys() == dict(source).keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in source)
-    shipment.digest_made()
+    shipment.digest_what_servers_merge()
     expected = json.loads(shipment.digest_request())["merge"]
     server.update(expected, lambda arrived: None, lambda tensors: None)
     sent = sum(tensor.nbytes for name, tensor in shipment.source if "#rows" in name)

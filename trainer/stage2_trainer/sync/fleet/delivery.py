@@ -86,7 +86,7 @@ class Shipment:
         return iter(self.source) if self.digests is None else digested(self.source, self.digests)
 
     @torch.no_grad()
-    def digest_made(self) -> None:
+    def digest_what_servers_merge(self) -> None:
         """Digest what the servers make: each tensor is merged here too, and dropped."""
         if self.made is not None and self.digests is not None:
             for name, tensor in self.made:

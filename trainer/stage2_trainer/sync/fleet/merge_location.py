@@ -83,8 +83,8 @@ class MergeLocation:
         """The place in use."""
         return "server" if self.at_server else "learner"
 
-    def require_adapters(self, source: WeightSource) -> None:
-        """Move to the learner where no adapter trains. Raises ConfigError where that was ruled out."""
+    def leave_merges_without_adapters(self, source: WeightSource) -> None:
+        """Merge at the learner if no adapter trains. Raises ConfigError if the configuration demands the server."""
         if self.at_server and all(entry.change is None for entry in source.entries):
             self._refuse_if_demanded(NO_ADAPTER)
             self.at_server, self.reason = False, NO_ADAPTER

@@ -6,12 +6,16 @@
     with fleet.update() as update:                        # connect to every server, and stop its generation
         for shipment, servers in what each server needs:
             send(fleet, shipment, servers, update)        # every bucket to every server
-        update.each(finish)                               # compare digests, close the update, resume
-    prove                                                 # log-probabilities of a probe, on servers and learner
+        update.each(finish)                               # compare digests (full pushes), close the update, resume
+    prove, if a proof is due                              # log-probabilities of a probe, on servers and learner
 
-The first full push to a server carries everything. Later ones carry the layers that can have changed since, unless the
-server was restarted, reports another version, or failed in an update: then it gets everything again. Where servers
-merge, they are sent adapters and what else trains, and take the rest from their own model folder.
+Nested terms: a push is one update of all servers; a shipment is what servers with the same needs are sent; a delivery
+takes it to one of them.
+
+The first full push to a server carries everything. Later ones carry the layers that can have changed since, unless
+`changed_only` is off, or the server was restarted, reports another version, or failed in an update: then it gets
+everything again. Where servers merge, they are sent adapters and what else trains, and take the rest from their own
+model folder.
 """
 
 from __future__ import annotations
@@ -91,21 +95,22 @@ class WeightSync:
         return "full" if self._adapter is None else "adapter"
 
     def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
-        """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
+        """Push the weights, unless the last successful push was of `global_step`: then return None.
 
-        Requests must then ask for `report.adapter`.
+        No server is asked whether it still holds them; see `invalidate`. Requests must then ask for `report.adapter`.
 
         Raises:
-            ServerError: some server does not hold them; the next call tries again.
+            ServerError: the push, or a server's part in its proof, failed; the next call pushes again.
             ProofError: a server answers with other weights, although it took the push.
         """
         if self._synced_step == global_step:
             return None
         self._synced_step = None
-        pushed = self._push(model, global_step)
+        pushed = self._push_in_mode(model, global_step)
         prove_s = None
         if self._prover is not None:
             start = time.monotonic()
+            # a doubt is no error: the push stands, and the next one is proved
             self._prover.prove_push(model, step=global_step, adapter=pushed.adapter)
             prove_s = time.monotonic() - start
         self.report = self._completed(pushed, prove_s)
@@ -114,18 +119,20 @@ class WeightSync:
         return self.report
 
     def invalidate(self) -> None:
-        """Forget the last push: a server came back empty, so the next call pushes again, and proves it."""
+        """Forget the last push, which servers may have lost: the next call pushes again, and proves it."""
         self._synced_step = None
         if self._prover is not None:
             self._prover.require_next()
 
-    def _push(self, model: nn.Module, version: int) -> SyncReport:
+    def _push_in_mode(self, model: nn.Module, version: int) -> SyncReport:
         """Push the adapter, or the merged weights where there is none or it is refused."""
         if self._adapter is not None:
             try:
                 return self._adapter.sync(model, version=version)
             except ServerError as error:
-                refused = error.status is not None  # a server that is lost is waited for instead
+                refused = (
+                    error.status is not None
+                )  # without a status a server is lost: the caller waits and calls again
                 if not (refused and self._fallback):
                     raise
                 logger.warning("adapter sync failed, and the rest of the run uses full syncs: %s", error)
@@ -200,12 +207,12 @@ class FullSync:
             ServerError: a server does not answer.
         """
         weights = merged_weights(model)
-        self.location.require_adapters(weights)
+        self.location.leave_merges_without_adapters(weights)
         if self.location.at_server:
             self.location.digest_base(weights)
 
             def compare(session: ServerSession) -> None:
-                with contextlib.suppress(MergeMismatch):  # `settle` reads it
+                with contextlib.suppress(MergeMismatch):  # noted in `location`, where `settle` decides
                     self._compare_folder(session, weights)
 
             all_at_once(compare, self.fleet.sessions)
@@ -224,21 +231,22 @@ class FullSync:
 
         Raises:
             ServerError: one or more servers do not hold the version. The others do. The next call tries again.
-            ProofError: a server has loaded other weights than the learner's, and the learner merges, or must not.
+            ProofError: a server has loaded other weights than the learner's, or cannot merge, and merging at the
+                learner is no way out: it does so already, or `merge` is `server`.
         """
         while True:
             self.location.mismatches.clear()
             try:
                 report = self._push(model, version)
             except ServerError as error:
-                ended = self.fleet.shared_group_ended()
+                ended = self.fleet.leave_ended_group()
                 if self.location.fall_back():
                     continue
                 if not ended:
                     raise
                 logger.warning("%s; each server has an NCCL group of its own from here on", error)
             else:
-                self.fleet.shared_group_ended()  # while it was formed, which delayed nobody
+                self.fleet.leave_ended_group()  # servers that could not form it had groups of their own in this push
                 return report
 
     def close(self) -> None:
@@ -248,8 +256,8 @@ class FullSync:
     def _push(self, model: nn.Module, version: int) -> SyncReport:
         kept = KeptUpdate()
         weights = merged_weights(model, rounding=rounding_for(self._how.rounding, version), kept=kept)
-        self.location.require_adapters(weights)
-        with self.fleet.update() as update:
+        self.location.leave_merges_without_adapters(weights)
+        with self.fleet.update() as update:  # leaving the block raises if a server failed
             shipments = self._shipments(weights, update)
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
@@ -271,7 +279,7 @@ class FullSync:
         session.folder = self.location.compare_folder(session.client, weights)
 
     def _shipments(self, weights: WeightSource, update: Update) -> Shipments:
-        """Group the servers by what each needs, and return what each group is sent."""
+        """Compare model folders that were not compared since connecting; then group the servers by what each needs."""
         if self.location.at_server:
             self.location.digest_base(weights)
             update.each(self._compare_folder, weights, only=lambda session: session.folder is None)
@@ -281,6 +289,7 @@ class FullSync:
             names = held.stale_names(weights) if self._how.changed_only else weights.names()
             if folder is None:
                 return names, frozenset()
+            # the server has the weight below the adapter, and merges it itself
             return names, frozenset(e.name for e in weights.only(names).entries if e.frozen and folder.covers(e))
 
         alike: dict[tuple[frozenset[str], frozenset[str]], list[ServerSession]] = {}
@@ -292,7 +301,10 @@ class FullSync:
         ]
 
     def _finish(self, weights: WeightSource, version: int, shipments: Shipments, update: Update) -> None:
-        """Close the update of each server whose digests agree, and note what it holds."""
+        """Close the update of each server whose digests agree: caches are reset, generation resumes, old adapters go.
+
+        A server whose digests differ stays paused until a later push.
+        """
         requests: dict[ServerSession, str | None] = {}
         for shipment, sessions in shipments:
             requests |= dict.fromkeys(sessions, shipment.digest_request())
@@ -324,7 +336,7 @@ def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], up
         for delivery in deliveries:
             delivery.close()
     with phases.measure("load"):
-        shipment.digest_made()  # while it goes out, and servers load it
+        shipment.digest_what_servers_merge()  # while it goes out, and servers load it
     with phases.measure("send"):
         for delivery in deliveries:
             delivery.wait()
@@ -338,7 +350,9 @@ def _contents(report: SyncReport) -> str:
     if report.adapter is not None:
         return f"adapter {report.adapter}" + (" and base" if report.everything else "")
     if report.merge == "server":
-        return "merged there, " + ("everything else from its own folder" if report.everything else "what trains")
+        return "adapters, merged by the servers, and " + (
+            "their own folders" if report.everything else "what else trains"
+        )
     return "everything" if report.everything else "what can have changed"
 
 

@@ -47,8 +47,8 @@ class Phases:
     """Seconds of each phase of one sync, on the learner's clock.
 
     connect: forming groups. begin: stopping generation and opening the update. pack: merging and packing. send: waiting
-    for bytes to go out. load: waiting for servers to load them. finish: closing the update. prove: comparing
-    log-probabilities.
+    for bytes to go out. load: digesting what servers merge, and waiting for them to load. finish: closing the update.
+    prove: comparing log-probabilities.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class SyncReport(SyncStatus):
     version: what every server now reports (the optimizer step of the weights); servers: those that hold it.
     seconds: wall time, from the first call to the last server's confirmation, without the proof.
     bytes, tensors: sent to each server (not summed over servers; where servers were sent different amounts, the most).
-    everything: whether some server was sent the whole model.
+    everything: whether some server loaded the whole model anew, from the wire or from its own folder.
     adapter: the name by which requests ask for these weights; None = the served weights themselves.
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
     phase_seconds: of each phase (see `Phases`); `phases` has their shares.

@@ -351,8 +351,8 @@ class Fleet:
             **fields,
         )
 
-    def shared_group_ended(self) -> bool:
-        """Whether the group of all servers has ended since the last call; then each server gets one of its own."""
+    def leave_ended_group(self) -> bool:
+        """Leave the group of all servers if it has ended, and return whether it had: each server then gets its own."""
         if self._shared is None or not self._shared.ended:
             return False
         self._shared = None
