@@ -16,7 +16,7 @@ from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.estep import EStep, SupervisedSteps, Teaching
+from stage2_trainer.learner.estep import EStep, GroundTruthSteps, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
     DescriptionAgreement,
@@ -177,9 +177,9 @@ def _estep(
     return EStep(policy.model, teaching, check=check, truth=truth, supervised=_supervised_steps(config))
 
 
-def _supervised_steps(config: RunConfig) -> SupervisedSteps | None:
+def _supervised_steps(config: RunConfig) -> GroundTruthSteps | None:
     share = config.rollout_matching.supervised_share
-    return SupervisedSteps(share, config.training.seed) if share > 0 else None
+    return GroundTruthSteps(share, config.training.seed) if share > 0 else None
 
 
 def _truth(config: RunConfig, policy: Policy, tools: SampleTools) -> Teaching:

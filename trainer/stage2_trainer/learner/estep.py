@@ -1,6 +1,7 @@
-"""The E-step: all rollouts of an optimizer step are requested at once and become segments as they arrive.
+"""The E-step, as in EM: all rollouts of an optimizer step are requested at once and become segments as they arrive.
 
-A thread encodes prompts while servers generate, and matches and encodes each answer as soon as it is there.
+A thread encodes prompts while servers generate, and matches and encodes each answer as soon as it arrives. The M-step
+(`step`) trains on the segments.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Teaching:
 
 
 @dataclass(frozen=True)
-class SupervisedSteps:
+class GroundTruthSteps:
     """The optimizer steps of a mixed run that train on the ground truth: a share of all, spread evenly.
 
     They follow from the run's seed and the step's number alone, so a resumed run has the same ones.
@@ -78,7 +79,7 @@ class EStep:
         *,
         check: Callable[[], None] = lambda: None,
         truth: Teaching | None = None,
-        supervised: SupervisedSteps | None = None,
+        supervised: GroundTruthSteps | None = None,
     ) -> None:
         self._model = model
         self._teaching = teaching
@@ -88,10 +89,13 @@ class EStep:
         self._thread = ThreadPoolExecutor(1, "encode")
         self._ahead: AskedStep | None = None
 
-    def begin(self, batches: Batches, following: Batches = (), *, global_step: int, stopwatch: Stopwatch) -> AskedStep:
-        """Sync and request the rollouts of a step; with a pipeline those of the `following` step too.
+    def sync_and_request(
+        self, batches: Batches, following: Batches = (), *, global_step: int, stopwatch: Stopwatch
+    ) -> AskedStep:
+        """Sync, and request the rollouts of a step.
 
-        The weights of the step before answer a step that was requested ahead.
+        With a pipeline a step's rollouts were requested one step ahead, and come from the weights before: wait for
+        them, push the new weights, and request the rollouts of the `following` step.
 
         Raises:
             ServerError: servers were lost, and did not come back.
@@ -155,7 +159,7 @@ class AskedStep:
 
     @property
     def all_in(self) -> bool:
-        """Whether every rollout is there."""
+        """Whether every rollout has arrived."""
         return self._answers.all_in
 
     def sync(self, stopwatch: Stopwatch) -> None:
@@ -168,7 +172,9 @@ class AskedStep:
         self._answers = self._teaching.rollouts.ask(self._request(stopwatch))
 
     def micro_steps(self) -> Iterator[list[Segment]]:
-        """Yield the segments of each raw batch, in order, as soon as they are all there.
+        """Yield the segments of each raw batch, in order, as soon as all of them have arrived.
+
+        Before the last batch, bad samples are noted in all processes, which may raise.
 
         Raises:
             ServerError: servers were lost, and did not come back.
@@ -184,24 +190,25 @@ class AskedStep:
             yield segments
 
     def as_they_come(self) -> Iterator[tuple[int, Segment]]:
-        """Yield all segments with their places in the step, each as soon as it is there. Raises as `micro_steps`."""
+        """Yield all segments with their places in the step, each as soon as it is encoded. Raises as `micro_steps`."""
         left = list(range(len(self)))
         while left:
             self._wait(left)
+            # if all rollouts have arrived and none is encoded yet, block on the first
             for index in [index for index in left if self._supervised[index].done()] or left[:1]:
                 left.remove(index)
                 yield index, self._segment(index)
         self._finish()
 
     def _wait(self, indices: Sequence[int]) -> None:
-        """Wait until one of these segments is there, or all rollouts are."""
+        """Wait until one of these segments is encoded, or all rollouts have arrived."""
         some = [self._supervised[index] for index in indices]
         with self.stopwatch.measure("rollout_generate"):
             while not self._answers.wait_for(some, patience_s=CHECK_S):
                 self._check()
 
     def _segment(self, index: int) -> Segment:
-        if self._answers.all_in:
+        if self._answers.all_in:  # the rollouts of a source in this process arrive together, without on_rollout
             self._receive_all(self._answers.result())
         matched, segment = self._supervised[index].result()
         if isinstance(matched, BadSample):
@@ -209,7 +216,7 @@ class AskedStep:
         return segment.aged(self.global_step - matched.rollout.version)
 
     def _finish(self) -> None:
-        """Note bad samples and report the matched ones, now that all rollouts are there."""
+        """Note bad samples and report the matched ones, now that all rollouts have arrived."""
         batch = self._answers.result()
         self._receive_all(batch)
         samples = [one.result()[0] for one in self._supervised]

@@ -1,8 +1,9 @@
 """The rows of a step: segments packed into rows as they come, or each in a row of its own.
 
 Scope `micro` packs one row for each micro-step, and what does not fit waits; `window` spreads all segments of an
-accumulation window over its micro-steps; `step` ignores micro-steps. Nothing waits in the last two. Source: semantics,
-sections 7 and 8. Segments that wait are kept with checkpoints, so a resumed run trains on them too.
+accumulation window over its micro-steps, and keeps only what a partial window leaves; `step` ignores micro-steps, and
+keeps nothing. Segments that wait are kept with checkpoints, so a resumed run trains on them too, whatever its scope.
+Source: semantics, sections 7 and 8.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _SCOPE = "packing/post_rollout_scope_window"
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The rows of one forward and backward pass, with their `packing/*` figures and the figures of their samples.
+    """The rows of one forward and backward pass, with their `packing/*` figures.
 
-    place: the group's number in the step, whenever its rows were known.
+    place: the group's number in the step, whenever its rows were known. samples: the figures of the segments that are
+    new in this micro-step; with scope `step`, of those in the row.
     """
 
     place: int
@@ -107,7 +109,8 @@ class SingleRowPlanner(MicroStepPlanner):
 class PackedRowPlanner(MicroStepPlanner):
     """One row for each micro-step; what does not fit waits for the next one.
 
-    `length` in tokens; below a share of `min_fill` a warning is logged, once; `capacity`: most segments that may wait.
+    `length` in tokens; below a share of `min_fill` a warning is logged, once; `capacity`: the maximum number of
+    waiting segments.
     Raises PackingError when a segment is longer than a row, or too many wait.
     """
 

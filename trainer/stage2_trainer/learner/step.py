@@ -1,13 +1,17 @@
-"""The story of an optimizer step: sync, ask, match, supervise, pack, and train row by row.
+"""One optimizer step up to its gradients: sync, request, parse, match, build targets, pack, forward and backward.
 
-    steps.begin(batches)                      # raw records; their rollouts may serve several steps
-    for group in steps.rows():                # sync(); ask(batch); supervise(match(answer)); pack(segments)
-        loss(group).backward()                # as soon as the rows are known
+    steps.set_batches(batches)                # raw records; their rollouts may serve several steps
+    for group in steps.rows():                # lazy: the first group syncs weights and requests all rollouts;
+                                              # segment = encode(build_target(match(parse(answer)), record));
+                                              # rows = pack(segments)
+        passes.train_rows(group)              # loss(row).backward(), when the mean below is known
 
-The loss is a mean over each micro-step, over an accumulation window, or over the whole step (scope `step`). The mean
-over a step needs counts that are known when the last answer is there. Rows that are known earlier train at once where
-memory allows: one backward pass for each sum of the loss, whose gradients are divided later (`EarlyGradients`). When a
-row trains changes the order of these sums and nothing else.
+The Trainer then checks, clips and steps the optimizer. The loss is a mean over each micro-step, or over all positions
+of the optimizer step, whose rows are either those of its micro-steps (`window`) or free (`step`). The mean over a step
+needs token counts that are known only once the last answer has arrived. With `step`, rows that are known earlier train
+at once, in one process without fp16 and with memory for a second set of gradients: one backward pass for each of the
+loss's two undivided sums (cross entropy of ordinary tokens, loss of coordinates), divided later (`EarlyGradients`).
+That changes the order in which gradients are added, and the loss by no more than its rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class Passes(Protocol):
 
     @property
     def early(self) -> EarlyGradients | None:
-        """The gradients of rows that train before the step's counts are known; None: rows wait for all answers."""
+        """The gradients of rows that train before the step's counts are known; None: rows wait for all
+        answers."""
         ...
 
     def lay_out(self, group: RowGroup) -> dict[str, Any]:
@@ -54,7 +59,7 @@ class Passes(Protocol):
         ...
 
     def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
-        """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
+        """Run a forward pass, and a backward pass for each of the loss's two sums, into `early`."""
         ...
 
 
@@ -86,7 +91,10 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
 def _train_micro_steps(
     rows: Iterator[RowGroup], steps: Steps, passes: Passes, *, over_window: bool
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
-    """Train on each micro-step as soon as its rows are known, or once all are, where the mean is over the window."""
+    """Train on each micro-step as soon as its rows are known, or, if the mean is over the window, once all are.
+
+    There is one group for each raw batch.
+    """
     laid_out: Iterable[tuple[RowGroup, dict[str, Any]]] = ((group, passes.lay_out(group)) for group in rows)
     if over_window:
         laid_out = list(laid_out)
@@ -97,7 +105,7 @@ def _train_micro_steps(
     losses = []
     for group, batch in laid_out:
         done.append(group)
-        losses.append(passes.train_rows(group, batch, last=len(done) == steps.raw_batches).figures())
+        losses.append(passes.train_rows(group, batch, last=len(done) == steps.raw_batch_count).figures())
     return done, losses
 
 
@@ -106,7 +114,8 @@ def _train_whole_step(
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
-    Processes with fewer rows than others repeat their shortest with a loss of zero: all make as many passes.
+    Processes with fewer rows than others repeat their shortest with a loss of zero: all make as many passes. Each group
+    has one row, and the last rows are known only with the last answer, so some are always left.
     """
     trained: list[tuple[LossParts, float, float]] = []  # the sums of a row, and what they are divided by already
     counts: list[tuple[int, int]] = []
@@ -131,7 +140,7 @@ def _train_whole_step(
         repeats = index >= len(left)
         group = shortest if repeats else left[index]
         batch = passes.lay_out(group)
-        share = float("inf") if repeats else 1.0
+        share = float("inf") if repeats else 1.0  # divided by it, the loss is zero
         batch["targets"] = batch["targets"].divided_by(ce=ce * share, coord=coord * share)
         parts = passes.train_rows(group, batch, last=index == passes_of_all - 1)
         if not repeats:
@@ -140,9 +149,10 @@ def _train_whole_step(
 
 
 def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: float, coord: float) -> torch.Tensor:
-    """Return this process's share of the step's `loss` and `loss/*`, (5,) as `LOSS_FIGURES`: its mean is the step's.
+    """Return this process's share of the step's `loss` and `loss/*`, (5,) as `LOSS_FIGURES`.
 
-    trained: the rows, whose parts are sums over their own `ce` and `coord`.
+    The mean over processes gives the step's loss, ce and coord; prefix and tail are means of the processes' means.
+    trained: the loss parts of each row, and what its two sums are divided by already.
     """
     ordinary = _sum([parts.ce * (share / ce) for parts, share, _ in trained])
     coords = _sum([parts.coord * (share / coord) for parts, _, share in trained])
@@ -177,8 +187,8 @@ class Steps:
         self.reused: int | None = None
         """The number of steps that trained on these rollouts before; None = they are fresh."""
 
-    def begin(self, batches: Batches, following: Batches = (), *, global_step: int, uses: int) -> None:
-        """Begin a step on these raw batches, whose rollouts `uses` steps train on, this one included.
+    def set_batches(self, batches: Batches, following: Batches = (), *, global_step: int, uses: int) -> None:
+        """Set the raw batches of the next step. uses: how many steps train on their rollouts if these are fresh.
 
         following: the raw batches of the next step, where rollouts are requested one step ahead.
 
@@ -195,8 +205,8 @@ class Steps:
             self.reused = global_step - self._kept.step0
         else:
             raise RuntimeError(
-                f"step {global_step}: its records are not those whose rollouts of step {self._kept.step0} are kept; "
-                "the dataloader repeats other windows than the learner accumulates"
+                f"step {global_step}: these records differ from those whose rollouts were kept at step "
+                f"{self._kept.step0}; the dataloader does not repeat the windows that the learner accumulates"
             )
 
     def rows(self, stopwatch: Stopwatch) -> Iterator[RowGroup]:
@@ -210,7 +220,7 @@ class Steps:
         if self.reused is not None:
             yield from self._kept.groups
             return
-        asked = self._asked = self._estep.begin(
+        asked = self._asked = self._estep.sync_and_request(
             self._batches, self._following, global_step=self._global_step, stopwatch=stopwatch
         )
         groups = []
@@ -221,7 +231,7 @@ class Steps:
         self._kept.groups = sorted(groups, key=attrgetter("place"))
 
     @property
-    def raw_batches(self) -> int:
+    def raw_batch_count(self) -> int:
         """The number of raw batches of the step."""
         return len(self._batches)
 
@@ -240,14 +250,14 @@ class Steps:
 
     @property
     def all_in(self) -> bool:
-        """Whether all rollouts of the step are there."""
+        """Whether all rollouts of the step have arrived."""
         return self.reused is not None or (self._asked is not None and self._asked.all_in)
 
     def waiting(self, global_step: int) -> Sequence[Segment]:
         """Return the segments that wait for a row in a run that resumes at `global_step`.
 
-        Where that step is under way, or reuses rollouts, such a run makes its rollouts again: those wait that waited
-        before it.
+        If that step is under way or reuses rollouts, the resumed run generates them again, so these are the segments
+        that waited before they were requested.
         """
         under_way = self._global_step == global_step
         return self._waited if under_way or self._kept.serve(global_step) else self._planner.waiting
@@ -275,7 +285,7 @@ _MIB = 2**20
 
 
 class EarlyGradients:
-    """Gradients of rows that train before the step's counts are known: of either sum of the loss on its own.
+    """Gradients of rows that train before the step's counts are known: of each of the loss's two sums.
 
     Those of ordinary tokens are with the parameters; those of coordinates need as much memory once more, until `apply`
     divides and joins them.
@@ -318,9 +328,8 @@ def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> Ea
     sizes = needed / _MIB, most / _MIB
     if needed > most:
         logger.warning(
-            "rows train when the last answer of a step is there: to train while answers are awaited would take %.0f "
-            "MiB more for gradients, and %.0f MiB is the limit, a twentieth of the device's memory; adapters "
-            "(tuner.train_type: lora) take less",
+            "training starts only after a step's last answer: starting earlier needs %.0f MiB more for gradients, and "
+            "the limit is %.0f MiB, a twentieth of the device's memory; LoRA (tuner.train_type: lora) needs less",
             *sizes,
         )
         return None

@@ -1,4 +1,7 @@
-"""A record and its answer, parsed and matched, and the segment that teaches it (semantics, section 4)."""
+"""Turn a record and its rollout into a segment: parse, match, build the target, shorten, encode.
+
+Source: semantics, section 4.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from stage2_trainer.matching import (
     MatchOptions,
     build_target,
     cut_before,
+    ground_truth_target,
     object_ends,
     segment_meta,
-    supervised_target,
     unsupervised_meta,
 )
 from stage2_trainer.packing.rows import PackingError, over_cap
@@ -33,7 +36,7 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
 
 CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
-NOTHING = "{}"  # the answer of a zero-loss placeholder: a sample that is skipped or set aside
+NOTHING = "{}"  # the target text of a zero-loss placeholder, for a sample that is skipped or set aside
 Chat = list[dict[str, Any]]
 
 
@@ -95,7 +98,7 @@ class OverlongError(PackingError):
 class OverlongRule:
     """A rule for answers whose segments would exceed `length` tokens (`post_rollout_overlong`).
 
-    what: `error`, `cut` or `skip`; None = they are bad samples.
+    what: `cut`, `skip`, `error` (packing ends the run), or None (the sample is set aside as bad).
     """
 
     length: int
@@ -107,7 +110,7 @@ class OverlongRule:
         With `error` it stays unchanged, and packing refuses it.
 
         Raises:
-            OverlongError: it does not fit, and there is no rule for that.
+            OverlongError: it does not fit, and `what` is None.
         """
         if self.what == "error" or encoded_len(matched) <= self.length:
             return matched
@@ -117,9 +120,9 @@ class OverlongRule:
         return cut or replace(matched, skipped=True)
 
     def _cut(self, matched: Matched, matcher: Matcher, encoded_len: Callable[[Matched], int]) -> Matched | None:
-        """Remove objects from the end until the segment fits; None: the true objects alone are too long.
+        """Remove objects from the end until the segment fits; None: the ground truth alone is too long.
 
-        Cutting one half of a matched pair appends its true object as a miss, so it may take several rounds.
+        Cutting one half of a matched pair appends its ground-truth object as a miss, so it may take several rounds.
         """
         ends = (0, *matcher.object_ends(matched.rollout))
         kept, left = len(matched.rollout.token_ids), len(ends)
@@ -149,7 +152,7 @@ class SampleTools:
 
 
 class Supervisor:
-    """Turns answers into segments; `rope` has the model's `get_rope_index`.
+    """Turns answers into segments. model: provides `get_rope_index`.
 
     coord_loss: whether coordinates have their own loss, or the cross entropy of any other token.
     """
@@ -239,7 +242,7 @@ class TruthSupervisor(Supervisor):
             objects = list(truth.objects)
             random.Random(f"{self._shuffled_by} {rollout.version} {record.sample_id}").shuffle(objects)
             truth = replace(truth, objects=tuple(objects))
-        return Matched(record, own, supervised_target(truth, self.tools.matcher.vocab), from_truth=True)
+        return Matched(record, own, ground_truth_target(truth, self.tools.matcher.vocab), from_truth=True)
 
 
 def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:

@@ -25,7 +25,7 @@ from transformers import PrinterCallback
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
-from stage2_trainer.learner.estep import EStep, SupervisedSteps
+from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
@@ -70,7 +70,7 @@ class TrainerComponents:
     log: EventLog
     m_steps: int = 1
     pipelined: bool = False
-    supervised_steps: SupervisedSteps | None = None
+    supervised_steps: GroundTruthSteps | None = None
     runaway: RunawayWatch | None = None
     descriptions: Callable[[int], Mapping[str, float]] = lambda step: {}
 
@@ -153,7 +153,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self._lookahead = following = read(epoch_iterator, num_batches, device)[0]
             if self.state.global_step + 1 >= self.state.max_steps:
                 following = []
-            self._steps.begin(batches, following, global_step=self.state.global_step, uses=self._uses())
+            self._steps.set_batches(batches, following, global_step=self.state.global_step, uses=self._uses())
         return batches, None  # there are no labels to count before the E-step
 
     def training_step(
@@ -161,7 +161,7 @@ class RolloutMatchingTrainer(FiniteSteps):
     ) -> torch.Tensor:
         """Train the whole optimizer step when its last raw batch comes; return its loss then, else 0."""
         self._batches_seen += 1
-        if self._batches_seen < self._steps.raw_batches:
+        if self._batches_seen < self._steps.raw_batch_count:
             return torch.zeros((), device=self.args.device)
         self._batches_seen, self._wrapped = 0, model
         if self._whole:

@@ -14,7 +14,7 @@ from stage2_trainer.matching.masks import (
     unsupervised_meta,
 )
 from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, object_ends, parse_rollout
-from stage2_trainer.matching.targets import MatchedTarget, build_target, supervised_target
+from stage2_trainer.matching.targets import MatchedTarget, build_target, ground_truth_target
 from stage2_trainer.matching.tokens import CoordVocab, MatchingError, cut_before, vision_ids
 
 __all__ = [
@@ -33,13 +33,13 @@ __all__ = [
     "build_target",
     "cut_before",
     "ground_truth",
+    "ground_truth_target",
     "match",
     "object_ends",
     "packed_supervision",
     "parse_rollout",
     "segment_meta",
     "serialize_objects",
-    "supervised_target",
     "supervision",
     "unsupervised_meta",
     "vision_ids",

@@ -1,6 +1,7 @@
-"""The E-step of one answer after generation: parse, match, compute targets, append missed objects.
+"""The training target of one answer: parse, match, compute coordinate targets, append missed objects.
 
-Source: semantics, sections 4.2 to 4.6.
+By default the prefix is supervised only at matched coordinates; the appended tail has cross entropy on its structure
+and the losses of coordinates. Options remove, penalise or reweight objects. Source: semantics, sections 4.2 to 4.6, 20.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class MatchedTarget:
     prefix_len: tokens of the prefix. prefix_text, append_text: the texts of prefix and tail. The prefix is the answer's
     own unless objects were removed; the tail begins with the first missed object, or with the closing brace.
     prefix_coord_pos, prefix_coord_target_bins: positions of matched coordinates, and their targets.
-    tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description, or in the
-    answer's own objects after a missed one.
+    tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description (unless these
+    are trained), or in the answer's own objects after a missed one.
     tail_coord_pos, tail_coord_bins: positions of taught coordinates in the tail, and their bins.
-    weights: (position, factor of the loss); the token is taught against if it is below 0.
+    weights: (position, factor of the loss); a negative factor penalises the token.
     coord_weights: the same for coordinates.
     parsed, ground_truth, matching: the inputs; `matching.pairs[i].pred` is an index into `parsed.valid_objects`.
     repeated, dropped: valid objects that were removed as duplicates, and as unmatched.
-    recovered: missed true objects that a further answer found.
+    recovered: missed ground-truth objects that a further answer found.
     """
 
     parsed: ParsedRollout
@@ -93,7 +94,7 @@ class MatchedTarget:
 
     @property
     def penalised_pos(self) -> tuple[int, ...]:
-        """Positions of the tokens that are taught against."""
+        """Positions of penalised tokens."""
         return tuple(position for position, weight in self.weights if weight < 0)
 
     @property
@@ -179,7 +180,7 @@ def build_target(
     )
 
 
-def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
+def ground_truth_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
     """Return the whole ground truth as a tail without a prefix: structure and descriptions have cross entropy.
 
     A coordinate token within a description is not trained on.

@@ -120,7 +120,11 @@ class PackingBuffer(Generic[T]):
         return tuple(self._items)
 
     def insert(self, items: Sequence[T], lengths: Sequence[int]) -> None:
-        """Add segments behind those that wait; none and a PackingError when one is too long or they are too many."""
+        """Add segments behind those that wait, all or none.
+
+        Raises:
+            PackingError: one is longer than a row, or too many would wait.
+        """
         check_lengths(lengths, self._packing_length)
         if len(self) + len(items) > self._capacity:
             raise PackingError(
@@ -167,19 +171,20 @@ def first_fit_decreasing(lengths: Sequence[int], cap: int) -> list[list[int]]:
 
 
 class HalvedRows:
-    """The rows of `count` segments that come in any order; most are known before all segments are there.
+    """The rows of `count` segments that arrive in any order; most are known before all segments have arrived.
 
-    The list is halved again and again. When all segments of a part are there, full rows are taken of what its two
-    halves have left; the rest goes up to the part that contains it, and what the whole list has left is packed
-    first-fit decreasing. So a row depends on the segments of its part and never on time, and a segment that comes late
-    holds up the parts that it is in and no other. Rows are lists of rising places; none is longer than `length` tokens.
+    The list is halved again and again. Once both halves of a part are complete, rows are filled from their leftovers
+    while at least `SIGHT` rows' worth of them remains; the rest passes to the part that contains it. Leftovers of the
+    whole list are packed first-fit decreasing, by `finish`. So a row depends on the segments of its part and never on
+    time, and a segment that comes late holds up the parts that it is in and no other. Rows are lists of rising places;
+    none is longer than `length` tokens.
     """
 
     def __init__(self, length: int, count: int) -> None:
         self._length = length
         self._whole = range(count)
         self._lengths: dict[int, int] = {}
-        self._left: dict[range, list[int]] = {}  # of each part that is there and whose other half is not
+        self._left: dict[range, list[int]] = {}  # of each part that is complete and whose other half is not
 
     def add(self, place: int, length: int) -> list[list[int]]:
         """Take the segment at a place of the list; return the rows that are known with it.
@@ -205,7 +210,7 @@ class HalvedRows:
         return rows
 
     def finish(self) -> list[list[int]]:
-        """Return the rows of all that is left; every segment is there."""
+        """Return the rows of all that is left; every segment has arrived."""
         left = self._left.pop(self._whole, [])
         rows = first_fit_decreasing([self._lengths[one] for one in left], self._length)
         return [[left[i] for i in row] for row in rows]

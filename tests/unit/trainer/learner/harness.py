@@ -199,7 +199,7 @@ def build_e_step(
 
 def segments_of(e_step: EStep, batches: Sequence[Sequence[Record]], *, global_step: int) -> list[Segment]:
     """Return the segments of a step."""
-    asked = e_step.begin(batches, global_step=global_step, stopwatch=Stopwatch())
+    asked = e_step.sync_and_request(batches, global_step=global_step, stopwatch=Stopwatch())
     return [segment for micro_step in asked.micro_steps() for segment in micro_step]
 
 

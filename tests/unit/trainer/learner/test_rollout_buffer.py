@@ -16,11 +16,13 @@ from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
     steps = Steps(None, SingleRowPlanner())
-    steps.begin([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
+    steps.set_batches([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
     steps._kept.groups = [RowGroup(0, [], {}, [])]
     for place, name in [(2, "a"), (1, "b")]:
-        with pytest.raises(RuntimeError, match="step 6: its records are not those whose rollouts of step 5 are kept"):
-            steps.begin([[Record(place, name, (), 8, 8)]], global_step=6, uses=3)
+        with pytest.raises(
+            RuntimeError, match="step 6: these records differ from those whose rollouts were kept at step 5"
+        ):
+            steps.set_batches([[Record(place, name, (), 8, 8)]], global_step=6, uses=3)
 
 
 @pytest.mark.parametrize(("step", "served"), [(4, False), (5, False), (6, True), (7, True), (8, False), (9, False)])

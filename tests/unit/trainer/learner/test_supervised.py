@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from stage2_trainer.learner.estep import SupervisedSteps
+from stage2_trainer.learner.estep import GroundTruthSteps
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import serialize_objects
@@ -124,7 +124,7 @@ def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", [0, 17, 42])
 def test_every_stretch_of_steps_has_its_share(share, seed):
-    steps = SupervisedSteps(share, seed)
+    steps = GroundTruthSteps(share, seed)
     chosen = [step in steps for step in range(400)]
     assert [steps.before(step) for step in range(401)] == [sum(chosen[:step]) for step in range(401)]
     for start in range(0, 300, 7):
@@ -132,13 +132,13 @@ def test_every_stretch_of_steps_has_its_share(share, seed):
 
 
 def test_the_seed_says_which_they_are_and_nothing_else_does():
-    chosen = {seed: [step in SupervisedSteps(0.25, seed) for step in range(40)] for seed in range(12)}
-    assert chosen[3] == [step in SupervisedSteps(0.25, 3) for step in range(40)]
+    chosen = {seed: [step in GroundTruthSteps(0.25, seed) for step in range(40)] for seed in range(12)}
+    assert chosen[3] == [step in GroundTruthSteps(0.25, 3) for step in range(40)]
     assert len({tuple(one) for one in chosen.values()}) > 1
 
 
 def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, model, encoder, image_paths):
-    steps = SupervisedSteps(0.5, 17)
+    steps = GroundTruthSteps(0.5, 17)
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)
     harness.train()

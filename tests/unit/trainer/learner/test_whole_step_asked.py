@@ -98,7 +98,7 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(encoder, records,
         raise Interrupted("asked to stop")
 
     e_step = build_e_step(encoder, model, backend, lambda step, matched: None, check=stop)
-    asked = e_step.begin(batches(records), global_step=STEP, stopwatch=Stopwatch())
+    asked = e_step.sync_and_request(batches(records), global_step=STEP, stopwatch=Stopwatch())
     asked._answers.result()
     asked._answers = _Never()
     with pytest.raises(Interrupted):

@@ -10,9 +10,9 @@ import pytest
 from stage2_trainer.matching import (
     GroundTruth,
     GTObject,
+    ground_truth_target,
     segment_meta,
     serialize_objects,
-    supervised_target,
     supervision,
 )
 
@@ -23,7 +23,7 @@ TRUTHS = [(), (CAT,), (CAT, DOG), (DOG, CAT, DOG)]
 
 
 def supervised(objects, vocab, *, plain=False):
-    target = supervised_target(GroundTruth(tuple(objects)), vocab)
+    target = ground_truth_target(GroundTruth(tuple(objects)), vocab)
     ids = [*PROMPT, *target.y_train_ids, 4]
     meta = segment_meta(target, PROMPT, encoded_len=len(ids), plain_coords=plain)
     return target, np.asarray(ids), supervision(meta, ids, vocab)
