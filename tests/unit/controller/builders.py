@@ -4,7 +4,10 @@ import copy
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from stage2_api.pod import layout
 from stage2_api.pod.report import LearnerReport, SyncedServer, SyncStatus
@@ -231,3 +234,15 @@ def edited(raw: Object, **spec: Any) -> Object:
     """The job after somebody wrote other keys of its spec."""
     metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
     return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
+
+
+def kubeconfig(path: Path, server: str, **user: str) -> str:
+    """Write the configuration of a client of this API server; return its path."""
+    document = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{"name": "x", "cluster": {"server": server}}],
+        "users": [{"name": "x", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return str(path)

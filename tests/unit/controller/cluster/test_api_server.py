@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
 from stage2_controller.spec import names
+from tests.unit.controller import builders as b
 
 
 @asynccontextmanager
@@ -95,14 +95,7 @@ async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     async with TestServer(application) as server:
-        named = {"name": "x"}
-        document = {
-            "current-context": "x",
-            "contexts": [{**named, "context": {"cluster": "x", "user": "x"}}],
-            "clusters": [{**named, "cluster": {"server": str(server.make_url("")).rstrip("/")}}],
-            "users": [{**named, "user": {}}],
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
+        b.kubeconfig(tmp_path / "kubeconfig", str(server.make_url("")).rstrip("/"))
         api = await connect(lambda *_: None)
         try:
             assert await api.get("Node", None, "x") is not None

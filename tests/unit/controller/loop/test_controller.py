@@ -1,7 +1,8 @@
-"""The controller's process ends when what it is there for has ended, so that another one can do it."""
+"""The controller's process: it leads or stands by, measures its loop, and ends when it cannot do its work."""
 
 import asyncio
 import sys
+import time
 from typing import Any, cast
 
 import kopf
@@ -312,3 +313,17 @@ async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None
         there = {**body, "spec": {"nodeName": "a"}, "metadata": {**body["metadata"], "resourceVersion": str(version)}}
         made.observe(kind, cast("Any", {"type": change, "object": there}))
         assert made.queue.depth() == depth, (kind, change)
+
+
+async def test_a_block_is_measured_and_a_long_one_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_controller, "LOGGED_LAG_S", 0.2)
+    late: asyncio.Queue[float] = asyncio.Queue()
+    watching = asyncio.create_task(loop_controller.measure_lag(late.put_nowait))
+    await late.get()
+    time.sleep(0.5)
+    while await late.get() < 0.3:
+        pass
+    watching.cancel()
+    assert "stood still" in caplog.text

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.conditions import find
 from stage2_controller.plan import Plan, plan_after_bug
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
@@ -17,7 +16,7 @@ from stage2_controller.spec import names
 from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken
 from tests.unit.controller import builders as b
-from tests.unit.controller.fake_server import KEY, reconciler
+from tests.unit.controller.fake_server import KEY, Server, reconciler
 
 BUG = AttributeError("'str' object has no attribute 'get'")
 
@@ -74,23 +73,6 @@ def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
     assert reasons.INTERNAL_ERROR not in str(again.status)
 
 
-class Statuses:
-    """An API server that holds nothing and takes in statuses and events."""
-
-    def __init__(self) -> None:
-        self.statuses: list[Any] = []
-
-    async def get(self, kind: str, namespace: str | None, name: str) -> None:
-        return None
-
-    async def apply_status(self, job: Any, status: Any) -> Any:
-        self.statuses.append(status)
-        return {**job, "status": status}
-
-    async def emit(self, job: Any, event: Any, *, at: str) -> None:
-        """Events are reported in the test above."""
-
-
 @pytest.fixture
 def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the jobs that have met it: from here on no job can be drafted."""
@@ -104,46 +86,32 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return met
 
 
-async def test_the_traceback_is_logged_once_for_a_generation(bug: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    store, raw = Store(), b.job()
-    leader = reconciler(Statuses(), store)
+@pytest.fixture
+def server() -> Server:
+    """An API server with a job that is refused: a pass writes nothing but its status."""
+    made = Server()
+    made.put(b.job(learner={"gpus": 2}))
+    return made
+
+
+def leader(server: Server) -> Reconciler:
+    """A controller that knows what this API server holds."""
+    store = Store()
+    store.put(names.KIND, server.objects[names.KIND, KEY.name])
+    return reconciler(server, store)
+
+
+async def test_the_traceback_is_logged_once_for_a_generation(
+    server: Server, bug: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store()
+    passes = reconciler(server, store)
     with caplog.at_level(logging.ERROR):
         for generation in (1, 1, 2, 2):
-            metadata = {"generation": generation, "resourceVersion": str(len(bug) + 1)}
-            store.put(names.KIND, {**raw, "metadata": {**raw["metadata"], **metadata}})
+            store.put(names.KIND, server.put(b.job(), generation=generation))
             with pytest.raises(Broken):
-                await leader(KEY)
+                await passes(KEY)
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
-
-
-async def test_a_pass_that_meets_a_bug_reports_the_status_before_it_is_tried_again(bug: list[str]) -> None:
-    api, store = Statuses(), Store()
-    store.put(names.KIND, b.job())
-    with pytest.raises(Broken):
-        await reconciler(api, store)(KEY)
-    (status,) = api.statuses
-    reported = find(status, reasons.ACCEPTED)
-    assert reported is not None
-    assert reported["reason"] == reasons.INTERNAL_ERROR
-
-
-class Hangs(Statuses):
-    """The same, which takes in a status and never says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-
-    async def apply_status(self, job: Any, status: Any) -> Any:
-        self.asked.set()
-        await asyncio.Event().wait()
-
-
-class Breaks(Statuses):
-    """The same, with a bug of the controller between."""
-
-    async def apply_status(self, job: Any, status: Any) -> Any:
-        raise BUG
 
 
 def counted(made: Reconciler) -> dict[str, float]:
@@ -152,23 +120,34 @@ def counted(made: Reconciler) -> dict[str, float]:
     return {result: count for result, count in found.items() if count}
 
 
-async def test_a_pass_that_is_cancelled_with_the_loss_of_the_lease_counts_as_no_bug() -> None:
-    api, store = Hangs(), Store()
-    store.put(names.KIND, b.job(learner={"gpus": 2}))  # which is refused: nothing is written but that
-    made = reconciler(api, store)
-    under_way = asyncio.create_task(made(KEY))
-    await asyncio.wait_for(api.asked.wait(), timeout=10)
+async def test_a_pass_that_is_cancelled_with_the_loss_of_the_lease_counts_as_no_bug(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def hang(job: Any, status: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server, "apply_status", hang)
+    passes = leader(server)
+    under_way = asyncio.create_task(passes(KEY))
+    await asyncio.wait_for(asked.wait(), timeout=10)
     under_way.cancel()
     await asyncio.gather(under_way, return_exceptions=True)
     assert under_way.cancelled()
-    assert counted(made) == {"retry": 1}
+    assert counted(passes) == {"retry": 1}
 
 
-async def test_a_pass_that_meets_a_bug_outside_of_its_plan_counts_as_one() -> None:
-    store = Store()
-    store.put(names.KIND, b.job(learner={"gpus": 2}))  # which is refused: nothing is written but that
-    made = reconciler(Breaks(), store)
+async def test_a_pass_that_meets_a_bug_outside_of_its_plan_counts_as_one(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(job: Any, status: Any) -> None:
+        raise BUG
+
+    monkeypatch.setattr(server, "apply_status", fail)
+    passes = leader(server)
     with pytest.raises(AttributeError) as met:
-        await made(KEY)
+        await passes(KEY)
     assert met.value is BUG
-    assert counted(made) == {"error": 1}
+    assert counted(passes) == {"error": 1}

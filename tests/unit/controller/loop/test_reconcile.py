@@ -1,6 +1,7 @@
 """Passes over one job on an API server that is a dictionary: whose objects are read, written and deleted."""
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, WATCHED, Life, Object, Server, reconciler
+from tests.unit.controller.job.test_service_members import OURS, SERVERS, replica_set, server_pod
 
-CONFIG = ("ConfigMap", "job-3v1-config")
+CONFIG, TOKEN = ("ConfigMap", "job-3v1-config"), ("Secret", "job-3v1-token")
+DEPLOYMENT = ("Deployment", "job-3v1-rollout")
 
 
 @pytest.fixture
@@ -24,6 +27,7 @@ def life() -> Life:
 
 
 def foreign(kind: str) -> Object:
+    """An object of somebody else under the name of a child."""
     child = copy.deepcopy(b.child(b.planned(b.job()), kind))
     del child["metadata"]["ownerReferences"], child["metadata"]["labels"]
     return child
@@ -56,14 +60,17 @@ async def test_what_a_pass_deleted_is_gone_before_the_watches_report_of_it(life:
     assert life.server.requests == []
 
 
-async def test_a_secret_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(life: Life) -> None:
+@pytest.mark.parametrize("deleted", [CONFIG, TOKEN], ids=["ConfigMap", "Secret"])
+async def test_a_file_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(
+    life: Life, deleted: tuple[str, str]
+) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
-    life.server.remove("Secret", "job-3v1-token")
+    life.server.remove(*deleted)
     life.server.add(b.job(), generation=3)
     await life.one_pass()
-    assert ("Secret", "job-3v1-token") in life.server.objects
+    assert deleted in life.server.objects
 
 
 async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:
@@ -77,9 +84,7 @@ async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])
 async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_reported_once(life: Life, kind: str) -> None:
-    made = b.planned(b.job(), b.started(b.job(), secret=None))
-    child = copy.deepcopy(b.child(made, kind))
-    del child["metadata"]["ownerReferences"], child["metadata"]["labels"]
+    child = foreign(kind)
     theirs = life.server.add(child)
     assert await life.one_pass() == 0
     assert await life.one_pass() == 15
@@ -91,7 +96,7 @@ async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_reported_
     life.server.remove(kind, child["metadata"]["name"])
     await life.one_pass()
     assert life.children_applied() == ("True", reasons.APPLIED)
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    assert DEPLOYMENT in life.server.objects
 
 
 async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before(life: Life) -> None:
@@ -101,14 +106,14 @@ async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before
     for kind in ("Deployment", "Service", "NetworkPolicy", "Job"):  # the garbage collector was there
         (name,) = [name for there, name in life.server.objects if there == kind]
         life.server.remove(kind, name)
-    files = life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]
+    files = life.server.objects[CONFIG], life.server.objects[TOKEN]
     assert await life.one_pass() == 0
     assert await life.one_pass() == 2
     assert life.children_applied() == ("False", reasons.OLD_CHILDREN_ENDING)
-    assert (life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]) == files
-    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert (life.server.objects[CONFIG], life.server.objects[TOKEN]) == files
+    assert DEPLOYMENT not in life.server.objects
     life.server.remove(*CONFIG)
-    life.server.remove("Secret", "job-3v1-token")
+    life.server.remove(*TOKEN)
     await life.one_pass()
     owner = life.server.objects[CONFIG]["metadata"]["ownerReferences"][0]
     assert owner["uid"] == "uid-of-the-next"
@@ -118,7 +123,7 @@ async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(
     mine = life.server.add(b.child(b.planned(b.job()), "Secret"))
     await life.one_pass()
     assert life.children_applied() == ("True", reasons.APPLIED)
-    assert life.server.objects["Secret", "job-3v1-token"] == mine
+    assert life.server.objects[TOKEN] == mine
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "NetworkPolicy", "Service", "Deployment"])
@@ -143,24 +148,14 @@ async def test_a_creation_that_finds_a_name_taken_and_then_free_is_made_again_be
     assert not [key for key in life.server.objects if key[0] in kinds.ROLE_OF_PODS]
     await life.one_pass()
     assert policy in life.server.objects
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
-
-
-async def test_a_configmap_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(life: Life) -> None:
-    await life.one_pass()
-    life.server.add(b.job(suspend=True), generation=2)
-    await life.one_pass()
-    life.server.remove(*CONFIG)
-    life.server.add(b.job(), generation=3)
-    await life.one_pass()
-    assert CONFIG in life.server.objects
+    assert DEPLOYMENT in life.server.objects
 
 
 async def test_no_servers_are_made_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
     theirs = life.server.add(foreign("Job"))
     for _ in range(2):
         await life.one_pass()
-        assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+        assert DEPLOYMENT not in life.server.objects
     assert life.server.objects["Job", "job-3v1-learner"] == theirs
 
 
@@ -177,7 +172,7 @@ async def test_no_server_is_created_beside_a_learner_that_was_refused(life: Life
     life.server.refused["Job"] = "exceeded quota: one, requested: count/jobs.batch=1"
     with pytest.raises(RetryLater, match=r"count/jobs\.batch"):
         await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert DEPLOYMENT not in life.server.objects
     assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
 
 
@@ -188,14 +183,14 @@ async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learne
     assert await life.one_pass() == 0
     await life.one_pass()
     assert life.children_applied() == ("False", reasons.NAME_TAKEN)
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    assert DEPLOYMENT in life.server.objects
 
 
 async def test_a_secret_without_certificates_is_recreated_before_any_pod(life: Life) -> None:
     life.server.add(manifest.secret(b.owner(b.job()), {"token": "of-before"}))
     for _ in range(4):
         await life.one_pass()
-    kept = life.server.objects["Secret", "job-3v1-token"]["data"]
+    kept = life.server.objects[TOKEN]["data"]
     assert {"ca.crt", "rollout.key", "learner.key"} <= set(kept)
     assert life.server.requests.count(("delete", "Secret")) == 1
     assert ("Job", "job-3v1-learner") in life.server.objects
@@ -206,12 +201,12 @@ async def test_a_secret_without_certificates_is_recreated_before_any_pod(life: L
 
 async def test_a_controller_that_takes_over_leaves_the_certificates_as_they_are(life: Life) -> None:
     await life.one_pass()
-    kept = life.server.objects["Secret", "job-3v1-token"]
+    kept = life.server.objects[TOKEN]
     store = Store()
     for body in life.server.objects.values():
         store.put(body["kind"], body) if body["kind"] in WATCHED else None
     await reconciler(life.server, store)(KEY)
-    assert life.server.objects["Secret", "job-3v1-token"] is kept
+    assert life.server.objects[TOKEN] is kept
 
 
 def ended(phase: str, reason: str) -> Object:
@@ -258,7 +253,7 @@ async def test_a_job_that_was_corrected_while_its_time_to_live_passed_is_not_del
     assert (names.KIND, KEY.name) in life.server.objects
     life.server.add(life.server.objects[names.KIND, KEY.name])
     await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    assert DEPLOYMENT in life.server.objects
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service"])
@@ -266,7 +261,7 @@ async def test_no_server_is_created_beside_a_prerequisite_that_was_refused(life:
     life.server.refused[kind] = f"{kind.lower()}s are forbidden: exceeded quota: small"
     with pytest.raises(RetryLater, match="exceeded quota"):
         await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert DEPLOYMENT not in life.server.objects
     assert {"ConfigMap", "NetworkPolicy", "Service", "Secret"} == set(life.server.written())
     assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
     status = life.server.objects[names.KIND, KEY.name]["status"]
@@ -276,7 +271,7 @@ async def test_no_server_is_created_beside_a_prerequisite_that_was_refused(life:
 
     life.server.refused.clear()
     await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    assert DEPLOYMENT in life.server.objects
     assert life.children_applied() == ("True", reasons.APPLIED)
 
 
@@ -299,3 +294,54 @@ async def test_the_same_refusal_writes_no_status_twice(life: Life) -> None:
         with pytest.raises(RetryLater):
             await life.one_pass()
     assert ("apply", "status") not in life.server.requests
+
+
+SLICE = ("EndpointSlice", SERVERS)
+
+
+def as_watched(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """An object that others made for the job, as a watch reports it."""
+    labels = {"labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, **body["metadata"].get("labels", {})}}
+    annotations = {"annotations": {names.ANNOTATION_JOB: KEY.name, **body["metadata"].get("annotations", {})}}
+    return {**body, "kind": kind, "metadata": {**body["metadata"], **labels, **annotations}}
+
+
+async def with_address(life: Life) -> None:
+    """Bring the job as far as its rollout pod has an address."""
+    await life.one_pass()
+    service = life.server.objects["Service", "job-3v1-rollout"]
+    spec = {key: value for key, value in service["spec"].items() if key != "selector"}
+    life.server.add({**service, "spec": {**spec, "ipFamilies": ["IPv4"]}})
+    uid = life.server.objects["Deployment", "job-3v1-rollout"]["metadata"]["uid"]
+    life.server.add(as_watched("ReplicaSet", replica_set("uid-of-set", deployment=uid)))
+    life.server.add(as_watched("Pod", server_pod()))
+    life.server.requests.clear()
+
+
+async def test_a_server_that_has_an_address_costs_one_request(life: Life) -> None:
+    await with_address(life)
+    await life.one_pass()
+    assert [one for one in life.server.requests if one != ("apply", "status")] == [("apply", "EndpointSlice")]
+    assert life.server.objects[SLICE]["endpoints"][0]["addresses"] == [OURS]
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.requests == []
+
+
+async def test_a_slice_that_somebody_deletes_comes_back(life: Life) -> None:
+    await with_address(life)
+    await life.one_pass()
+    life.server.remove(*SLICE)
+    await life.one_pass()
+    assert SLICE in life.server.objects
+
+
+async def test_a_controller_that_may_not_write_addresses_reports_it(life: Life) -> None:
+    await with_address(life)
+    life.server.refused["EndpointSlice"] = "endpointslices are forbidden"
+    with pytest.raises(RetryLater, match="endpointslices are forbidden"):
+        await life.one_pass()
+    assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
+    life.server.refused.clear()
+    await life.one_pass()
+    assert life.children_applied() == ("True", reasons.APPLIED)

@@ -1,8 +1,9 @@
 """The work queue: coalescing, one call at a time for a key, bounded concurrency, backoff, turns for owners."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from stage2_controller.work_queue import NEW_FOR_A_KNOWN, FairTurns, RetryLater,
 
 
 @asynccontextmanager
-async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
+async def running(work: Callable[[str], Awaitable[float | None]], **options: Any) -> AsyncIterator[WorkQueue[str]]:
+    """A queue that runs until the test leaves it."""
+    queue = WorkQueue(work, **options)
     task = asyncio.create_task(queue.run())
     try:
-        yield
+        yield queue
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -23,12 +26,13 @@ async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
 class Work:
     """Records its calls; each waits for `gate`, then does what `then` says."""
 
-    def __init__(self, then: Callable[[str, int], float | None] = lambda key, count: None) -> None:
+    def __init__(self, then: Callable[[str, int], float | None] = lambda key, count: None, *, held: bool = False):
         self.calls: list[str] = []
         self.active = 0
         self.most_active = 0
         self.gate = asyncio.Event()
-        self.gate.set()
+        if not held:
+            self.gate.set()
         self._then = then
 
     async def __call__(self, key: str) -> float | None:
@@ -58,20 +62,17 @@ async def settled() -> None:
 
 async def test_additions_before_a_call_starts_are_one_call() -> None:
     work = Work()
-    queue = WorkQueue(work)
-    for _ in range(5):
-        queue.add("a")
-    async with running(queue):
+    async with running(work) as queue:
+        for _ in range(5):
+            queue.add("a")
         await until(lambda: bool(work.calls))
         await settled()
     assert work.calls == ["a"]
 
 
 async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
-    work = Work()
-    work.gate.clear()
-    queue = WorkQueue(work)
-    async with running(queue):
+    work = Work(held=True)
+    async with running(work) as queue:
         queue.add("a")
         await until(lambda: work.active == 1)
         queue.add("a")
@@ -84,25 +85,24 @@ async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
     assert work.calls == ["a", "a"]
 
 
-async def test_what_is_added_soon_after_a_call_waits_until_the_key_has_rested() -> None:
-    work = Work()
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
+@pytest.mark.parametrize("during_the_call", [True, False])
+async def test_additions_during_a_call_or_soon_after_it_wait_until_the_key_has_rested(during_the_call: bool) -> None:
+    work = Work(held=during_the_call)
+    async with running(work, rest_s=3600) as queue:
         queue.add("a")
         await until(lambda: bool(work.calls))
         for _ in range(5):
             await settled()
             queue.add("a")
+        work.gate.set()
         await settled()
-        assert queue.depth() == 0
+        assert (work.active, queue.depth()) == (0, 0)
     assert work.calls == ["a"]
 
 
 async def test_what_waits_for_the_rest_of_its_key_is_one_call_then() -> None:
-    work = Work()
-    work.gate.clear()
-    queue = WorkQueue(work, rest_s=0.001)
-    async with running(queue):
+    work = Work(held=True)
+    async with running(work, rest_s=0.001) as queue:
         queue.add("a")
         await until(lambda: work.active == 1)
         for _ in range(5):
@@ -113,26 +113,10 @@ async def test_what_waits_for_the_rest_of_its_key_is_one_call_then() -> None:
     assert work.calls == ["a", "a"]
 
 
-async def test_additions_during_a_call_wait_for_the_rest_after_it() -> None:
-    work = Work()
-    work.gate.clear()
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
-        queue.add("a")
-        await until(lambda: work.active == 1)
-        queue.add("a")
-        work.gate.set()
-        await until(lambda: work.active == 0)
-        await settled()
-    assert work.calls == ["a"]
-
-
 @pytest.mark.parametrize("during_the_call", [True, False])
 async def test_what_is_added_at_once_does_not_wait_for_the_rest(during_the_call: bool) -> None:
-    work = Work()
-    work.gate.clear()
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
+    work = Work(held=True)
+    async with running(work, rest_s=3600) as queue:
         queue.add("a")
         await until(lambda: work.active == 1)
         if during_the_call:
@@ -148,8 +132,7 @@ async def test_what_is_added_at_once_does_not_wait_for_the_rest(during_the_call:
 
 async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call_has_asked_for() -> None:
     work = Work(lambda key, count: 0.001 if key == "a" and count < 3 else None)
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
+    async with running(work, rest_s=3600) as queue:
         queue.add("a")
         await until(lambda: work.calls == ["a"] * 3)
         queue.add("b")
@@ -158,8 +141,7 @@ async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call
 
 async def test_a_key_that_was_forgotten_and_comes_again_does_not_rest() -> None:
     work = Work()
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
+    async with running(work, rest_s=3600) as queue:
         queue.add("a")
         await until(lambda: bool(work.calls))
         await settled()
@@ -169,10 +151,8 @@ async def test_a_key_that_was_forgotten_and_comes_again_does_not_rest() -> None:
 
 
 async def test_no_more_calls_at_once_than_the_concurrency() -> None:
-    work = Work()
-    work.gate.clear()
-    queue = WorkQueue(work, concurrency=3)
-    async with running(queue):
+    work = Work(held=True)
+    async with running(work, concurrency=3) as queue:
         for index in range(10):
             queue.add(f"job-{index}")
         await until(lambda: work.active == 3)
@@ -184,72 +164,40 @@ async def test_no_more_calls_at_once_than_the_concurrency() -> None:
     assert work.most_active == 3
 
 
-async def test_a_call_that_fails_is_made_again_until_it_succeeds() -> None:
-    def fail_twice(key: str, count: int) -> None:
-        if count <= 2:
-            raise RetryLater("quota")
-
-    work = Work(fail_twice)
-    queue = WorkQueue(work, backoff_s=0.001)
-    async with running(queue):
-        queue.add("a")
-        await until(lambda: len(work.calls) == 3)
-    assert work.calls == ["a"] * 3
-
-
 async def test_a_call_that_breaks_does_not_stop_the_others() -> None:
     def break_on_a(key: str, count: int) -> None:
         if key == "a":
             raise RuntimeError("boom")
 
     work = Work(break_on_a)
-    queue = WorkQueue(work, concurrency=1, backoff_s=3600)
-    async with running(queue):
+    async with running(work, concurrency=1, backoff_s=3600) as queue:
         queue.add("a")
         queue.add("b")
         await until(lambda: work.calls == ["a", "b"])
 
 
-class Pauses(WorkQueue[str]):
-    """A queue that notes after how many seconds it makes each next call, and makes it at once."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work, backoff_s=1.0, backoff_max_s=5.0)
-        self.pauses: list[float] = []
-
-    def add_after(self, key: str, delay_s: float) -> None:
-        self.pauses.append(delay_s)
-        super().add_after(key, 0.0)
-
-
-async def test_backoff_doubles_up_to_its_limit_and_restarts_after_a_success() -> None:
+async def test_backoff_doubles_up_to_its_limit_and_restarts_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_but_for_the_sixth(key: str, count: int) -> float:
         if count == 6:
             return 0.5
         raise RetryLater("quota")
 
-    work = Work(fail_but_for_the_sixth)
-    queue = Pauses(work)
-    async with running(queue):
-        queue.add("a")
-        await until(lambda: len(queue.pauses) >= 8)
-    assert queue.pauses[:8] == [1.0, 2.0, 4.0, 5.0, 5.0, 0.5, 1.0, 2.0]
+    pauses: list[float] = []
 
+    def note(queue: WorkQueue[str], key: str, delay_s: float) -> None:
+        pauses.append(delay_s)
+        queue.add(key)
 
-async def test_the_seconds_that_a_call_returns_plan_the_next_one() -> None:
-    work = Work(lambda key, count: 0.001 if count < 3 else None)
-    queue = WorkQueue(work)
-    async with running(queue):
+    monkeypatch.setattr(WorkQueue, "add_after", note)
+    async with running(Work(fail_but_for_the_sixth), backoff_s=1.0, backoff_max_s=5.0) as queue:
         queue.add("a")
-        await until(lambda: len(work.calls) == 3)
-        await settled()
-    assert work.calls == ["a"] * 3
+        await until(lambda: len(pauses) >= 8)
+    assert pauses[:8] == [1.0, 2.0, 4.0, 5.0, 5.0, 0.5, 1.0, 2.0]
 
 
 async def test_a_forgotten_key_is_not_called_again() -> None:
     work = Work()
-    queue = WorkQueue(work)
-    async with running(queue):
+    async with running(work) as queue:
         queue.add_after("a", 0.001)
         queue.forget("a")
         queue.add_after("b", 0.005)
@@ -275,11 +223,9 @@ def fails(key: str, count: int) -> None:
 async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothing_stays(
     then: Callable[[str, int], float | None],
 ) -> None:
-    work = Work(then)
-    work.gate.clear()
-    queue = WorkQueue(work, concurrency=1, rest_s=3600, backoff_s=3600)
+    work = Work(then, held=True)
     keys = [f"job-{index}" for index in range(100)]
-    async with running(queue):
+    async with running(work, concurrency=1, rest_s=3600, backoff_s=3600) as queue:
         for key in keys:
             queue.add(key)
         await until(lambda: work.active == 1)
@@ -297,8 +243,7 @@ async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothi
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: bool) -> None:
     work = Work()
-    queue = WorkQueue(work, concurrency=1)
-    async with running(queue):
+    async with running(work, concurrency=1) as queue:
         for key in ("a", "b"):
             queue.add(key)
         await until(lambda: work.calls == ["a", "b"])
@@ -317,10 +262,8 @@ async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: boo
 
 
 async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_again() -> None:
-    work = Work(lambda key, count: 3600.0 if count == 1 else None)
-    work.gate.clear()
-    queue = WorkQueue(work, rest_s=3600)
-    async with running(queue):
+    work = Work(lambda key, count: 3600.0 if count == 1 else None, held=True)
+    async with running(work, rest_s=3600) as queue:
         queue.add("a")
         await until(lambda: work.active == 1)
         queue.forget("a")
@@ -335,8 +278,7 @@ async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_i
 
 async def test_the_sooner_of_two_delays_wins() -> None:
     work = Work()
-    queue = WorkQueue(work)
-    async with running(queue):
+    async with running(work) as queue:
         queue.add_after("a", 0.001)
         queue.add_after("a", 3600)
         await until(lambda: bool(work.calls))
