@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,18 @@ def learner_job(made: Plan, *conditions: Object, failed: int = 0) -> Object:
     return {**child(made, "Job"), "status": {"conditions": list(conditions), "failed": failed}}
 
 
+def created(made: Plan, **more: Any) -> Observed:
+    """What is observed once the Deployment and the Job of a plan exist; `more` adds or replaces parts."""
+    return Observed(**{"deployment": child(made, "Deployment"), "learner": learner_job(made), **more})
+
+
+def trains(made: Plan, **more: Any) -> Observed:
+    """What is observed once the plan's servers answer and its learner trains; `more` adds or replaces parts."""
+    files = {kind.lower(): child(made, kind) for kind in ("Service", "NetworkPolicy", "ConfigMap", "Secret")}
+    pods = (rollout_pod(True, True, True), learner_pod())
+    return created(made, **{**files, "pods": pods, "progress": report(), **more})
+
+
 def job_condition(condition_type: str, reason: str = "", text: str = "") -> Object:
     """A true condition of a batch/v1 Job."""
     return {"type": condition_type, "status": "True", "reason": reason, "message": text}
@@ -197,19 +210,13 @@ def report(
 
 def started(raw: Object, **more: Any) -> Observed:
     """What is observed of a job whose servers answer and whose learner trains; `more` replaces parts."""
-    ready = Observed(pods=(rollout_pod(True, True, True),))
-    made = planned(raw, ready)
-    parts: Object = {
-        "deployment": child(made, "Deployment"),
-        "service": child(made, "Service"),
-        "networkpolicy": child(made, "NetworkPolicy"),
-        "configmap": child(made, "ConfigMap"),
-        "secret": child(made, "Secret"),
-        "learner": learner_job(made),
-        "pods": (rollout_pod(True, True, True), learner_pod()),
-        "progress": report(),
-    }
-    return Observed(**{**parts, **more})
+    return trains(planned(raw, Observed(pods=(rollout_pod(True, True, True),))), **more)
+
+
+def completed(raw: Object) -> Observed:
+    """What is observed of a job whose learner has done its work."""
+    observed = started(raw)
+    return replace(observed, learner=learner_job(planned(raw, observed), job_condition("Complete")))
 
 
 def termination(**fields: Any) -> str:

@@ -213,7 +213,9 @@ def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answ
     assert asyncio.run(create()) == answer
 
 
-def test_a_name_leads_to_no_other_path_whatever_it_is() -> None:
+def test_requests_go_to_the_path_of_the_kind_and_a_name_leads_to_no_other() -> None:
+    assert path("Secret", "n", "x") == "/api/v1/namespaces/n/secrets/x"
+    assert path("NetworkPolicy", "n") == "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies"
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     assert path("PriorityClass", None, "high") == f"{classes}/high"
     assert path("PriorityClass", None, "../x?watch=true&a=%2F#") == f"{classes}/..%2Fx%3Fwatch%3Dtrue%26a%3D%252F%23"

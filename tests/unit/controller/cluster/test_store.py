@@ -1,7 +1,12 @@
-"""The store of what the watches have seen: the newest state wins, whichever way it came."""
+"""The store of what the watches have seen: the newest state wins, and whatever JSON anybody stores is read."""
 
+import json
+import sys
 from typing import Any
 
+import pytest
+
+from stage2_controller import store
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
 from stage2_controller.store import Store, key_of
@@ -91,3 +96,43 @@ def test_a_list_shows_what_vanished_but_not_what_came_after_it() -> None:
     store.put("Pod", seen("Pod", "gone", 3, uid="a"))
     store.put("Pod", seen("Pod", "younger-than-the-list", 30, uid="b"))
     assert [body["metadata"]["name"] for body in store.vanished("Pod", [], 20)] == ["gone"]
+
+
+DEEP = 5_000
+
+
+@pytest.fixture
+def deep_recursion():
+    """The depth that `stage2_controller.loop.main` allows a process of its own."""
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * DEEP)
+    yield
+    sys.setrecursionlimit(usual)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"kind": "Pod", "metadata": {"labels": {}}, "spec": [1, 2.5, true, null, "x\\u00e9"]}',
+        '{"metadata": {"name": "\\ud800"}}',  # half a pair
+        '{"a": 1, "a": 2}',
+    ],
+)
+def test_a_text_reads_as_the_standard_library_reads_it(text):
+    assert store.read(text) == store.read(text.encode()) == json.loads(text)
+
+
+@pytest.mark.usefixtures("deep_recursion")
+def test_an_object_of_any_depth_is_read_and_written():
+    text = '{"a":' * DEEP + "1" + "}" * DEEP
+    assert store.write(store.read(text)).decode() == text
+
+
+@pytest.mark.parametrize("made", [{"a": [1, "é", None, {"b": 0.1}]}, {"half": "\ud800"}, {"large": 2**70}])
+def test_what_is_written_reads_as_it_was(made):
+    assert json.loads(store.write(made)) == made
+
+
+def test_what_is_no_json_is_a_value_error():
+    with pytest.raises(ValueError, match="Expecting value"):
+        store.read("<html>")

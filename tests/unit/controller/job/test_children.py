@@ -1,8 +1,11 @@
-"""The manifests of the children, one by one."""
+"""The manifests of the children, one by one, and what the state, the requests and the chart's rights know of them."""
 
 import base64
 import copy
+import dataclasses
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,9 +102,14 @@ def pod_spec(kind: str, **spec: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("child", kinds.CHILDREN, ids=lambda child: child.kind)
-def test_every_child_is_owned_and_labelled(child: ChildKind) -> None:
-    metadata = (in_queue() if child.of_kueue else wanted(child.kind))["metadata"]
+BY_KIND = pytest.mark.parametrize("child", kinds.CHILDREN, ids=lambda child: child.kind)
+
+
+@BY_KIND
+def test_every_child_is_named_by_its_kind_owned_and_labelled(child: ChildKind) -> None:
+    made = in_queue() if child.of_kueue else wanted(child.kind)
+    metadata = made["metadata"]
+    assert (made["apiVersion"], metadata["name"]) == (child.api_version, f"job-3v1-{child.role}")
     (owner,) = metadata["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == (names.KIND, "job-3v1", "uid-of-job-3v1")
     assert owner["controller"]
@@ -187,11 +195,6 @@ def test_a_configuration_error_fails_the_job_and_a_disruption_does_not_count() -
     assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (3, "Never")
 
 
-def test_the_learner_names_its_ports() -> None:
-    ports = {port["name"]: port["containerPort"] for port in pod_spec("Job")["containers"][0]["ports"]}
-    assert ports == {"progress": 9400, "metrics": 9401, "group-0": 51216, "group-1": 51217, "group-2": 51218}
-
-
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 def test_pods_satisfy_the_restricted_pod_security_standard(kind: str) -> None:
     spec = pod_spec(kind)
@@ -210,19 +213,6 @@ def test_pods_hold_no_api_credentials(kind: str) -> None:
     spec = pod_spec(kind)
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
-
-
-@pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_pods_mount_configuration_token_scratch_and_the_jobs_volumes(kind: str) -> None:
-    spec = pod_spec(kind)
-    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
-    assert set(mounts) == {"/etc/stage2/config", "/etc/stage2/token", "/etc/stage2/tls", "/tmp", "/dev/shm", "/data"}
-    volumes = {volume["name"]: volume for volume in spec["volumes"]}
-    assert {mount["name"] for mount in mounts.values()} == set(volumes)
-    assert volumes["data"] == {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
-    assert volumes["shm"] == {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    assert volumes["stage2-config"]["configMap"]["name"] == "job-3v1-config"
-    assert volumes["stage2-token"]["secret"]["secretName"] == "job-3v1-token"
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
@@ -259,12 +249,6 @@ def test_without_tls_pods_have_no_certificate_and_are_asked_in_clear_text() -> N
     assert "https" not in config
     server, *_ = pod_spec("Deployment", tls={"enabled": False})["containers"]
     assert server["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
-
-
-def test_probes_speak_tls() -> None:
-    for server in pod_spec("Deployment")["containers"]:
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert server[probe]["httpGet"]["scheme"] == "HTTPS"
 
 
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
@@ -311,3 +295,40 @@ def test_a_template_reaches_every_server_by_the_name_server() -> None:
 def test_the_image_of_the_spec_comes_before_the_default() -> None:
     assert pod_spec("Job")["containers"][0]["image"] == "my/trainer:1"
     assert pod_spec("Job", image=None)["containers"][0]["image"] == "stage2/trainer:test"
+
+
+RULES = Path(__file__).parents[4] / "charts" / "stage2" / "templates" / "_helpers.tpl"
+RULE = re.compile(r'- apiGroups: \["?([^"\]]*)"?\]\n  resources: \[([^\]]*)\].*\n  verbs: \[([^\]]*)\]')
+
+
+def granted() -> dict[tuple[str, str], set[str]]:
+    """Return the verbs that the chart allows, by API group and resource."""
+    found = RULE.findall(RULES.read_text(encoding="utf-8"))
+    return {(group, name): set(verbs.split(", ")) for group, names, verbs in found for name in names.split(", ")}
+
+
+@BY_KIND
+def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> None:
+    needed = {"get", "create"}
+    needed |= {"list", "watch"} if child.watched else set()
+    needed |= set() if child.create_once else {"patch"}
+    needed |= {"delete"} if child.has_pods or child.of_kueue or child in (kinds.SECRET, kinds.SERVICE) else set()
+    group = child.api_version.rpartition("/")[0]
+    assert granted()[group, child.plural] == needed
+
+
+def test_the_chart_grants_just_what_is_done_with_the_addresses_behind_a_service() -> None:
+    assert granted()["discovery.k8s.io", "endpointslices"] == {"list", "watch", "create", "patch"}
+    assert granted()["apps", "replicasets"] == {"list", "watch"}
+
+
+@BY_KIND
+def test_the_observed_state_has_a_field_for_each_kind(child: ChildKind) -> None:
+    assert child.field in {field.name for field in dataclasses.fields(Observed)}
+    there = {"metadata": {"name": "x"}}
+    assert dataclasses.replace(b.NOTHING, **{child.field: there}).child(child.kind) == there
+
+
+def test_workloads_are_watched_only_where_kueue_is_served() -> None:
+    assert set(kinds.watched(kueue=True)) - set(kinds.watched(kueue=False)) == {kinds.WORKLOAD}
+    assert not {"ConfigMap", "Secret"} & {resource.kind for resource in kinds.watched(kueue=True)}

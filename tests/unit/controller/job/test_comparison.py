@@ -276,11 +276,6 @@ def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail
     assert b.condition(b.planned(again(raw), found), reasons.FAILED) is None
 
 
-def test_once_the_old_children_are_gone_the_job_begins() -> None:
-    made = b.planned(again(b.job()), seen(again(b.job()), b.NOTHING))
-    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
-
-
 def test_every_pod_says_by_its_uid_which_job_it_is_of() -> None:
     raw = b.job()
     made = b.planned(raw, Observed(pods=(b.rollout_pod(True, True, True),)))

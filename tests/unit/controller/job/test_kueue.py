@@ -52,6 +52,12 @@ def reported(made: Plan) -> dict[str, tuple[str, str]]:
     return {item["type"]: (item["status"], item["reason"]) for item in conditions}
 
 
+def quota_step(raw: Any, made: Plan) -> explanation.Step:
+    """What `explain` shows of the quota."""
+    (found,) = [step for step in explanation.chain(b.with_status(raw, made)) if step.name == "quota"]
+    return found
+
+
 ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
 
 
@@ -338,7 +344,7 @@ def test_a_queue_that_nobody_serves_is_reported_with_the_way_out_and_nothing_is_
     assert "kueue.x-k8s.io/queue-name=team" in text
     assert "--set controller.kueue=true" in text
     assert "remove the label" in text
-    (quota,) = [step for step in explanation.chain(b.with_status(queued(), made)) if step.name == "quota"]
+    quota = quota_step(queued(), made)
     assert (quota.state, quota.fix) == (
         "wrong",
         "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/job-3v1",
@@ -419,7 +425,7 @@ def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> Non
     assert (made.children, made.again_after_s) == ((), kueue.CLASS_AGAIN_S)
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.NO_PRIORITY_CLASS)
     assert "kueue.x-k8s.io/priority-class=urgent" in made.status["message"]
-    (quota,) = [step for step in explanation.chain(b.with_status(raw, made)) if step.name == "quota"]
+    quota = quota_step(raw, made)
     assert quota.state == "wrong"
     assert b.kinds(passed(raw, Observed(priority_class=URGENT))) == ["Workload"]
 

@@ -129,47 +129,42 @@ def test_names_are_looked_up_wherever_the_cluster_s_name_servers_are() -> None:
 
 
 ELSEWHERE = ("outside", {"of": "no cluster"})
-OF_ONE_WORD = {"semantic_model": "bert-base-uncased"}
-FETCHES: dict[str, Any] = {"spec": {"initContainers": [{"name": "fetch", "image": "rclone"}]}}
 BESIDE: dict[str, Any] = {"spec": {"containers": [{"name": "uploads", "image": "rclone"}]}}
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"config": {"model": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}},
-        {"config": {"training": {"report_to": ["tensorboard", "wandb"]}}},
-        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True}}}}}},
-        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {**OF_ONE_WORD, "enabled": True}}}}}},
-        {"learner": {"gpus": 1, "template": FETCHES}},
-        {"rollout": {"servers": 3, "template": BESIDE}},
-    ],
-    ids=[
-        "a hub's model",
-        "a tracker",
-        "a hub's sentence embeddings",
-        "those of one word",
-        "a container before",
-        "a container beside",
-    ],
-)
+def monitored(**desc_monitor: Any) -> dict[str, Any]:
+    return {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True, **desc_monitor}}}}}}
+
+
+def learner(**spec: Any) -> dict[str, Any]:
+    return {"learner": {"gpus": 1, "template": {"spec": spec}}}
+
+
+NEEDS_OTHERS: dict[str, dict[str, Any]] = {
+    "a hub's model": {"config": {"model": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}},
+    "a tracker": {"config": {"training": {"report_to": ["tensorboard", "wandb"]}}},
+    "a hub's sentence embeddings": monitored(),
+    "those of one word": monitored(semantic_model="bert-base-uncased"),
+    "a container before": learner(initContainers=[{"name": "fetch", "image": "rclone"}]),
+    "a container beside": {"rollout": {"servers": 3, "template": BESIDE}},
+}
+NEEDS_NOBODY: dict[str, dict[str, Any]] = {
+    "TensorBoard": {"config": {"training": {"report_to": ["tensorboard", "none"]}}},
+    "equal texts": monitored(mode="exact"),
+    "the learner's container": learner(containers=[{"name": "learner", "env": []}]),
+    "a server's": {"rollout": {"servers": 3, "template": {"spec": {"containers": [{"name": "server-1", "env": []}]}}}},
+    "the one that waits": learner(initContainers=[{"name": "wait-for-servers"}]),
+    "a folder": {"config": {"model": {"model": "./model"}}},
+}
+
+
+@pytest.mark.parametrize("spec", NEEDS_OTHERS.values(), ids=NEEDS_OTHERS)
 def test_what_a_job_names_elsewhere_opens_its_way_out_unless_it_is_closed(spec: dict[str, Any]) -> None:
     assert lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
     assert not lets_out(policy(network={"egress": "Closed"}, **spec), LEARNER, ELSEWHERE, 443)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"config": {"training": {"report_to": ["tensorboard", "none"]}}},
-        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True, "mode": "exact"}}}}}},
-        {"learner": {"gpus": 1, "template": {"spec": {"containers": [{"name": "learner", "env": []}]}}}},
-        {"rollout": {"servers": 3, "template": {"spec": {"containers": [{"name": "server-1", "env": []}]}}}},
-        {"learner": {"gpus": 1, "template": {"spec": {"initContainers": [{"name": "wait-for-servers"}]}}}},
-        {"config": {"model": {"model": "./model"}}},
-    ],
-    ids=["TensorBoard", "equal texts", "the learner's container", "a server's", "the one that waits", "a folder"],
-)
+@pytest.mark.parametrize("spec", NEEDS_NOBODY.values(), ids=NEEDS_NOBODY)
 def test_what_needs_nobody_else_leaves_the_way_out_closed_unless_it_is_opened(spec: dict[str, Any]) -> None:
     assert not lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
     assert lets_out(policy(network={"egress": "Open"}, **spec), LEARNER, ELSEWHERE, 443)

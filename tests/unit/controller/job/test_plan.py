@@ -4,10 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_api.pod import layout
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.observed import Observed
 from stage2_controller.place import binding
@@ -42,8 +40,7 @@ def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
 
 def test_the_time_to_live_counts_from_when_the_clock_was_set_back() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
-    observed = b.started(raw)
-    complete = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
+    complete = b.completed(raw)
     raw = b.with_status(raw, b.planned(raw, complete, after_s=AHEAD_S))
     back = b.planned(raw, complete)
     assert (back.delete_job, back.again_after_s) == (False, 100)
@@ -58,11 +55,6 @@ def test_a_pod_has_its_grace_before_it_is_overdue() -> None:
     assert binding.seconds_to_overdue(pod, b.NOW) == 900 + binding.OVERDUE_S
     wrong = b.NOW - timedelta(seconds=AHEAD_S)
     assert binding.seconds_to_overdue(pod, wrong) == 900 + binding.OVERDUE_S
-
-
-def test_servers_and_learner_are_created_in_one_pass() -> None:
-    made = b.planned(b.job())
-    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
 
 
 def test_the_learner_waits_for_its_servers_in_its_pod() -> None:
@@ -81,13 +73,6 @@ def test_a_server_that_restarts_does_not_take_the_learner_away() -> None:
     assert made.deletions == ()
 
 
-def test_the_token_is_made_once() -> None:
-    raw = b.job()
-    first = b.planned(raw)
-    again = b.planned(raw, Observed(secret=b.child(first, "Secret")))
-    assert "Secret" not in b.kinds(again)
-
-
 def test_colocate_needs_no_servers() -> None:
     made = b.planned(b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4}))
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
@@ -98,31 +83,17 @@ def test_colocate_needs_no_servers() -> None:
     assert learner["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
 
 
-def test_the_plan_of_equal_observations_is_equal() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    assert b.planned(raw, observed) == b.planned(raw, observed)
-
-
-def test_children_do_not_change_when_the_status_is_reported() -> None:
+def test_the_second_pass_over_the_same_state_plans_the_same() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
-    assert b.planned(b.with_status(raw, made), observed, after_s=60).children == made.children
-
-
-def test_the_second_pass_over_the_same_state_reports_the_same_status() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    made = b.planned(raw, observed)
-    assert b.planned(b.with_status(raw, made), observed, after_s=60).status == made.status
+    again = b.planned(b.with_status(raw, made), observed, after_s=60)
+    assert (again.status, again.children) == (made.status, made.children)
 
 
 def test_a_done_learner_releases_the_servers() -> None:
     raw = b.job()
-    observed = b.started(raw)
-    complete = b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))
-    made = b.planned(raw, replace(observed, learner=complete))
+    made = b.planned(raw, b.completed(raw))
     assert made.status["phase"] == reasons.SUCCEEDED
     assert made.deletions == ("Deployment",)
     assert made.children == ()
@@ -130,9 +101,7 @@ def test_a_done_learner_releases_the_servers() -> None:
 
 def test_a_done_job_stays_done_when_its_children_are_gone() -> None:
     raw = b.job()
-    observed = b.started(raw)
-    complete = b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))
-    done = b.with_status(raw, b.planned(raw, replace(observed, learner=complete)))
+    done = b.with_status(raw, b.planned(raw, b.completed(raw)))
     later = b.planned(done, Observed(), after_s=3600)
     assert later.children == ()
     assert later.status == done["status"]
@@ -262,8 +231,7 @@ def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left
 
 def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
-    observed = b.started(raw)
-    complete = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
+    complete = b.completed(raw)
     done = b.with_status(raw, b.planned(raw, complete))
     early = b.planned(done, complete, after_s=40)
     assert (early.delete_job, early.again_after_s) == (False, 60)
@@ -281,15 +249,6 @@ def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
     raw = b.job()
     assert b.planned(raw, b.started(raw)).again_after_s == b.SETTINGS.progress_s
     assert b.planned(raw).again_after_s is None
-
-
-def test_the_servers_addresses_are_in_the_effective_configuration() -> None:
-    config = yaml.safe_load(b.child(b.planned(b.job()), "ConfigMap")["data"][layout.CONFIG_KEY])
-    server = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]
-    assert server["servers"] == [
-        {"base_url": f"https://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}
-        for index in range(3)
-    ]
 
 
 def test_three_hundred_mistakes_fit_a_condition() -> None:

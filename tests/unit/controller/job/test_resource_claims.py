@@ -141,7 +141,7 @@ def test_a_pod_whose_claims_nobody_makes_is_reported_with_the_template() -> None
 def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
     raw, account = claiming(), n.capacity(n.node(), n.node("z"))
     first = planned(raw, account)
-    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)), "no devices")
+    observed = half(b.created(first), "no devices")
     failed = planned(raw, account, observed, after_s=REFUSED_S).placement
     assert failed
     assert failed.refused == b.NODE

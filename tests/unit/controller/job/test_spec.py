@@ -20,22 +20,6 @@ def local() -> Processes:
     return containers(parse_job(b.job()), host_for=lambda _: "127.0.0.1", tls=True)
 
 
-def in_pods() -> dict[str, Any]:
-    raw = b.job()
-    made = b.planned(raw, b.started(raw))
-    pods = [b.child(made, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job")]
-    return {container["name"]: container for pod in pods for container in pod["containers"]}
-
-
-def test_processes_and_pods_run_the_same_commands_in_the_same_environment(local: Processes) -> None:
-    for process in (*local.servers, local.learner):
-        container = in_pods()[process.name]
-        command = [word for word in container["command"] if not word.startswith("--restarts=")]
-        assert command == list(process.command)
-        assert {item["name"]: item["value"] for item in container["env"]} == process.env
-        assert {port["name"]: port["containerPort"] for port in container["ports"]} == process.ports
-
-
 def test_the_written_configuration_names_the_servers_where_the_executor_reaches_them(local: Processes) -> None:
     servers = parse_run_config(yaml.safe_load(local.config_text)).rollout_matching.vllm.server.resolved_servers()
     assert tuple(servers) == local.addresses

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from stage2_api.job_status import JobStatus
-from stage2_api.parsing import parse_job
 from stage2_api.pod.report import read_report
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
@@ -46,6 +45,12 @@ UNPLACED = b.pod(
     conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": SCHEDULER}],
 )
 
+
+def crashed(server: str, exit_code: int, text: str) -> Any:
+    """The rollout pod with a server that waits to be started again."""
+    return b.pod(names.ROLE_ROLLOUT, b.waiting(server, "CrashLoopBackOff", last=b.ended(exit_code, text)))
+
+
 # name, the rollout pod, the reason of RolloutReady, words of its message
 ROLLOUT: list[tuple[str, Any, str, list[str]]] = [
     ("there is no pod", None, reasons.NOT_CREATED, []),
@@ -65,7 +70,7 @@ ROLLOUT: list[tuple[str, Any, str, list[str]]] = [
     ),
     (
         "a server crashes",
-        b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory"))),
+        crashed("server-0", 1, "CUDA out of memory"),
         reasons.SERVER_CRASHED,
         ["server-0", "exit code 1", "CUDA out of memory"],
     ),
@@ -95,6 +100,10 @@ def learner_failed(exit_code: int, reason: str, text: str) -> dict[str, Any]:
     return {"learner": job, "pods": (b.learner_pod(b.down("learner", exit_code, text)),), "progress": None}
 
 
+def beside_servers(learner: dict[str, Any]) -> dict[str, Any]:
+    return {"pods": (b.rollout_pod(True, True, True), b.learner_pod(learner))}
+
+
 # name, what differs from a running job, phase, condition, reason, words of its message
 Differs = Callable[[], dict[str, Any]]  # called in the test: what a test plans, it plans itself
 
@@ -102,7 +111,7 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     ("it trains", dict, reasons.RUNNING, reasons.LEARNER_RUNNING, reasons.LEARNER_STARTED, []),
     (
         "the learner loads its image",
-        lambda: {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.waiting("learner", "ContainerCreating")))},
+        lambda: beside_servers(b.waiting("learner", "ContainerCreating")),
         reasons.STARTING,
         reasons.LEARNER_RUNNING,
         reasons.CONTAINERS_STARTING,
@@ -110,9 +119,7 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     ),
     (
         "the learner is done and its Job has not noticed",
-        lambda: {
-            "pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0, b.termination(phase="done"))))
-        },
+        lambda: beside_servers(b.down("learner", 0, b.termination(phase="done"))),
         reasons.RUNNING,
         reasons.LEARNER_RUNNING,
         reasons.LEARNER_FINISHED,
@@ -120,7 +127,7 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     ),
     (
         "the learner waits for its next try",
-        lambda: {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 75, "lost server-1")))},
+        lambda: beside_servers(b.down("learner", 75, "lost server-1")),
         reasons.STARTING,
         reasons.LEARNER_RUNNING,
         reasons.LEARNER_RETRYING,
@@ -152,13 +159,7 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     ),
     (
         "a server refused its configuration",
-        lambda: {
-            "learner": None,
-            "progress": None,
-            "pods": (
-                b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(64, "no token"))),
-            ),
-        },
+        lambda: {"learner": None, "progress": None, "pods": (crashed("server-0", 64, "no token"),)},
         reasons.FAILED,
         reasons.FAILED,
         reasons.CONFIGURATION_ERROR,
@@ -350,13 +351,8 @@ def test_transition_times_change_only_with_the_status_of_a_condition() -> None:
 
 def test_every_status_fits_the_schema_of_the_custom_resource() -> None:
     raw = b.job()
-    observed = b.started(raw)
-    done = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
-    for made in (b.planned(raw), b.planned(raw, observed), b.planned(raw, done), b.planned(b.job(learner={"gpus": 2}))):
+    stages = (b.NOTHING, b.started(raw), b.completed(raw))
+    for made in (*(b.planned(raw, seen) for seen in stages), b.planned(b.job(learner={"gpus": 2}))):
         parsed = JobStatus.model_validate(made.status)
         written = parsed.model_dump(mode="json", by_alias=True, exclude_unset=True)
         assert written == made.status, "a field that the schema lacks would be pruned and written again for ever"
-
-
-def test_the_builders_job_is_valid() -> None:
-    assert parse_job(b.job()).metadata.name == "job-3v1"

@@ -10,11 +10,19 @@ from stage2_controller import reasons
 from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
-from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_kueue import ADMITTED, condition, passed, queued, reported, running, workload
+from tests.unit.controller.job.test_kueue import (
+    ADMITTED,
+    condition,
+    passed,
+    queued,
+    quota_step,
+    reported,
+    running,
+    workload,
+)
 from tests.unit.controller.place.test_old_learner import ending
 from tests.unit.controller.place.test_placement import planned
 
@@ -180,7 +188,7 @@ def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_int
     freed = passed(raw, checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False))
     assert b.child(freed, "Workload")["spec"]["active"] is False
     assert b.message(freed, reasons.QUOTA_RESERVED) == wanted
-    (quota,) = [step for step in explanation.chain(b.with_status(raw, freed)) if step.name == "quota"]
+    quota = quota_step(raw, freed)
     assert (quota.state, quota.fix) == (
         "wrong",
         "spec.suspend of rmj/job-3v1: true, and false again once what the message names is fixed",
@@ -243,7 +251,7 @@ def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_
     assert made.status["message"] == sentence
     assert "somebody deactivated its Workload job-3v1-quota" in sentence
     assert """kubectl patch workload job-3v1-quota -n team-a --type merge -p '{"spec":{"active":true}}'""" in sentence
-    (quota,) = [step for step in explanation.chain(b.with_status(raw, made)) if step.name == "quota"]
+    quota = quota_step(raw, made)
     assert (quota.state, quota.fix) == ("wrong", "spec.active of workload/job-3v1-quota")
     again = passed(b.with_status(raw, made), observed, after_s=600)
     assert written(again, observed) is None

@@ -40,7 +40,7 @@ class Life:
     def children(self, *, at_s: float = 0) -> Observed:
         """What stands once the children of the next plan are created."""
         made = self.passes(at_s=at_s)
-        return Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made))
+        return b.created(made)
 
     def passes(self, observed: Observed = b.NOTHING, *, at_s: float = 0, nodes_may_come: bool = False) -> Plan:
         """Make a pass at this time after NOW, and record what it decides."""
@@ -115,7 +115,7 @@ def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhi
 def test_an_attempt_pauses_also_where_the_controller_sees_no_nodes() -> None:
     raw = b.job()
     first = b.planned(raw)
-    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)))
+    observed = half(b.created(first))
     failed = b.planned(raw, observed, after_s=REFUSED_S)
     assert failed.deletions == ("Job", "Deployment")
     raw = b.with_status(raw, failed)
@@ -317,7 +317,7 @@ def too_small(life: Life, **node: Any) -> Observed:
     life.account.put("Node", n.node(gpus=3, **node))
     life.account.put("Pod", n.bound(names.ROLE_ROLLOUT, 3))
     pods = (bound(names.ROLE_ROLLOUT), refused_pod())
-    return Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    return b.created(made, pods=pods)
 
 
 def test_pending_servers_leave_a_new_node_that_is_too_small_for_the_learner() -> None:
@@ -339,7 +339,7 @@ def test_a_job_whose_servers_came_to_another_node_than_its_learner_leaves_both(m
     for name in ("x", "y"):
         life.account.put("Node", n.node(name))
     pods = (bound(names.ROLE_ROLLOUT, "y"), bound(names.ROLE_LEARNER, "x"))
-    observed = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    observed = b.created(made, pods=pods)
     late = ends(life, observed, after_s=REFUSED_S)
     message = "the rollout pod is on y and the learner pod is on x: the whole job moves to one node"
     assert b.message(late, reasons.PLACED) == message
@@ -432,7 +432,7 @@ def test_what_refused_a_pod_before_the_other_got_its_node_says_nothing_of_that_n
     pending_children = life.passes(nodes_may_come=True)
     life.account.put("Node", n.node())
     life.account.put("Pod", n.bound(names.ROLE_ROLLOUT, 3))
-    children = Observed(deployment=b.child(pending_children, "Deployment"), learner=b.learner_job(pending_children))
+    children = b.created(pending_children)
     came: datetime = b.NOW + timedelta(seconds=HOUR_S)
     observed = half(children, f"{NO_ROOM}, 1 node(s) didn't match pod affinity rules", came)
     ends(life, observed, after_s=HOUR_S + REFUSED_S)

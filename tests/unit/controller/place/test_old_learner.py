@@ -42,7 +42,7 @@ def waits(mode: str, times: Sequence[float], *newest: Any) -> tuple[Any, Any, Ob
     observed = placed(raw, account) if mode == "Reserve" else Observed()
     if mode == "Scheduler":
         made = planned(raw, account)
-        observed = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made))
+        observed = b.created(made)
     pods = (*map(away, times), *newest, b.pod(names.ROLE_LEARNER))
     return raw, account, replace(observed, pods=pods, progress=None)
 

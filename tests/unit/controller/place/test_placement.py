@@ -36,16 +36,7 @@ def placed(raw: Any, account: Capacity) -> Observed:
     assert made.placement
     assert made.placement.node
     account.promise(n.KEY, made.placement.need, made.placement.node)
-    return Observed(
-        deployment=b.child(made, "Deployment"),
-        service=b.child(made, "Service"),
-        networkpolicy=b.child(made, "NetworkPolicy"),
-        configmap=b.child(made, "ConfigMap"),
-        secret=b.child(made, "Secret"),
-        learner=b.learner_job(made),
-        pods=(b.rollout_pod(True, True, True), b.learner_pod()),
-        progress=b.report(),
-    )
+    return b.trains(made)
 
 
 def test_nothing_is_created_for_a_job_that_fits_nowhere() -> None:
@@ -177,7 +168,7 @@ def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_unde
     assert term == {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["busy"]}]}
     assert list(learner) == ["podAffinity"]
     pods = tuple(refused_pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
-    waits = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    waits = b.created(made, pods=pods)
     account.put("Node", n.node("new"))
     account.wait(n.KEY, made.placement.need if made.placement else pytest.fail("no place"))
     assert account.serve() == [n.KEY]
@@ -200,7 +191,7 @@ def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() ->
     made = planned(b.job(), account, nodes_may_come=True)
     account.put("Node", n.node())
     pods = (b.rollout_pod(False, False, False), b.waiting_learner_pod())
-    observed = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    observed = b.created(made, pods=pods)
     found = planned(b.job(), account, observed)
     assert (found.deletions, b.condition(found, reasons.PLACED)) == ((), ("True", reasons.NODE_CHOSEN))
     assert found.placement
