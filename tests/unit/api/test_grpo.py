@@ -73,7 +73,6 @@ WRONG_RLHF: list[Row] = [
 WRONG_SERVER: list[Row] = [
     ({"vllm_server_port": [8080]}, "vllm_server_port", "did you mean rlhf.vllm_server_port?"),
     ({"vllm_foo": 1}, "vllm_foo", "vllm_max_model_len, vllm_gpu"),
-    ({"vllm_engine_kwargs": {"seed": 3, "middleware": []}}, "vllm_engine_kwargs", "speed and memory only"),
     ({"vllm_engine_kwargs": {"worker-cls": "a.B"}}, "vllm_engine_kwargs", "speed and memory only"),
     ({"vllm_tensor_parallel_size": None}, "vllm_tensor_parallel_size", "required"),
     ({"vllm_data_parallel_size": None}, "vllm_data_parallel_size", "is required"),

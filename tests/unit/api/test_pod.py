@@ -93,25 +93,28 @@ def test_the_reproducibility_record_is_these_bytes() -> None:
     assert ReproducibilityRecord.model_validate_json(GOLDEN_RECORD) == RECORD
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        {"mergeReason": "x" * 513},
-        {"transport": "x" * 317},
-        {"gigabytesPerSecond": math.nan},
-        {"gigabytesPerSecond": -1.0},
-        {"seconds": math.inf},
-        {"phases": {"send": math.nan}},
-        {"phases": {"send": 1.5}},
-        {"phases": {"send": {}}},
-        {"phases": ["send"]},
-    ],
-)
-def test_figures_of_a_sync_that_no_status_may_hold_are_no_report(hostile: dict[str, object]) -> None:
-    """The API server would refuse the status, again and again: it has no NaN, and each word of it a length."""
-    sync = {"requestedMode": "full", "effectiveMode": "full"}
-    assert read_report({"phase": "training", "sync": sync}) is not None
-    assert read_report({"phase": "training", "sync": {**sync, **hostile}}) is None
+MODES = {"requestedMode": "full", "effectiveMode": "full"}
+WRONG_SYNCS: list[dict[str, object]] = [
+    {"version": "one"},
+    {"servers": {}},
+    {"servers": ["http://x"]},
+    {"servers": [{"baseUrl": "x", "version": 1}] * 65},
+    {"servers": [{"baseUrl": "x" * 3000, "version": 1}]},
+    {"mergeReason": "x" * 513},
+    {"transport": "x" * 317},
+    {"gigabytesPerSecond": math.nan},
+    {"gigabytesPerSecond": -1.0},
+    {"seconds": math.inf},
+    {"phases": {"send": math.nan}},
+    {"phases": {"send": 1.5}},
+    {"phases": {"send": {}}},
+    {"phases": ["send"]},
+]
+"""What no status may hold: the API server would refuse it again and again, for it knows no NaN and bounds each text."""
+
+
+def test_a_sync_of_two_modes_alone_is_a_report() -> None:
+    assert read_report({"phase": "training", "sync": MODES}) is not None
 
 
 def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None:
@@ -153,10 +156,19 @@ def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
         {"phase": 3},
         {"phase": "training", "step": "1"},
         {"phase": "training", "step": True},
+        {"phase": ["done"]},
+        {"phase": "x" * 1000},
+        {"phase": "training", "step": 7.5},
+        {"phase": "training", "step": [7]},
+        {"phase": "training", "loss": "low"},
+        {"phase": "training", "restarts": -1},
+        {"phase": "training", "message": {"a": 1}},
         {"phase": "training", "message": "x" * 32769},
         {"phase": "training", "reproducibility": {str(n): n for n in range(65)}},
-        {"phase": "training", "sync": {"version": "one"}},
+        {"phase": "training", "sync": []},
+        *({"phase": "training", "sync": {**MODES, **wrong}} for wrong in WRONG_SYNCS),
     ],
+    ids=lambda document: repr(document)[:60],
 )
 def test_anything_else_is_no_report(document: object) -> None:
     assert read_report(document) is None

@@ -10,10 +10,11 @@ import yaml
 
 CHART = Path(__file__).parents[3] / "charts" / "stage2"
 Manifests = dict[tuple[str, str], dict[str, Any]]
+Template = Callable[..., Manifests]
 
 
 @pytest.fixture(scope="session")
-def template(helm: str) -> Callable[..., Manifests]:
+def template(helm: str) -> Template:
     """`template("controller.logLevel=debug")`: the manifests by (kind, name). server: `lookup` asks it."""
 
     def run(*values: str, release: str = "stage2", namespace: str = "stage2-system", server: str = "") -> Manifests:

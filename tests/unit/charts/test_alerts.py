@@ -1,16 +1,16 @@
 """The six alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and says what to do."""
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests.unit.charts.conftest import Template
 from tests.unit.charts.test_chart import figures_in, figures_of_the_controller
 
-Template = Callable[..., Mapping[tuple[str, str], Mapping[str, Any]]]
 OF_A = 'pod="a", job="stage2-metrics"'
 OF_A_LEARNER = 'namespace="tenant", pod="a", job="stage2-system/stage2-learners"'
 """What the chart's PodMonitor gives the series of a learner, its author's own program, whatever it writes itself."""

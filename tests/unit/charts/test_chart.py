@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_controller.children.build import static_children
-from tests.unit.charts.conftest import CHART
+from tests.unit.charts.conftest import CHART, Template
 
 PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 Values = dict[str, Any]
@@ -81,8 +81,6 @@ def test_a_default_may_be_taken_away_by_null(helm: str, tmp_path: Path, path: st
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
-
-Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 
 PART = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = re.compile(rf"{PART}(\.{PART})*")
@@ -203,10 +201,6 @@ def test_unknown_keys_are_refused_by_the_policy_that_belongs_to_the_definition(t
 def test_the_definition_survives_an_uninstall_unless_asked_otherwise(template: Template) -> None:
     assert template()[CRD]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert "annotations" not in template("crd.keep=false")[CRD]["metadata"]
-
-
-def test_the_definition_can_be_left_to_someone_else(template: Template) -> None:
-    assert CRD not in template("crd.install=false")
 
 
 def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template) -> None:
@@ -375,41 +369,29 @@ def test_a_large_number_is_written_out(template: Template) -> None:
     assert '{"*":100000}' in text
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("controller.concurrency=1001", "controller.replicas=2147483648"),
+REFUSED = {
+    "names that the API server refuses": [
+        'nameOverride="My_Name"',
+        'fullnameOverride="-a"',
+        'fullnameOverride="a..b"',
+        'serviceAccount.name="My_Name"',
+        'controller.namespaces=["Team_A"]',
+        'controller.namespaces=["team.a"]',
+        f'controller.namespaces=["{"n" * 64}"]',
+        'controller.priorityClassName="High"',
+    ],
+    "numbers beyond all sense": [
+        "controller.concurrency=0",
+        "controller.concurrency=1001",
+        "controller.replicas=2147483648",
         "controller.progressSeconds=1e10",
     ],
-)
-def test_a_number_beyond_all_sense_is_refused(template: Template, value: str) -> None:
-    with pytest.raises(ValueError, match="values don't meet the specifications"):
-        template(value)
+    "what means nothing": ['controller.logLevel="loud"', "contoller={}", "policy.hostpaths=[]"],
+    "paths that mean something else": ['policy.hostPaths=["data"]', 'policy.hostPaths=["/a/../b"]'],
+}
 
 
-@pytest.mark.parametrize("value", ["controller.concurrency=0", 'controller.logLevel="loud"', "contoller={}"])
-def test_values_that_mean_nothing_are_refused(template: Template, value: str) -> None:
-    with pytest.raises(ValueError, match="values don't meet the specifications"):
-        template(value)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(
-            'nameOverride="My_Name"',
-            'fullnameOverride="-a"',
-            'fullnameOverride="a..b"',
-            'serviceAccount.name="My_Name"',
-        ),
-        *(
-            'controller.namespaces=["Team_A"]',
-            'controller.namespaces=["team.a"]',
-            'controller.priorityClassName="High"',
-        ),
-        f'controller.namespaces=["{"n" * 64}"]',
-    ],
-)
-def test_names_that_the_api_server_refuses_are_refused_before_anything_is_made(template: Template, value: str) -> None:
+@pytest.mark.parametrize("value", [value for values in REFUSED.values() for value in values])
+def test_values_that_cannot_be_meant_are_refused_before_anything_is_made(template: Template, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications"):
         template(value)

@@ -2,14 +2,12 @@
 
 import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.unit.charts.api_server import Object, definition, namespace, serving
-from tests.unit.charts.conftest import CHART
+from tests.unit.charts.conftest import CHART, Template
 
-Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 Install = Callable[..., str]
 
 

@@ -1,14 +1,14 @@
 """What the chart gives people: rights over jobs in their namespaces, releases beside each other, drains that pass."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from stage2_controller.children.network import CONTROLLER_LABELS
+from tests.unit.charts.conftest import Template
 
 Manifests = Mapping[tuple[str, str], Mapping[str, Any]]
-Template = Callable[..., Manifests]
 READ = {"get", "list", "watch"}
 WRITE = {"create", "update", "patch", "delete"}
 CRD = ("CustomResourceDefinition", "rolloutmatchingjobs.stage2.dev")

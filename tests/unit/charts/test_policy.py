@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +12,30 @@ from stage2_api.errors import ConfigError
 from stage2_controller.children.build import parse
 from stage2_controller.spec.settings import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
+from tests.unit.charts.conftest import Template
 from tests.unit.controller import builders as b
 
-Template = Callable[..., Mapping[tuple[str, str], Mapping[str, Any]]]
 POLICY = ("ValidatingAdmissionPolicy", "stage2-policy")
 
 
+def of_pod(**fields: Any) -> dict[str, Any]:
+    return {"spec": fields}
+
+
+def with_container(name: str = "learner", **fields: Any) -> dict[str, Any]:
+    return of_pod(containers=[{"name": name, **fields}])
+
+
 def env_of(name: str, key: str) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "learner", "env": [{"name": "A", "valueFrom": {key: {"name": name}}}]}]}}
+    return with_container(env=[{"name": "A", "valueFrom": {key: {"name": name}}}])
 
 
 def security(**fields: Any) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "learner", "securityContext": fields}]}}
+    return with_container(securityContext=fields)
 
 
 def volume(**source: Any) -> dict[str, Any]:
-    return {"spec": {"volumes": [{"name": "v", **source}]}}
+    return of_pod(volumes=[{"name": "v", **source}])
 
 
 def account(name: str, **source: Any) -> dict[str, Any]:
@@ -44,9 +52,9 @@ SOURCE = "volumes[0].projected.sources[0]"
 TOKEN = f"{SOURCE}.serviceAccountToken"
 RISKY: list[tuple[dict[str, Any], str, bool]] = [
     # a template of the learner, the path that is named, and whether the API server can know it too
-    ({"spec": {"serviceAccount": "admin"}}, "serviceAccount", True),
-    ({"spec": {"serviceAccountName": "admin"}}, "serviceAccountName", True),
-    ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", True),
+    (of_pod(serviceAccount="admin"), "serviceAccount", True),
+    (of_pod(serviceAccountName="admin"), "serviceAccountName", True),
+    (of_pod(automountServiceAccountToken=True), "automountServiceAccountToken", True),
     (volume(projected=token_for("vault")), TOKEN, True),
     (account("trainer", projected=token_for("")), TOKEN, True),
     (account("trainer", projected=token_for(["vault"])), TOKEN, True),
@@ -64,11 +72,7 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (volume(projected={"sources": [{"secret": {"name": "s"}}]}), "volumes[0].projected.sources[0].secret.name", True),
     (volume(secret={"secretName": "other-token"}), "volumes[0].secret.secretName", True),
     (env_of("other", "secretKeyRef"), f"{LEARNER}.env[0].valueFrom.secretKeyRef.name", True),
-    (
-        {"spec": {"containers": [{"name": "learner", "envFrom": [{"secretRef": {"name": "other"}}]}]}},
-        f"{LEARNER}.envFrom[0].secretRef.name",
-        True,
-    ),
+    (with_container(envFrom=[{"secretRef": {"name": "other"}}]), f"{LEARNER}.envFrom[0].secretRef.name", True),
     (volume(hostPath={"path": "/"}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/data/../etc"}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/database"}), "volumes[0].hostPath.path", True),
@@ -76,17 +80,17 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (volume(gitRepo={"repository": "x"}), "volumes[0].gitRepo", False),
     (volume(image={"reference": "x"}), "volumes[0].image", False),
     (volume(iscsi={"targetPortal": "x"}), "volumes[0].iscsi", False),
-    ({"spec": {"hostPID": True}}, "hostPID", True),
-    ({"spec": {"hostIPC": True}}, "hostIPC", True),
-    ({"spec": {"hostNetwork": True}}, "hostNetwork", True),
-    ({"spec": {"hostUsers": True}}, "hostUsers", True),
-    ({"spec": {"nodeName": "control-plane"}}, "nodeName", True),
-    ({"spec": {"shareProcessNamespace": True}}, "shareProcessNamespace", False),
+    (of_pod(hostPID=True), "hostPID", True),
+    (of_pod(hostIPC=True), "hostIPC", True),
+    (of_pod(hostNetwork=True), "hostNetwork", True),
+    (of_pod(hostUsers=True), "hostUsers", True),
+    (of_pod(nodeName="control-plane"), "nodeName", True),
+    (of_pod(shareProcessNamespace=True), "shareProcessNamespace", False),
     ({"spec": {"resourceClaims": [{"name": "c", "resourceClaimName": "others"}]}}, "resourceClaims", True),
     ({"spec": {"ephemeralContainers": [{"name": "x"}]}}, "ephemeralContainers", False),
-    ({"spec": {"priority": 2000000000}}, "priority", False),
-    ({"spec": {"hostname": "x"}}, "hostname", False),
-    ({"spec": {"runtimeClassName": "runc-privileged"}}, "runtimeClassName", True),
+    (of_pod(priority=2000000000), "priority", False),
+    (of_pod(hostname="x"), "hostname", False),
+    (of_pod(runtimeClassName="runc-privileged"), "runtimeClassName", True),
     (security(privileged=True), f"{LEARNER}.securityContext.privileged", True),
     (security(allowPrivilegeEscalation=True), f"{LEARNER}.securityContext.allowPrivilegeEscalation", True),
     (security(capabilities={"add": ["SYS_ADMIN"]}), f"{LEARNER}.securityContext.capabilities", False),
@@ -105,23 +109,15 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
         "initContainers[0].securityContext.privileged",
         True,
     ),
+    (with_container("side", ports=[{"containerPort": 1, "hostPort": 1}]), f"{LEARNER}.ports[0].hostPort", False),
     (
-        {"spec": {"containers": [{"name": "side", "ports": [{"containerPort": 1, "hostPort": 1}]}]}},
-        f"{LEARNER}.ports[0].hostPort",
-        False,
-    ),
-    (
-        {"spec": {"containers": [{"name": "side", "livenessProbe": {"httpGet": {"port": 1, "host": "10.0.0.1"}}}]}},
+        with_container("side", livenessProbe={"httpGet": {"port": 1, "host": "10.0.0.1"}}),
         f"{LEARNER}.livenessProbe",
         False,
     ),
-    (
-        {"spec": {"containers": [{"name": "side", "lifecycle": {"preStop": {"httpGet": {"host": "10.0.0.1"}}}}]}},
-        f"{LEARNER}.lifecycle",
-        False,
-    ),
-    ({"spec": {"containers": [{"name": "side", "volumeDevices": [{"devicePath": "/dev/x"}]}]}}, LEARNER, False),
-    ({"spec": {"containers": [{"name": "side", "image": "evil.example/x"}]}}, f"{LEARNER}.image", True),
+    (with_container("side", lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1"}}}), f"{LEARNER}.lifecycle", False),
+    (with_container("side", volumeDevices=[{"devicePath": "/dev/x"}]), LEARNER, False),
+    (with_container("side", image="evil.example/x"), f"{LEARNER}.image", True),
 ]
 NEEDED: list[dict[str, Any]] = [
     {"metadata": {"labels": {"team": "a"}, "annotations": {"team": "a"}}},
@@ -129,9 +125,9 @@ NEEDED: list[dict[str, Any]] = [
     {"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}], "priorityClassName": "low"}},
     {"spec": {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 600}},
     {"spec": {"serviceAccountName": "trainer", "imagePullSecrets": [{"name": "registry"}]}},
-    {"spec": {"containers": [{"name": "learner", "resources": {"limits": {"memory": "64Gi"}}}]}},
-    {"spec": {"containers": [{"name": "learner", "env": [{"name": "HF_HOME", "value": "/data/hf"}]}]}},
-    {"spec": {"containers": [{"name": "learner", "startupProbe": {"failureThreshold": 9}}]}},
+    with_container(resources={"limits": {"memory": "64Gi"}}),
+    with_container(env=[{"name": "HF_HOME", "value": "/data/hf"}]),
+    with_container(startupProbe={"failureThreshold": 9}),
     env_of("hub-token", "secretKeyRef"),
     env_of("settings", "configMapKeyRef"),
     volume(hostPath={"path": "/data/models"}),
@@ -297,12 +293,6 @@ def test_a_release_binds_its_policy_to_the_namespaces_that_it_serves(template: T
     ]
     assert (chosen["key"], chosen["values"]) == ("kubernetes.io/metadata.name", ["team-a"])
     assert ("ValidatingAdmissionPolicy", name) not in template("policy.admission=false")
-
-
-@pytest.mark.parametrize("value", ['policy.hostPaths=["data"]', 'policy.hostPaths=["/a/../b"]', "policy.hostpaths=[]"])
-def test_a_policy_that_means_something_else_is_refused(template: Template, value: str) -> None:
-    with pytest.raises(ValueError, match="values don't meet the specifications"):
-        template(value)
 
 
 def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:

@@ -13,6 +13,8 @@ from stage2_cli.learn import Restarts, wait_for_servers
 from stage2_trainer.wire import client
 from tests.http_server import QuietHandler, serving
 from tests.patience import Patience
+from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.cli.test_light_start import MATCHING
 
 
 class Loading(QuietHandler):
@@ -36,11 +38,9 @@ def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeyp
     (tmp_path / "token").write_text("t0ken")
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
     monkeypatch.setattr(client, "POLL_INTERVAL_S", 0.01)
-    server = {"servers": [{"base_url": url, "group_port": 51216}]}
-    vllm = {"mode": "server", "max_model_len": 1024, "server": server}
+    vllm = {"server": {"servers": [{"base_url": url, "group_port": 51216}]}}
     custom = {"train_jsonl": "x.jsonl", "extra": {"rollout_matching": {"vllm": vllm}}}
-    raw = {"model": {"model": "x"}, "training": {"output_dir": "out"}, "custom": custom}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merge_patch(MATCHING, {"custom": custom})))
     wait_for_servers(tmp_path / "run.yaml")
     assert Loading.asked == 3
 

@@ -16,9 +16,8 @@ from stage2_cli.validate import validate_files
 from stage2_trainer.preflight import checked_records
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
-from tests.unit.report.inspected import TINY_MODEL
+from tests.unit.cli.test_light_start import MATCHING
 
-SERVERS = {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}
 METADATA = {"_fusion_template": "summary_bbu", "_fusion_mode": "summary", "summary_ref": '{"items": []}'}
 TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 30, 999)]
 SQUARE = [10, 20, 50, 40]
@@ -104,17 +103,8 @@ def configs(folder: Path, case: Case) -> tuple[Path, Path]:
     (folder / "train.jsonl").write_text(line + "\n", encoding="utf-8")
     says = {} if case.pixels is None else {"skip_bbox_norm": not case.pixels}
     custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": says}
-    matching = {"rollout_matching": {"vllm": {"mode": "server", "server": SERVERS}}}
-    runs = {
-        "matching": {
-            "model": {"model": str(TINY_MODEL)},
-            "training": {"output_dir": "out"},
-            "custom": {**custom, "extra": matching},
-        },
-        "grpo": merge_patch(GOOD, {"custom": custom}),
-    }
-    for name, run in runs.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(run), encoding="utf-8")
+    for name, run in (("matching", MATCHING), ("grpo", GOOD)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(merge_patch(run, {"custom": custom})), encoding="utf-8")
     return folder / "matching.yaml", folder / "grpo.yaml"
 
 

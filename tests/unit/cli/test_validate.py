@@ -11,6 +11,7 @@ import yaml
 
 from stage2_cli.validate import FIRST_RECORDS, validate_files
 from tests.unit.api.wrong_jobs import good_job, merge_patch
+from tests.unit.cli.test_light_start import MATCHING
 
 ROOT = Path(__file__).parents[3]
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
@@ -64,12 +65,7 @@ def write_records(path: Path, *changes: dict[str, Any], times: int = 1) -> Path:
 
 
 def write_run(folder: Path, **custom: Any) -> Path:
-    run = {
-        "model": {"model": "model"},
-        "training": {"output_dir": "out"},
-        "custom": {"extra": {"rollout_matching": {"vllm": {"max_model_len": 1024}}}, **custom},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(run))
+    (folder / "run.yaml").write_text(yaml.safe_dump(merge_patch(MATCHING, {"custom": custom})))
     return folder / "run.yaml"
 
 

@@ -84,45 +84,6 @@ async def test_a_learner_that_cannot_be_asked_has_no_report(reader: ProgressRead
 REPORT = json.dumps(b.report(step=7).document()).encode()
 
 
-def reported(**fields: Any) -> bytes:
-    """The report with other fields; a pair of dots leaves one out."""
-    made = {**b.report(step=7).document(), **fields}
-    return json.dumps({key: value for key, value in made.items() if value is not ...}).encode()
-
-
-def of_sync(**fields: Any) -> bytes:
-    return reported(sync={**b.report(step=7).document()["sync"], **fields})
-
-
-MISSHAPEN = {
-    "nothing": b"",
-    "null": b"null",
-    "a number": b"7",
-    "a text": b'"done"',
-    "half a report": REPORT[:-20],
-    "two reports": REPORT + REPORT,
-    "a report in UTF-16": REPORT.decode().encode("utf-16"),
-    "no phase": reported(phase=...),
-    "a phase that is a number": reported(phase=7),
-    "a phase that is a list": reported(phase=["done"]),
-    "a phase without end": reported(phase="x" * 1000),
-    "a step that is a text": reported(step="seven"),
-    "a step with a point": reported(step=7.5),
-    "a step that is a list": reported(step=[7]),
-    "a step of 5,000 digits": reported(step="HERE").replace(b'"HERE"', b"9" * 5000),
-    "a loss that is a text": reported(loss="low"),
-    "restarts below zero": reported(restarts=-1),
-    "a message that is an object": reported(message={"a": 1}),
-    "a message without end": reported(message="x" * 40_000),
-    "a sync that is a list": reported(sync=[]),
-    "a version that is a text": of_sync(version="new"),
-    "servers that are an object": of_sync(servers={}),
-    "a server that is a text": of_sync(servers=["http://x"]),
-    "more servers than a job has": of_sync(servers=[{"baseUrl": "x", "version": 1}] * 65),
-    "a server's address without end": of_sync(servers=[{"baseUrl": "x" * 3000, "version": 1}]),
-    "more of what the run is made of than a status holds": reported(reproducibility={str(key): 1 for key in range(65)}),
-    "nested inside of a report": reported(reproducibility={"a": "HERE"}).replace(b'"HERE"', b"[" * 9000 + b"]" * 9000),
-}
 HOSTILE = {
     "endless": (b" " * (300 << 10) + REPORT, {}),
     "compressed": (gzip.compress(REPORT), {"Content-Encoding": "gzip"}),
@@ -130,7 +91,13 @@ HOSTILE = {
     "no JSON": (b"<html>", {}),
     "a list": (b"[" + REPORT + b"]", {}),
     "no text": (b"\xff\xfe", {}),
-    **{what: (body, {}) for what, body in MISSHAPEN.items()},
+    "nothing": (b"", {}),
+    "half a report": (REPORT[:-20], {}),
+    "two reports": (REPORT + REPORT, {}),
+    "a report in UTF-16": (REPORT.decode().encode("utf-16"), {}),
+    "a step of 5,000 digits": (REPORT.replace(b'"step": 7', b'"step": ' + b"9" * 5000), {}),
+    "nested inside of a report": (REPORT.replace(b'{"rollout_seed": 17}', b"[" * 9000 + b"]" * 9000), {}),
+    "a step that is a text": (REPORT.replace(b'"step": 7', b'"step": "seven"'), {}),
 }
 
 

@@ -14,18 +14,13 @@ import yaml
 from stage2_api.crd import custom_resource_definition
 from stage2_api.parsing import parse_job
 from stage2_controller import reasons
+from tests.unit.api.test_crd import fields
 from tests.unit.controller import builders as b
 
 OLD = Path(__file__).parents[1] / "old"
 FIELDS = OLD / "fields.txt"
 TIGHTER_IF_LESS = ("maxLength", "maxItems", "maxProperties", "maximum")
 TIGHTER_IF_MORE = ("minLength", "minItems", "minProperties", "minimum")
-
-
-def fields(schema: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in schema.get("properties", {}).items():
-        yield f"{path}.{key}", value
-        yield from fields(value.get("items", value), f"{path}.{key}")
 
 
 def definition() -> dict[str, Any]:
