@@ -185,6 +185,12 @@ def trains(made: Plan, **more: Any) -> Observed:
     return created(made, **{**files, "pods": pods, "progress": report(), **more})
 
 
+def node_of(made: Plan) -> str | None:
+    """The node that a plan chooses; fails if it has no placement."""
+    assert made.placement
+    return made.placement.node
+
+
 def job_condition(condition_type: str, reason: str = "", text: str = "") -> Object:
     """A true condition of a batch/v1 Job."""
     return {"type": condition_type, "status": "True", "reason": reason, "message": text}

@@ -29,55 +29,48 @@ async def connected(*routes: web.RouteDef) -> AsyncIterator[Api]:
             await api.close()
 
 
-async def _patched(status: int) -> bool:
-    """What the client makes of a patch that the API server answers with this code."""
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"message": "expected"}, status=status)
-
-    where = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads/one/status"
-    async with connected(web.patch(where, answer)) as api:
-        patch = {"metadata": {"resourceVersion": "7"}, "status": {"conditions": []}}
-        return await api.patch_status("Workload", "team-a", "one", patch)
-
-
-@pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (409, False)])
-def test_a_patch_of_a_version_that_has_changed_asks_to_look_again(status: int, expected: bool) -> None:
-    assert asyncio.run(_patched(status)) is expected
-
-
-def test_a_patch_that_is_refused_is_no_success() -> None:
-    with pytest.raises(ApiRefused):
-        asyncio.run(_patched(403))
-
-
-async def _deleted(status: int) -> tuple[bool, Any]:
-    """What the client makes of a deletion that the API server answers with this code, and what it was asked."""
-    asked: list[Any] = []
+async def answered(
+    route: Callable[..., web.RouteDef], where: str, status: int, use: Callable[[Api], Awaitable[bool]]
+) -> tuple[bool, Any]:
+    """What the client makes of a request that the API server answers with this code, and what it sent."""
+    sent: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append(await request.json())
+        sent.append(await request.json())
         return web.json_response({"kind": "Status", "message": "expected"}, status=status)
 
+    async with connected(route(where, answer)) as api:
+        return await use(api), sent[0]
+
+
+async def patched(status: int) -> tuple[bool, Any]:
+    where = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team-a/workloads/one/status"
+    patch = {"metadata": {"resourceVersion": "7"}, "status": {"conditions": []}}
+    return await answered(web.patch, where, status, lambda api: api.patch_status("Workload", "team-a", "one", patch))
+
+
+async def deleted(status: int) -> tuple[bool, Any]:
     where = "/apis/stage2.dev/v1alpha1/namespaces/team-a/rolloutmatchingjobs/one"
-    async with connected(web.delete(where, answer)) as api:
-        metadata = {"namespace": "team-a", "name": "one", "uid": "u", "resourceVersion": "7", "generation": 1}
-        return await api.delete_as_read(names.KIND, {"metadata": metadata}), asked[0]
+    metadata = {"namespace": "team-a", "name": "one", "uid": "u", "resourceVersion": "7", "generation": 1}
+    return await answered(web.delete, where, status, lambda api: api.delete_as_read(names.KIND, {"metadata": metadata}))
 
 
+@pytest.mark.parametrize("request_", [patched, deleted])
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (409, False)])
-def test_only_the_version_that_was_read_is_deleted_and_another_one_asks_to_look_again(
-    status: int, expected: bool
-) -> None:
-    answer, asked = asyncio.run(_deleted(status))
-    assert answer is expected
-    assert asked["preconditions"] == {"uid": "u", "resourceVersion": "7"}
-    assert asked["propagationPolicy"] == "Background"
+async def test_a_version_that_has_changed_asks_to_look_again(request_: Any, status: int, expected: bool) -> None:
+    assert (await request_(status))[0] is expected
 
 
-def test_a_deletion_that_is_refused_is_no_success() -> None:
+@pytest.mark.parametrize("request_", [patched, deleted])
+async def test_a_refusal_is_no_success(request_: Any) -> None:
     with pytest.raises(ApiRefused):
-        asyncio.run(_deleted(403))
+        await request_(403)
+
+
+async def test_only_the_version_that_was_read_is_deleted() -> None:
+    _, sent = await deleted(200)
+    assert sent["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+    assert sent["propagationPolicy"] == "Background"
 
 
 async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(

@@ -184,31 +184,24 @@ class SlowLeases(Leases):
         return written
 
 
+async def lead(leases: Leases, clock: Clock) -> None:
+    first = candidate(leases, clock, "a")
+    await first.acquire()
+    await first.hold()
+
+
 @pytest.mark.parametrize("answer_s", [0.0, 1.0, 4.9])
 def test_a_leader_whose_requests_hang_stops_in_time_after_its_last_renewal(answer_s: float) -> None:
     clock = Clock()
     leases = SlowLeases(clock, answer_s=answer_s, hangs_after=2)
-
-    async def story() -> None:
-        first = candidate(leases, clock, "a")
-        await first.acquire()
-        await first.hold()
-
-    live(clock, story())
+    live(clock, lead(leases, clock))
     assert leases.written_at > 0
     assert clock.now - leases.written_at <= RENEW_S + 0.001
 
 
 def test_an_answer_that_comes_too_late_is_no_renewal() -> None:
     clock = Clock()
-    leases = SlowLeases(clock, answer_s=6.0, hangs_after=99)
-
-    async def story() -> None:
-        first = candidate(leases, clock, "a")
-        await first.acquire()
-        await first.hold()
-
-    live(clock, story())
+    live(clock, lead(SlowLeases(clock, answer_s=6.0, hangs_after=99), clock))
     assert clock.now <= RENEW_S + 0.001
 
 

@@ -1,8 +1,9 @@
-"""Asking a learner for its progress, over real HTTP on the loopback address."""
+"""A learner's progress: read over real HTTP on the loopback address, beside the passes, which never wait for it."""
 
 import asyncio
 import base64
 import contextlib
+import copy
 import gzip
 import json
 import ssl
@@ -20,8 +21,10 @@ from stage2_api.pod import layout
 from stage2_controller.cluster import progress
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.spec import credentials, names
+from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
 
 SECRET = {"data": {layout.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}
@@ -222,3 +225,101 @@ async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Pa
     async with asking(answer, context) as reader:
         assert await reader.read(POD, as_secret(held)) is None
     assert asked == []
+
+
+class Learner:
+    """Answers with what it is asked to, or hangs."""
+
+    def __init__(self) -> None:
+        self.report: Any = {"step": 1}
+        self.asked = 0
+        self.hangs = False
+
+    async def read(self, pod: Any, secret: Any) -> Any:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if isinstance(self.report, Exception):
+            raise self.report
+        return self.report
+
+    async def close(self) -> None:
+        self.hangs = False
+
+
+class Stage:
+    """Polls of one learner under a clock that stands still, and how often a pass was asked for."""
+
+    def __init__(self) -> None:
+        self.learner, self.reported, self.now = Learner(), 0, 0.0
+        self.polls = ProgressPolls(self.learner, self._tell, interval_s=10.0, clock=lambda: self.now)
+        self.pod = b.learner_pod(b.up("learner"))
+
+    def _tell(self, key: Key) -> None:
+        assert key == n.KEY
+        self.reported += 1
+
+    async def pass_(self, pod: Any = None) -> Any:
+        """What a pass is given; then whatever was asked for is answered."""
+        found = self.polls.latest(n.KEY, pod or self.pod, SECRET)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return found
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    made = Stage()
+    yield made
+    await made.polls.close()
+
+
+async def test_the_first_report_comes_with_the_next_pass_which_it_asks_for(stage: Stage) -> None:
+    assert await stage.pass_() is None
+    assert stage.reported == 1
+    assert await stage.pass_() == {"step": 1}
+    assert (stage.learner.asked, stage.reported) == (1, 1), "a fresh report is not asked for again"
+
+
+async def test_an_old_report_is_requested_again_and_only_news_ask_for_a_pass(stage: Stage) -> None:
+    await stage.pass_()
+    stage.now = 10.0
+    assert await stage.pass_() == {"step": 1}
+    assert (stage.learner.asked, stage.reported) == (2, 1)
+    stage.now, stage.learner.report = 20.0, {"step": 2}
+    assert await stage.pass_() == {"step": 1}
+    assert (stage.learner.asked, stage.reported) == (3, 2)
+    assert await stage.pass_() == {"step": 2}
+
+
+async def test_a_learner_that_does_not_answer_keeps_no_pass_waiting(stage: Stage) -> None:
+    stage.learner.hangs = True
+    for _ in range(3):
+        assert await stage.pass_() is None
+        stage.now += 10.0
+    assert stage.learner.asked == 1
+
+
+async def test_what_an_earlier_pod_said_is_no_report_of_this_one(stage: Stage) -> None:
+    await stage.pass_()
+    other = copy.deepcopy(stage.pod)
+    other["metadata"]["uid"] = "another"
+    assert await stage.pass_(other) is None
+    assert await stage.pass_(other) == {"step": 1}
+
+
+async def test_a_report_that_cannot_be_read_is_none_and_the_next_one_is_asked_for(stage: Stage) -> None:
+    stage.learner.report = KeyError("token")
+    assert await stage.pass_() is None
+    stage.now, stage.learner.report = 10.0, {"step": 3}
+    await stage.pass_()
+    assert await stage.pass_() == {"step": 3}
+
+
+async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.learner.hangs = True
+    for index in range(progress._AT_ONCE + 5):
+        stage.polls.latest(Key("team-a", f"job-{index}"), stage.pod, SECRET)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert stage.learner.asked == progress._AT_ONCE

@@ -155,13 +155,10 @@ def test_the_longest_start_deadline_is_one_that_the_api_server_takes() -> None:
     assert spec["progressDeadlineSeconds"] == longest
 
 
-def test_a_cpu_run_asks_for_no_gpu() -> None:
-    assert pod_spec("Deployment", gpuResource="")["containers"][0]["resources"] == {}
-    assert pod_spec("Job", gpuResource="")["containers"][0]["resources"] == {}
-
-
-def test_gpus_of_another_vendor_are_asked_for_by_their_name() -> None:
-    assert pod_spec("Job", gpuResource="amd.com/gpu")["containers"][0]["resources"] == {"limits": {"amd.com/gpu": "1"}}
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+@pytest.mark.parametrize(("resource", "asked"), [("", {}), ("amd.com/gpu", {"limits": {"amd.com/gpu": "1"}})])
+def test_gpus_are_asked_for_by_their_name_and_by_a_cpu_run_not_at_all(kind: str, resource: str, asked: Any) -> None:
+    assert pod_spec(kind, gpuResource=resource)["containers"][0]["resources"] == asked
 
 
 def test_the_service_has_a_stable_port_for_each_server() -> None:

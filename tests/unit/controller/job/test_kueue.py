@@ -114,8 +114,7 @@ def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
     account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
     made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job", "Workload"]
-    assert made.placement
-    assert made.placement.node == "assigned"
+    assert b.node_of(made) == "assigned"
 
 
 def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is() -> None:
@@ -128,8 +127,7 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
     account.remove("Pod", filler)
     assert account.serve() == [n.KEY]
     goes = planned(queued(), account, observed)
-    assert goes.placement
-    assert goes.placement.node == "z"
+    assert b.node_of(goes) == "z"
 
 
 @pytest.mark.parametrize(("after_s", "kept"), [(59, True), (61, False)])
@@ -178,8 +176,7 @@ def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
     message = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
     assert b.message(made, reasons.PLACED) == message
     again = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="z")))
-    assert again.placement
-    assert again.placement.node == "z"
+    assert b.node_of(again) == "z"
 
 
 def test_hosts_that_share_letters_are_put_together() -> None:

@@ -22,11 +22,17 @@ from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
-JOB = Path(__file__).parents[4] / "examples" / "job-grpo-6v2.yaml"
+ROOT = Path(__file__).parents[4]
 
 
-def test_six_gpus_serve_on_port_8080_and_two_learn_in_a_process_each() -> None:
-    children = {child["kind"]: child for child in static_children(parse_job(yaml.safe_load(JOB.read_text())))}
+@pytest.fixture(scope="module")
+def children() -> dict[str, Any]:
+    """The children of the example of GRPO, by their kinds."""
+    job = parse_job(yaml.safe_load((ROOT / "examples" / "job-grpo-6v2.yaml").read_text()))
+    return {child["kind"]: child for child in static_children(job)}
+
+
+def test_six_gpus_serve_on_port_8080_and_two_learn_in_a_process_each(children: dict[str, Any]) -> None:
     (server,) = children["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert server["command"][:2] == ["stage2", "serve"]
     assert server["resources"]["limits"]["nvidia.com/gpu"] == "6"
@@ -37,15 +43,13 @@ def test_six_gpus_serve_on_port_8080_and_two_learn_in_a_process_each() -> None:
     assert learner["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
-def test_the_run_reaches_its_server_where_the_job_puts_it() -> None:
-    children = {child["kind"]: child for child in static_children(parse_job(yaml.safe_load(JOB.read_text())))}
+def test_the_run_reaches_its_server_where_the_job_puts_it(children: dict[str, Any]) -> None:
     config = yaml.safe_load(children["ConfigMap"]["data"]["config.yaml"])
     (server,) = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
     assert server["base_url"].endswith(":8080")
     assert server["base_url"].startswith(f"https://{children['Service']['metadata']['name']}")
 
 
-ROOT = Path(__file__).parents[4]
 GOLDEN = Path(__file__).parents[1] / "golden.yaml"
 EXAMPLES = sorted(ROOT.glob("examples/**/job*.yaml"))
 IMAGE = b.SETTINGS.image

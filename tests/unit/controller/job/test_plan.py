@@ -251,20 +251,6 @@ def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
     assert b.planned(raw).again_after_s is None
 
 
-def test_three_hundred_mistakes_fit_a_condition() -> None:
-    """The API server refuses a longer message, and the job would never have a status."""
-    raw = b.job()
-    env = [{"name": f"STAGE2_{index:03}_{'X' * 80}", "value": "1"} for index in range(300)]
-    raw["spec"]["learner"]["template"] = {"spec": {"containers": [{"name": "learner", "env": env}]}}
-    status = b.planned(raw).status
-    messages = [item["message"] for item in status["conditions"]]
-    assert max(map(len, messages)) < 10_000
-    first, *_, last = status["conditions"][0]["message"].splitlines()
-    assert first.startswith("spec.learner.template.spec.containers[0].env[0].name: ")
-    assert last.startswith("and ")
-    assert last.endswith(" more")
-
-
 def failed() -> tuple[b.Object, Observed]:
     """A job that failed, as it is reported, with the learner Job that failed."""
     raw = b.job()

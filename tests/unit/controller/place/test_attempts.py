@@ -195,17 +195,13 @@ def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first() -> Non
     observed = replace(life.children(), pods=tuple(map(refused_pod, ROLES)))
     late = ends(life, observed, after_s=REFUSED_S, reason=reasons.NODE_FULL)
     assert NO_ROOM in late.status["message"]
-    again = life.passes(at_s=REFUSED_S + FIRST_PAUSE_S).placement
-    assert again
-    assert again.node == "z"
+    assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == "z"
 
 
 def test_a_job_that_every_node_refused_tries_them_again() -> None:
     life = Life()
     life.passes(replace(life.children(), pods=tuple(map(refused_pod, ROLES))), at_s=REFUSED_S)
-    again = life.passes(at_s=REFUSED_S + FIRST_PAUSE_S).placement
-    assert again
-    assert again.node == b.NODE
+    assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == b.NODE
 
 
 @MODES
@@ -388,8 +384,7 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_reported()
     assert life.account.snapshot(n.KEY).promised is not None
     late = life.passes(observed, at_s=PROMISE_S)
     assert (late.deletions, life.account.snapshot(n.KEY).promised) == ((), None)
-    assert late.placement
-    assert late.placement.node is not None
+    assert b.node_of(late) is not None
 
 
 def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:

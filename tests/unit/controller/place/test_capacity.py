@@ -135,13 +135,19 @@ def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
     assert made.snapshot(Key("team-a", "refused")).refused == frozenset()
 
 
-def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
-    now, wakes = [0.0], []
+def promised() -> tuple[Capacity, list[float], list[int]]:
+    """An account with a promise that lasts for one more second, while another job waits; its clock, and its calls."""
+    now, wakes = [0.0], list[int]()
     made = Capacity(lambda: wakes.append(1), clock=lambda: now[0])
     made.put("Node", n.node())
     made.promise(n.KEY, FOUR, "node-a")
     made.wait(n.OTHER, FOUR)
     now[0] += PROMISE_S - 1
+    return made, now, wakes
+
+
+def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
+    made, now, wakes = promised()
     assert (made.snapshot(n.KEY).promised, made.serve()) == ("node-a", [])
     now[0] += 1
     assert made.snapshot(n.KEY).promised is None
@@ -159,12 +165,7 @@ def test_a_snapshot_does_not_change_with_the_account() -> None:
 
 
 def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
-    now, wakes = [0.0], []
-    made = Capacity(lambda: wakes.append(1), clock=lambda: now[0])
-    made.put("Node", n.node())
-    made.promise(n.KEY, FOUR, "node-a")
-    made.wait(n.OTHER, FOUR)
-    now[0] += PROMISE_S - 1
+    made, now, wakes = promised()
     made.promise(n.KEY, FOUR, "node-a")
     now[0] += PROMISE_S - 1
     assert (made.snapshot(n.KEY).promised, wakes) == ("node-a", [])

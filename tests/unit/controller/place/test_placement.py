@@ -53,8 +53,7 @@ def test_both_pods_are_tied_to_the_chosen_node_and_to_no_other() -> None:
         affinity = b.child(made, kind)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
         (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
-    assert made.placement
-    assert made.placement.node == "a"
+    assert b.node_of(made) == "a"
 
 
 def test_a_job_keeps_its_node_though_a_better_one_comes() -> None:
@@ -62,8 +61,7 @@ def test_a_job_keeps_its_node_though_a_better_one_comes() -> None:
     observed = placed(b.job(), account)
     account.put("Node", n.node("tight", gpus=4))
     made = planned(b.job(), account, observed)
-    assert made.placement
-    assert made.placement.node == b.NODE
+    assert b.node_of(made) == b.NODE
     assert made.deletions == ()
 
 
@@ -76,8 +74,7 @@ def test_the_whole_job_moves_when_its_node_is_gone() -> None:
     assert b.condition(made, reasons.PLACED) == ("False", reasons.NODE_LOST)
     account.wait(n.KEY, made.placement.need if made.placement else pytest.fail("no site"))
     again = planned(b.job(), account, Observed())
-    assert again.placement
-    assert again.placement.node == "z"
+    assert b.node_of(again) == "z"
 
 
 def test_a_job_that_has_to_leave_is_looked_at_again_even_if_nothing_more_happens() -> None:
@@ -96,8 +93,7 @@ def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_on
     account.promise(n.KEY, first.need, "a")
     account.remove("Node", n.node("a"))
     made = planned(b.job(), account)
-    assert made.placement
-    assert made.placement.node == "z"
+    assert b.node_of(made) == "z"
     account.promise(n.KEY, made.placement.need, "z")
     account.remove("Node", n.node("z"))
     nowhere = planned(b.job(), account)
@@ -194,8 +190,7 @@ def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() ->
     observed = b.created(made, pods=pods)
     found = planned(b.job(), account, observed)
     assert (found.deletions, b.condition(found, reasons.PLACED)) == ((), ("True", reasons.NODE_CHOSEN))
-    assert found.placement
-    assert found.placement.node == b.NODE
+    assert b.node_of(found) == b.NODE
 
 
 def test_the_priority_class_decides_what_may_be_preempted() -> None:
@@ -230,5 +225,4 @@ def test_a_job_that_started_before_nodes_were_chosen_continues_where_it_is() -> 
     raw = b.job()
     made = planned(raw, n.capacity(n.node(), n.node("z")), b.started(raw))
     assert made.deletions == ()
-    assert made.placement
-    assert made.placement.node == b.NODE
+    assert b.node_of(made) == b.NODE
