@@ -79,7 +79,7 @@ def plan(
     context = replace(context, outcome=_outcome(context))
     context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
     context = replace(context, quota=_quota(context))
-    context = replace(context, placement=_place(context, nodes))
+    context = replace(context, placement=_choose_place(context, nodes))
     status = statuses.valid_status(context)
     if context.outcome:
         return _finished(context, status)
@@ -159,7 +159,7 @@ def _quota(context: PlanContext) -> Condition | None:
     return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
 
 
-def _place(context: PlanContext, nodes: Snapshot | None) -> Place | None:
+def _choose_place(context: PlanContext, nodes: Snapshot | None) -> Place | None:
     """Return the place of a job that is to run; None for others."""
     if context.outcome or context.must_stop or context.is_idle or not context.admitted:
         return None

@@ -110,7 +110,7 @@ class Reconciler:
 
     def restore(self) -> None:
         """Keep room for the pods of all jobs that have a node, before the first pass gives away what is free."""
-        for raw in list(self._store.known(names.KIND)) if self._capacity else ():
+        for raw in list(self._store.all_of(names.KIND)) if self._capacity else ():
             if outcome.final(raw.get("status") or {}):
                 continue
             key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])

@@ -107,7 +107,7 @@ class Store:
         entry = self._objects[kind].get(key, {}).get(name)
         return entry.body() if entry else None
 
-    def known(self, kind: str) -> Iterator[Object]:
+    def all_of(self, kind: str) -> Iterator[Object]:
         """Return all objects of a kind."""
         return (entry.body() for entry in self._entries(kind))
 

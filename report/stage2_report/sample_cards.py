@@ -176,14 +176,14 @@ def _pane(
     title: str, objects: Sequence[GTObject], kinds: Sequence[str], picture: Thumbnail, *, text: str = "", note: str = ""
 ) -> Pane:
     drawn = [
-        _drawn(one, kind, picture, labelled=len(objects) <= MOST_LABELLED)
+        _drawn_object(one, kind, picture, labelled=len(objects) <= MOST_LABELLED)
         for one, kind in list(zip(objects, kinds, strict=True))[:MOST_DRAWN]
     ]
     left_out = max(0, len(objects) - MOST_DRAWN)
     return Pane(title, drawn, left_out, text, note or counted(len(objects), "object"))
 
 
-def _drawn(one: GTObject, kind: str, picture: Thumbnail, *, labelled: bool) -> DrawnObject:
+def _drawn_object(one: GTObject, kind: str, picture: Thumbnail, *, labelled: bool) -> DrawnObject:
     corners = [(x * picture.width / BINS, y * picture.height / BINS) for x, y in _corners(one)]
     left, top = min(x for x, _ in corners), min(y for _, y in corners)
     short = one.desc if len(one.desc) <= LABEL_CHARACTERS else f"{one.desc[:LABEL_CHARACTERS]}…"

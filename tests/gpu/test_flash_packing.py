@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import varlen
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from stage2_trainer.learner.padding_free_batch import collate, hidden_states, place
+from stage2_trainer.learner.padding_free_batch import collate, hidden_states, with_positions
 from stage2_trainer.process.attention import PACKED
 from stage2_trainer.process.policy import load_model
 
@@ -34,7 +34,7 @@ def exact(model_path):
 def sequences(exact, encoder, chats):
     """Three sequences with images of different sizes."""
     return [
-        place(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), exact.model)
+        with_positions(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), exact.model)
         for chat, answer in zip(chats, ANSWERS, strict=True)
     ]
 

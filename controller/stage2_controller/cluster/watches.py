@@ -93,7 +93,7 @@ class Freshness:
         for kind in self._kinds:
             missed += await self._compare(kind)
         if self._capacity:
-            jobs = (job["metadata"] for job in self._store.known(names.KIND))
+            jobs = (job["metadata"] for job in self._store.all_of(names.KIND))
             self._capacity.retain_jobs({Key(job["namespace"], job["name"]) for job in jobs})
         self._rounds_behind = self._rounds_behind + 1 if missed else 0
         self._last_round = time.monotonic()

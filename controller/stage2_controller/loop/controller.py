@@ -100,7 +100,7 @@ class Controller:
             self._task(measure_lag(self.metrics.loop_lag.observe)),
         ]
         self.ready = True
-        logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
+        logger.info("ready: %d jobs", len(list(self.store.all_of(names.KIND))))
 
     @contextmanager
     def _listing(self) -> Iterator[None]:
@@ -163,10 +163,10 @@ class Controller:
             await self.cluster_watch.fill()
             self._tasks.append(self._task(self.cluster_watch.run()))
         self.reconciler.restore()
-        for job in self.store.known(names.KIND):
+        for job in self.store.all_of(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.metrics.leads.set(1)
-        logger.info("works on %d jobs", len(list(self.store.known(names.KIND))))
+        logger.info("works on %d jobs", len(list(self.store.all_of(names.KIND))))
         await self.queue.run()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -234,7 +234,7 @@ async def measure_lag(observe: Callable[[float], None]) -> None:
 async def connect(settings: Settings, options: Options) -> Controller:
     """Return a controller that is connected and has listed nothing yet."""
     store = Store()
-    metrics = Metrics(lambda: store.known(names.KIND))
+    metrics = Metrics(lambda: store.all_of(names.KIND))
     api = await api_server.connect(metrics.requested)
 
     def share_room() -> None:

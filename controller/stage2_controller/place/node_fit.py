@@ -215,7 +215,7 @@ def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
     for resource in _in_order(total, need.gpu_resource):
         best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
         if _lacks(best.free, resource, total[resource]):
-            needed, free = objects.show_quantity(resource, total[resource]), _shown(resource, best)
+            needed, free = objects.show_quantity(resource, total[resource]), _free_quantity(resource, best)
             return f"needs {needed} {resource} on one node; the largest free is {free} on {best.name}"
     return None
 
@@ -227,10 +227,10 @@ def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
     best = max(fitting, key=lambda info: (sum(not _lacks(info.free, k, total[k]) for k in resources), info.name))
     lacking = next(key for key in resources if _lacks(best.free, key, total[key]))
     wanted = ", ".join(f"{objects.show_quantity(key, total[key])} {key}" for key in resources)
-    return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
+    return f"needs {wanted} together on one node; {best.name} has only {_free_quantity(lacking, best)} {lacking} free"
 
 
-def _shown(resource: str, info: NodeInfo) -> str:
+def _free_quantity(resource: str, info: NodeInfo) -> str:
     return objects.show_quantity(resource, max(info.free.get(resource, 0), 0))
 
 

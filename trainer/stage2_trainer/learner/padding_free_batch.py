@@ -110,7 +110,7 @@ def hidden_states(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     return hidden
 
 
-def place(encoding: Encoding, rope_model: Any) -> Placed:
+def with_positions(encoding: Encoding, rope_model: Any) -> Placed:
     """Compute the position ids of one encoding with the model's own `get_rope_index` (no forward pass)."""
     rope, _ = rope_model.get_rope_index(
         encoding.input_ids[None],

@@ -15,7 +15,7 @@ from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.data.images import BLANK_SIDE, ImageError, blank_image
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.padding_free_batch import Segment, place
+from stage2_trainer.learner.padding_free_batch import Segment, with_positions
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import (
     CoordVocab,
@@ -209,7 +209,7 @@ class Supervisor:
         length, plain = len(encoding.input_ids), not self._coord_loss
         meta = segment_meta(matched.target, prompt_ids, encoded_len=length, plain_coords=plain)
         stats = sample_stats(matched, encoded_len=length)
-        return Segment(place(encoding, self._rope), meta, stats, record.images, record.sample_id)
+        return Segment(with_positions(encoding, self._rope), meta, stats, record.images, record.sample_id)
 
     def _placeholder(self, sample_id: str) -> Segment:
         """Return a zero-loss segment; its image makes every part of the model run, as several processes require."""
@@ -222,7 +222,7 @@ class Supervisor:
         encoding = self.tools.encoder.teacher_forced(prompt, answer)
         length = len(encoding.input_ids)
         meta = unsupervised_meta(prompt.input_ids.tolist(), len(answer), encoded_len=length)
-        return Segment(place(encoding, self._rope), meta, SampleStats(bad=True), images, sample_id)
+        return Segment(with_positions(encoding, self._rope), meta, SampleStats(bad=True), images, sample_id)
 
 
 class TruthSupervisor(Supervisor):

@@ -59,7 +59,7 @@ def controller(reconciler: Any, *, leases: Leases | None = None, identity: str =
         queue=WorkQueue(reconciler),
         reconciler=reconciler,
         freshness=idle,
-        metrics=Metrics(lambda: store.known(names.KIND)),
+        metrics=Metrics(lambda: store.all_of(names.KIND)),
         progress=idle,
         election=Election(leases, name="stage2", namespace="stage2-system", identity=identity) if leases else None,
     )

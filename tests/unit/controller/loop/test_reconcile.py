@@ -46,7 +46,7 @@ async def test_a_new_job_is_one_creation_a_child_and_one_status(life: Life) -> N
 async def test_what_a_pass_wrote_is_known_before_the_watches_report_of_it(life: Life) -> None:
     await life.one_pass()
     written = {kind for kind, _ in life.server.objects if kind != names.KIND} - {"Secret", "ConfigMap"}
-    assert {kind for kind in WATCHED if kind != names.KIND and list(life.store.known(kind))} == written
+    assert {kind for kind in WATCHED if kind != names.KIND and list(life.store.all_of(kind))} == written
     assert life.store.one(names.KIND, KEY, KEY.name) == life.server.objects[names.KIND, KEY.name]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface
 
-from stage2_trainer.learner.padding_free_batch import collate, hidden_states, place
+from stage2_trainer.learner.padding_free_batch import collate, hidden_states, with_positions
 from stage2_trainer.process.attention import PACKED, PACKED_VISION, DeferredMask, packed_attention
 from stage2_trainer.process.policy import load_model
 from stage2_trainer.rollouts.hf import left_padded
@@ -38,7 +38,7 @@ def model(request):
 
 def placed_all(model, encoder, chats):
     return [
-        place(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), model.model)
+        with_positions(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), model.model)
         for chat, answer in zip(chats, ANSWERS, strict=False)
     ]
 

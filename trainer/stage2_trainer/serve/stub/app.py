@@ -44,7 +44,7 @@ def build_app(chats: ChatServer, updates: WeightUpdates, root: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> Any:
         yield
-        updates.receiver.leave()
+        updates.receiver.leave_group()
 
     app = FastAPI(lifespan=lifespan)
     app.state.processor, app.state.model_folder = chats.model.processor, root  # for `Stage2Routes`

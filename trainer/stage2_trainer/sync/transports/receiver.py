@@ -72,12 +72,12 @@ class Receiver:
             if call < self._joined_by:
                 link.close()
                 raise LinkError("the learner has called again meanwhile")
-            self.leave()
+            self.leave_group()
             self._joined_by = call
             self._inlet, self._group = self._open_inlet(link, info, rank), info.name
             self._bucket_bytes = info.packed_buffer_size_bytes
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group; the learner notices at once."""
         if self._inlet is not None:
             self._inlet.close()

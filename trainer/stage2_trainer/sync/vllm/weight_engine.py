@@ -111,7 +111,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
 
     def shutdown(self) -> None:
         """Leave the group."""
-        self._receiver.leave()
+        self._receiver.leave_group()
 
     @abstractmethod
     def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet: ...

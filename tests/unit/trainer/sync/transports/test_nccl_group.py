@@ -61,7 +61,7 @@ def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
     transfer, receiver = make_transfer(), nccl_receiver()
     transfer.connect(Client([receiver]))
     thread, errors = outcome_of(transfer.send, Packed([torch.zeros(2**28, dtype=torch.uint8)]))
-    receiver.leave()
+    receiver.leave_group()
     thread.join(15)
     assert not thread.is_alive()
     assert len(errors) == 1
@@ -94,7 +94,7 @@ def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
     monkeypatch.setattr(worker_end.os, "_exit", ended.append)
     receiver = nccl_receiver(CannotBeLeft)
     make_transfer().connect(Client([receiver]))
-    receiver.leave()
+    receiver.leave_group()
     assert ended == [worker_end.os.EX_SOFTWARE]
 
 

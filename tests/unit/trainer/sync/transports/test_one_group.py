@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_al
     servers.connect()
     great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
     sending = [outcome_of(transfer.send, great) for transfer in servers.transfers]
-    servers.clients[0].receivers[0].leave()
+    servers.clients[0].receivers[0].leave_group()
     for thread, errors in sending:
         thread.join(15)
         assert not thread.is_alive()

@@ -86,7 +86,7 @@ def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token, create, cr
     transfer.connect(Client([stands_still]))
     with pytest.raises(LinkError, match=fault):
         transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
-    stands_still.leave()
+    stands_still.leave_group()
     transfer.close()
 
 
