@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from stage2_api.coordinates import BINS
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.loss import (
-    LossOptions,
     LossTargets,
     coord_losses,
     stage2_loss,
@@ -32,7 +32,7 @@ from stage2_trainer.learner.loss import (
 TIMED = (4096, 32768, 64)
 LARGE = (16384, 151936, 16)
 SHARE = 0.5  # of the tokens are supervised, a third of those are coordinates
-OPTIONS = LossOptions()
+OPTIONS = RolloutMatching()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import load_policy, load_processor, pixel_limits
+from stage2_trainer.process.policy import load_policy, load_processor
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import HfRollouts
@@ -68,7 +68,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     stack.callback(rollout_log.close)
     read = load_records(config.custom.train_jsonl)
     records = [replace(record, metadata={PLACE: record.index}) for record in read]
-    processor = load_processor(config.model.model, remote_code=False, **pixel_limits(config))
+    processor = load_processor(config.model.model, **config.template.pixel_limits())
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     answers = config.training.per_device_train_batch_size
     decoding = Decoding(rlhf.max_completion_length, temperature=rlhf.temperature, batch_size=answers)
@@ -85,7 +85,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
         references=References(records, task, encoder, config.training.seed),
         records=records,
         bad=BadSamples(config.training.max_bad_samples, log),
-        mixing=None,
+        chord=config.custom.grpo.chord,
         part_rates={},
         interrupt=interrupt,
         reporter=reporter,

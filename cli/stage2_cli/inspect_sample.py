@@ -172,7 +172,7 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     """
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.data.messages import chat_messages
-    from stage2_trainer.process.policy import load_processor, pixel_limits
+    from stage2_trainer.process.policy import load_processor
     from stage2_trainer.rollouts.http import ServerBackend
     from stage2_trainer.wire.credentials import read_token
     from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
@@ -187,7 +187,8 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     token = read_token(os.environ)
     check_images(record)
     messages = chat_messages(record, config.custom.user_prompt, system=config.template.system)
-    encoder = Encoder(load_processor(model, remote_code=config.model.allow_remote_code, **pixel_limits(config)))
+    processor = load_processor(model, config.model.allow_remote_code, **config.template.pixel_limits())
+    encoder = Encoder(processor)
     limit = server.infer_timeout_s
     with ServerBackend(
         urls,

@@ -50,6 +50,11 @@ class Template(Section):
     min_pixels: Positive | None = None
     """Minimum number of pixels of an image; smaller images are scaled up. Unset keeps the checkpoint's limit."""
 
+    def pixel_limits(self) -> dict[str, int]:
+        """Return the limits of an image's pixels; empty for the checkpoint's own."""
+        limits = {"min_pixels": self.min_pixels, "max_pixels": self.max_pixels}
+        return {name: value for name, value in limits.items() if value is not None}
+
 
 class Tuner(Section):
     """Which weights are trained, and in what form."""

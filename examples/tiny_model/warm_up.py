@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stage2_trainer.learner.loss import LossOptions, coord_losses
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.learner.loss import coord_losses
 from tiny_model.answers import COORD_TOKENS
 from tiny_model.batches import IGNORED, Batch, Batches
 from tiny_model.foreign import Model, Processor
@@ -83,7 +84,8 @@ def answer_loss(logits: Tensor, labels: Tensor, coord_ids: Tensor, *, sigma: flo
     bins = torch.searchsorted(coord_ids, labels)
     is_coord = torch.isin(labels, coord_ids)
     structure = F.cross_entropy(logits[~is_coord], labels[~is_coord])
-    return structure + coord_losses(logits[is_coord], bins[is_coord], coord_ids, LossOptions(target_sigma=sigma)).mean()
+    options = RolloutMatching(target_sigma=sigma)
+    return structure + coord_losses(logits[is_coord], bins[is_coord], coord_ids, options).mean()
 
 
 def _optimizer(model: Model, recipe: Recipe) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:

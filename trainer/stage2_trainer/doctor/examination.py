@@ -124,7 +124,7 @@ class Examination:
             way_out = "use a machine that has them; CUDA_VISIBLE_DEVICES may hide some"
             yield Requirement("GPUs", "missing", f"{len(found)} visible, and the run needs {wanted}", way_out)
             return
-        busy = [gpu.index for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
+        busy = [str(gpu.index) for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
         names = ", ".join(sorted({gpu.name for gpu in found[:wanted]}))
         status = f"{len(found)} visible ({names}, driver {self.machine.driver}), {wanted} needed"
         if busy:

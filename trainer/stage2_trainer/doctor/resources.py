@@ -7,9 +7,7 @@ Large Transformer Models"), and are good to about a third.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.serve.cuda_driver import loaded_driver, visible_names
+from stage2_trainer.serve.cuda_driver import loaded_driver
 from stage2_trainer.sync.fleet.delivery import SLOTS
 from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
 
@@ -141,23 +139,30 @@ def activations_per_token(text: Any, checkpointing: bool) -> int:
     return int(text.num_hidden_layers * 2 * text.hidden_size + 2 * layer)
 
 
-QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.used", "--format=csv,noheader,nounits")
-MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
-MIG = "MIG-"  # how the names of parts of a GPU begin
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as its driver describes it; memory in bytes, 0 where the driver reports none (shared memory, MIG)."""
+    """A visible GPU, or a part of one (MIG), by its number in this process; memory in bytes."""
 
-    index: str
-    uuid: str
+    index: int
     name: str
     total: int
     used: int
+
+    @classmethod
+    def visible(cls, index: int) -> Gpu:
+        """Return the GPU of this number. Memory that others use is what a context of this process leaves."""
+        properties = torch.cuda.get_device_properties(index)
+        try:
+            free, _ = torch.cuda.mem_get_info(index)
+        except RuntimeError:  # another process fills it, or has it to itself
+            free = 0
+        used = max(0, properties.total_memory - free - CONTEXT_BYTES)
+        return cls(index, properties.name, properties.total_memory, used)
 
 
 @dataclass(frozen=True)
@@ -174,54 +179,19 @@ class Machine:
 
     @property
     def smallest_gpu(self) -> int | None:
-        """Bytes of the smallest GPU; None where there is none, or none reports its memory."""
-        return min((gpu.total for gpu in self.gpus if gpu.total), default=None)
+        """Bytes of the smallest GPU; None where there is none."""
+        return min((gpu.total for gpu in self.gpus), default=None)
 
     @classmethod
-    def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
+    def this(cls) -> Machine:
         """Return the machine, or the container, in which this process runs."""
-        try:
-            listed = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
-        except (OSError, subprocess.SubprocessError):
-            listed = ""  # no driver here, so no GPU
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0  # a driver may be too old for PyTorch
         return cls(
-            gpus=visible(gpus_of(listed), visible_names(environment)),
+            gpus=tuple(map(Gpu.visible, range(count))),
             shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
             memory=memory_left(),
             driver=loaded_driver(),
         )
-
-
-def _bytes(mebibytes: str) -> int:
-    return int(mebibytes) * MIB if mebibytes.isdecimal() else 0
-
-
-def gpus_of(answer: str) -> list[Gpu]:
-    """Return the GPUs in the output of `nvidia-smi` for `QUERY`."""
-    found = []
-    for line in filter(None, answer.splitlines()):
-        index, uuid, name, total, used = (part.strip() for part in line.split(","))
-        found.append(Gpu(index, uuid, name, _bytes(total), _bytes(used)))
-    return found
-
-
-def visible(gpus: list[Gpu], named: list[str] | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, up to the first unknown name, as CUDA does.
-
-    named: the variable's names; None where it is not set, and all are visible. A part of a GPU (MIG) counts as a GPU of
-    unknown memory; whether it exists is not checked.
-    """
-    if named is None:
-        return tuple(gpus)
-    found: list[Gpu] = []
-    for name in named:
-        gpu = next((gpu for gpu in gpus if name == gpu.index or gpu.uuid.startswith(name)), None)
-        if gpu is None and gpus and name.startswith(MIG):
-            gpu = Gpu(name, name, "MIG device", total=0, used=0)
-        if gpu is None:
-            break
-        found.append(gpu)
-    return tuple(found)
 
 
 def room_at(path: Path) -> int:

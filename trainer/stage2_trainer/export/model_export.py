@@ -13,11 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata as distribution
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from jinja2 import Environment, StrictUndefined
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoProcessor
@@ -48,9 +50,6 @@ ROOM_TO_SPARE = 1.05
 NAMED_TENSORS = 3
 
 SHARD_BYTES = 2 * 10**9
-DATA = "custom.train_jsonl"
-MODEL = "model.model"
-SCORES = "eval_"
 METHODS = {
     "sft": "supervised training on ground truth (stage 1)",
     "rollout_matching_sft": "rollout-matching training (stage 2)",
@@ -197,33 +196,24 @@ def write_shards(
 
 def model_card(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
     """Return the card of a merged model, or of an adapter."""
-    parts = (_front(checkpoint, merged=merged), _head(checkpoint, merged=merged), _scores(checkpoint.state))
-    return "\n".join((*parts, _configuration(checkpoint.course)))
-
-
-def _front(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
-    lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: image-text-to-text"]
-    if not Path(checkpoint.base_name).is_dir():  # the front matter names models of a hub alone
-        lines.append(f"base_model: {checkpoint.base_name}")
-    return "\n".join((*lines, "tags: [stage2]", "---", ""))
-
-
-def _head(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
     course, state = checkpoint.course, checkpoint.state
     variant = course.get("custom.trainer_variant", "")
-    kind = "A Qwen3-VL that lists the objects of an image" if merged else "An adapter of a Qwen3-VL"
-    rows = {
-        "base model": checkpoint.base_name,
-        "method": METHODS.get(variant, variant or "not recorded"),
-        "what trained": _describe_tuner(checkpoint.adapter),
-        "steps": f"{state.get('global_step', '?')} of {state.get('max_steps', '?')}",
-        "epochs": f"{state.get('epoch') or 0:.2f}",
-        "training data": course.get(DATA, "not recorded"),
-        "base model's digest": course.get(MODEL, "not recorded"),
-        "created by": f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
-    }
-    table = "\n".join(f"| {name} | {_cell(value)} |" for name, value in rows.items())
-    return f"{kind}, created by stage2.\n\n| | |\n| --- | --- |\n{table}\n"
+    evaluations = [one for one in state.get("log_history", ()) if any(key.startswith("eval_") for key in one)]
+    template = files("stage2_trainer.export").joinpath("model_card.md.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, finalize=_cell
+    )
+    return environment.from_string(template).render(
+        merged=merged,
+        base_name=checkpoint.base_name,
+        is_on_hub=not Path(checkpoint.base_name).is_dir(),  # the front matter names models of a hub alone
+        method=METHODS.get(variant, variant or "not recorded"),
+        tuner=_describe_tuner(checkpoint.adapter),
+        created_by=f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
+        evaluation=evaluations[-1] if evaluations else None,
+        state=state,
+        course=course,
+    )
 
 
 def _describe_tuner(adapter: Mapping[str, Any] | None) -> str:
@@ -234,28 +224,6 @@ def _describe_tuner(adapter: Mapping[str, Any] | None) -> str:
     if whole := adapter.get("modules_to_save"):
         found += f"; in full: {', '.join(whole)}"
     return f"{found}; rows of tokens" if adapter.get("trainable_token_indices") else found
-
-
-def _scores(state: Mapping[str, Any]) -> str:
-    """Return the last evaluation's figures."""
-    found = [entry for entry in state.get("log_history", ()) if any(key.startswith(SCORES) for key in entry)]
-    if not found:
-        return "## Scores\n\nThe run has not been evaluated.\n"
-    last = found[-1]
-    rows = "\n".join(
-        f"| `{key.removeprefix(SCORES)}` | {value:.4g} |"
-        for key, value in last.items()
-        if key.startswith(SCORES) and isinstance(value, (int, float))
-    )
-    title = f"The run's own held-out evaluation at step {last.get('step', '?')}:"
-    return f"## Scores\n\n{title}\n\n| figure | value |\n| --- | --- |\n{rows}\n"
-
-
-def _configuration(course: Mapping[str, Any]) -> str:
-    if not course:
-        return "## Configuration\n\nThe checkpoint does not record it.\n"
-    rows = "\n".join(f"| `{path}` | {_cell(value)} |" for path, value in sorted(course.items()))
-    return f"## Configuration\n\nThe keys on which the weights depend.\n\n| key | value |\n| --- | --- |\n{rows}\n"
 
 
 def _cell(value: object) -> str:

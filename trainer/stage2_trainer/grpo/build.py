@@ -12,12 +12,12 @@ from trl.trainer.grpo_config import GRPOConfig
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.grpo.objective import Mixing, References
+from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.process.policy import ALIGNER, VIT, Policy, load_policy, load_processor, pixel_limits
+from stage2_trainer.process.policy import ALIGNER, VIT, Policy, load_policy, load_processor
 from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
@@ -72,7 +72,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, trusted, **pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **config.template.pixel_limits())
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(
         config, world_size=int(os.environ.get("WORLD_SIZE", "1")), adapted=config.tuner.train_type == "lora"
@@ -99,7 +99,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         references=References(data.train, task, encoder, config.training.seed),
         records=records,
         bad=BadSamples(config.training.max_bad_samples, context.log),
-        mixing=Mixing.from_config(config.custom.grpo.chord),
+        chord=config.custom.grpo.chord,
         part_rates={part: rate for part, rate in part_rates.items() if rate is not None},
         interrupt=context.interrupt,
         reporter=context.reporter,

@@ -59,39 +59,15 @@ def with_divergence(rewards: Tensor, policy: Tensor, reference: Tensor, mask: Te
     return rewards - beta * ((policy - reference) * mask).sum(dim=1)
 
 
-@dataclass(frozen=True)
-class Mixing:
-    """The supervised share of the loss at each optimizer step."""
-
-    batch_size: int
-    warmup_steps: int
-    decay_steps: int
-    peak: float
-    valley: float
-    phi: bool
-
-    @classmethod
-    def from_config(cls, chord: Chord) -> Mixing | None:
-        """Return the mixing of a configuration; None where it is off."""
-        if not chord.enabled:
-            return None
-        return cls(
-            batch_size=chord.sft_per_device_train_batch_size or 1,
-            warmup_steps=chord.mu_warmup_steps or 0,
-            decay_steps=chord.mu_decay_steps or 0,
-            peak=chord.mu_peak or 0.0,
-            valley=chord.mu_valley or 0.0,
-            phi=bool(chord.enable_phi_function),
-        )
-
-    def mu(self, step: int) -> float:
-        """Return the supervised share at an optimizer step: up to the peak, then along a cosine to the valley."""
-        if step < self.warmup_steps:
-            return self.peak * step / self.warmup_steps
-        done = step - self.warmup_steps
-        if done >= self.decay_steps:
-            return self.valley
-        return self.valley + (self.peak - self.valley) * 0.5 * (1 + math.cos(math.pi * done / self.decay_steps))
+def supervised_share(chord: Chord, step: int) -> float:
+    """Return the supervised share of the loss at a step: up to the peak, then along a cosine to the valley."""
+    warmup, decay = chord.mu_warmup_steps or 0, chord.mu_decay_steps or 0
+    peak, valley = chord.mu_peak or 0.0, chord.mu_valley or 0.0
+    if step < warmup:
+        return peak * step / warmup
+    if step - warmup >= decay:
+        return valley
+    return valley + (peak - valley) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay))
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
-from stage2_api.grpo import Rlhf
+from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
-from stage2_trainer.grpo.objective import Mixing, References, advantages, supervised_loss, with_divergence
+from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
@@ -44,8 +44,8 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_
 class GrpoComponents:
     """The components of a GRPO trainer, beside what TRL's takes.
 
-    records: all records of the run, by the index in a row. bad: the samples that are set aside. mixing, references: of
-    CHORD; mixing None: the run trains on rollouts alone. part_rates: learning rates of model parts (llm, vit, aligner)
+    records: all records of the run, by the index in a row. bad: the samples that are set aside. chord, references: the
+    supervised loss that is mixed in, if it is enabled. part_rates: learning rates of model parts (llm, vit, aligner)
     that have their own.
     """
 
@@ -58,7 +58,7 @@ class GrpoComponents:
     records: Sequence[Record]
     bad: BadSamples
     references: References
-    mixing: Mixing | None
+    chord: Chord
     part_rates: Mapping[str, float]
     interrupt: Interrupt
     reporter: Reporter
@@ -287,7 +287,6 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         if self.steps_in_backward:
             self.components.interrupt.hold()
         untyped: Any = super()
-        mixing = self.components.mixing
         with TIMELINE.measure("forward"):
             if self.components.rlhf.kl_in_reward:
                 self.beta = 0.0  # the rewards have it already
@@ -295,19 +294,21 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
                 loss: Tensor = untyped._compute_loss(model, inputs)
             finally:
                 self.beta = self.components.rlhf.beta
-            return loss if mixing is None or not self._policy.training else self._mixed(model, loss, mixing)
+            mixes = self.components.chord.enabled and self._policy.training
+            return self._mixed(model, loss, self.components.chord) if mixes else loss
 
-    def _mixed(self, model: nn.Module, loss: Tensor, mixing: Mixing) -> Tensor:
+    def _mixed(self, model: nn.Module, loss: Tensor, chord: Chord) -> Tensor:
         """Return the loss with the supervised one mixed in (semantics section 15.5: CHORD)."""
-        mu = mixing.mu(self.state.global_step)
+        mu = supervised_share(chord, self.state.global_step)
         self._metrics["train"]["chord/mu"].append(mu)
         if mu == 0.0:
             return loss
-        inputs, answers = self.components.references.batch(self._step, mixing.batch_size, rank())
+        size = chord.sft_per_device_train_batch_size or 1
+        inputs, answers = self.components.references.batch(self._step, size, rank())
         inputs = {name: value.to(self.accelerator.device) for name, value in inputs.items()}
         with self.accelerator.autocast():
             logits = model(**inputs, use_cache=False, logits_to_keep=answers.size(1) + 1).logits[:, :-1]
-        supervised = supervised_loss(logits, answers.to(logits.device), phi=mixing.phi)
+        supervised = supervised_loss(logits, answers.to(logits.device), phi=bool(chord.enable_phi_function))
         self._metrics["train"]["chord/loss"].append(float(supervised.detach()))
         return (1 - mu) * loss + mu * supervised / self.current_gradient_accumulation_steps
 

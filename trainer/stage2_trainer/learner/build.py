@@ -25,7 +25,6 @@ from stage2_trainer.learner.listeners import (
     log_held_out_rollouts,
     log_training_rollouts,
 )
-from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.rows import (
     PackedRowPlanner,
     RowPlanner,
@@ -40,7 +39,7 @@ from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import ALIGNER, VIT, Policy, coord_vocab, load_policy, load_processor, pixel_limits
+from stage2_trainer.process.policy import ALIGNER, VIT, Policy, coord_vocab, load_policy, load_processor
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
@@ -61,7 +60,7 @@ PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, trusted, **pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **config.template.pixel_limits())
     vocab = coord_vocab(processor.tokenizer, config.model.model)
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     # Before the arguments: once transformers knows of ZeRO-3, it partitions a model while it loads it, and the
@@ -138,7 +137,7 @@ def _components(
         ),
         bad=tools.bad,
         vocab=tools.matcher.vocab,
-        loss=LossOptions.from_config(matching),
+        loss=matching,
         rows=_row_planner(config, window=config.gradient_accumulation_steps(world_size())),
         pad_token_id=tools.encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,

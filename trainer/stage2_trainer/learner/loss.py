@@ -18,48 +18,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from stage2_api.coordinates import BINS
-from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
 from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.process.ranks import gathered
 
-_CONFIG = RolloutMatching()
 LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
 CHUNK_ELEMENTS = 2**26
 _LARGEST_LOGIT = 1e4
 _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
-
-
-@dataclass(frozen=True)
-class LossOptions:
-    """Weights and shapes of the coordinate losses.
-
-    soft_ce_weight, w1_weight, gate_weight: factors of the three terms. temperature: softmax temperature of all three.
-    target_sigma: standard deviation of the soft target in bins; target_truncate: radius in bins beyond which it is
-    zero.
-    normalizer: what the loss is a mean over: each micro-step, or the accumulation window (`window_means`).
-    """
-
-    soft_ce_weight: float = _CONFIG.soft_ce_weight
-    w1_weight: float = _CONFIG.w1_weight
-    gate_weight: float = _CONFIG.gate_weight
-    temperature: float = _CONFIG.temperature_coord
-    target_sigma: float = _CONFIG.target_sigma
-    target_truncate: int | None = _CONFIG.target_truncate
-    normalizer: LossNormalizer = _CONFIG.loss_normalizer
-
-    @classmethod
-    def from_config(cls, rollout_matching: RolloutMatching) -> LossOptions:
-        """Return the options of `custom.extra.rollout_matching`."""
-        return cls(
-            soft_ce_weight=rollout_matching.soft_ce_weight,
-            w1_weight=rollout_matching.w1_weight,
-            gate_weight=rollout_matching.gate_weight,
-            temperature=rollout_matching.temperature_coord,
-            target_sigma=rollout_matching.target_sigma,
-            target_truncate=rollout_matching.target_truncate,
-            normalizer=rollout_matching.loss_normalizer,
-        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +152,9 @@ class LossParts:
         return torch.stack([self.total.detach(), self.ce, self.coord, self.coord_prefix, self.coord_tail])
 
 
-def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Tensor, options: LossOptions) -> LossParts:
+def stage2_loss(
+    logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Tensor, options: RolloutMatching
+) -> LossParts:
     """Return the loss from the logits (N, V) at `targets.logit_positions`.
 
     coord_ids: the bins' token ids, (1000,) int64. options: weights, temperature and target width of the coordinates.
@@ -204,7 +173,7 @@ def stage2_loss_from_hidden(
     weight: torch.Tensor,
     targets: LossTargets,
     coord_ids: torch.Tensor,
-    options: LossOptions,
+    options: RolloutMatching,
     *,
     bias: torch.Tensor | None = None,
     chunk_elements: int = CHUNK_ELEMENTS,
@@ -261,7 +230,7 @@ def _ce_sum(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | 
     return (torch.where(weights < 0, unlikelihood, likelihood) * weights.abs()).sum()
 
 
-def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def soft_targets(bins: torch.Tensor, options: RolloutMatching, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return soft targets (C, 1000) around the bins (C,): Gaussians, cut off and normalised at the edges."""
     distance = torch.arange(BINS, device=bins.device)
     # A weight for each distance, in float64 and squared last: no width is so small or large that 0/0 comes out.
@@ -273,13 +242,13 @@ def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = 
 
 
 def coord_losses(
-    logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: LossOptions
+    logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: RolloutMatching
 ) -> torch.Tensor:
     """Return the loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted.
 
     logits (C, V) predict the coordinates; bins (C,) int64 are the true ones; coord_ids (1000,) the bins' token ids.
     """
-    scaled = _usable(logits) / max(options.temperature, _LEAST_TEMPERATURE)
+    scaled = _usable(logits) / max(options.temperature_coord, _LEAST_TEMPERATURE)
     coords = scaled[:, coord_ids]
     log_p = functional.log_softmax(coords, dim=-1)
     target = soft_targets(bins, options, scaled.dtype)
@@ -300,7 +269,7 @@ class _LossInputs:
 
     targets: LossTargets
     coord_ids: torch.Tensor
-    options: LossOptions
+    options: RolloutMatching
     chunk_rows: int
     grad_enabled: bool
 

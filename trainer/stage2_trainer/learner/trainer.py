@@ -22,12 +22,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import PrinterCallback
 
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, moved, stage2_loss_from_hidden
+from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, StepRowPlanner, load_waiting, save_waiting
 from stage2_trainer.learner.step import Batch, EarlyGradients, Steps, early_gradients, run_inside, train_step
@@ -60,7 +61,7 @@ class TrainerComponents:
     evaluation: Evaluation
     bad: BadSamples
     vocab: CoordVocab
-    loss: LossOptions
+    loss: RolloutMatching
     rows: RowPlanner
     pad_token_id: int
     top_k: int
@@ -174,7 +175,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self,
                 self._record.stopwatch,
                 self.components.vocab,
-                mean="step" if self._whole else self.components.loss.normalizer,
+                mean="step" if self._whole else self.components.loss.loss_normalizer,
             )
         record = self._record
         record.sync, record.version = self._steps.report, self._steps.step0

@@ -303,12 +303,6 @@ def adapter_options(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def pixel_limits(config: RunConfig) -> dict[str, int]:
-    """Return the configured limits of an image's pixels, min_pixels and max_pixels; empty for the checkpoint's own."""
-    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}
-
-
 def _require_wide_weights(model: Any, config: RunConfig) -> None:
     """Raise ConfigError if 16-bit weights would train; DeepSpeed keeps its own copies in float32."""
     if config.uses_deepspeed:

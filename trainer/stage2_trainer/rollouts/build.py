@@ -323,7 +323,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
         **without_removed_options(vllm.passed_through()),
     }
     options |= dummy_load_options(options["load_format"])
-    if limits := _pixel_limits(config):
+    if limits := config.template.pixel_limits():
         options["mm_processor_kwargs"] = limits
     if world_size > 1:
         options["distributed_executor_backend"] = "external_launcher"  # torchrun has started the processes already
@@ -342,8 +342,3 @@ def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
         variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         return {**variables, **UNCOMPILED} if eager else variables
     return {**variables, **PRECOMPILED}
-
-
-def _pixel_limits(config: RunConfig) -> dict[str, int]:
-    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}

@@ -17,7 +17,6 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor, distributed, nn
 
-from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import SyncRounding
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
@@ -47,7 +46,6 @@ from stage2_trainer.wire.requests import (
 logger = logging.getLogger(__name__)
 ENGINE = "the colocated engine"
 T = TypeVar("T")
-SIZE_PATH = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
 STEPS_BETWEEN_MEETINGS = 8  # of an engine of several processes, which stop after the same token
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
@@ -336,13 +334,7 @@ def groups(world_size: int, size: int) -> list[list[int]]:
 
     >>> groups(4, 2)
     [[0, 1], [2, 3]]
-
-    Raises:
-        ConfigError: the processes cannot be divided among groups of this size.
     """
-    if world_size % size:
-        rule = f"must divide the number of learner processes, which is {world_size}"
-        raise ConfigError([Problem(SIZE_PATH, size, rule, "lower it, or start another number of processes")])
     return [list(range(first, first + size)) for first in range(0, world_size, size)]
 
 

@@ -6,8 +6,8 @@ that repeat themselves are ended, each row on its own (`repeat_terminate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 from typing import Any
@@ -18,6 +18,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
+from stage2_trainer.sync.fleet.proof import inference
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan, further_seed
 
 OBJECT_KEY = '"object_'
@@ -108,7 +109,7 @@ class HfBackend:
         Once `stops` is true it returns the answers so far, cut off where they are.
         """
         samples = self._decoding.temperature > 0 or any(request.further is not None for request in requests)
-        with _inference(self._model), self._whole(self._model):
+        with inference(self._model), self._whole(self._model):
             batches = self._batches(len(requests), seed_plan, samples=samples)
             return [
                 rollout
@@ -223,18 +224,6 @@ def left_padded(prompts: Sequence[Prompt], pad: int) -> dict[str, torch.Tensor]:
         "mm_token_type_ids": padded([prompt.mm_token_type_ids for prompt in prompts], _TEXT),
         **{name: torch.cat(parts) for name, parts in images.items() if parts},
     }
-
-
-@contextmanager
-def _inference(model: Any) -> Iterator[None]:
-    """Switch dropout and gradients off for a block, and restore them, also when it raises."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
 
 
 @dataclass

@@ -29,13 +29,11 @@ from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
     FAILED_CALL,
     MAX_ANSWER_BYTES,
-    MAX_ERROR_CHARS,
-    NOT_COMPRESSED,
+    describe_refusal,
     explain_failure,
+    open_session,
     read_content,
     read_object,
-    token_header,
-    trusts_proxies,
 )
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.requests import (
@@ -156,15 +154,8 @@ class ServerBackend:
             self._idle.set()
 
     def _connect(self, url: str) -> aiohttp.ClientSession:
-        context = credentials.trust(url, os.environ) or True
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=context)
-        return aiohttp.ClientSession(
-            headers=token_header(self._token) | NOT_COMPRESSED,
-            auto_decompress=False,
-            trust_env=trusts_proxies(url),
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        tls = credentials.trust(url, os.environ) or True
+        return open_session(url, self._token, limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls)
 
     async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Outcome]:
         task = asyncio.current_task()
@@ -306,16 +297,14 @@ class ServerBackend:
         url = self.base_urls[server].rstrip("/") + path
         try:
             async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
-                async with asyncio.timeout(self._timeout_s):  # an answer that has begun is written already
-                    content = await read_content(response, MAX_ANSWER_BYTES)
+                content = await read_content(response, MAX_ANSWER_BYTES, timeout_s=self._timeout_s)
         except FAILED_CALL as error:  # first: a certificate that is refused is a ValueError too
             reason = await asyncio.to_thread(explain_failure, error, self.base_urls[server])
             raise self._error(server, f"{what.removesuffix(':')}: {reason}") from error
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
         if response.status != HTTPStatus.OK:
-            text = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
-            raise self._error(server, f"{what} answered {response.status}: {text}", response.status)
+            raise self._error(server, f"{what} {describe_refusal(response.status, content)}", response.status)
         return content
 
     async def _close(self) -> None:

@@ -16,6 +16,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.colocate import ColocateEngine
+from stage2_trainer.rollouts.hf import HfBackend
 from stage2_trainer.rollouts.rollout_source import (
     Answers,
     GenerationRequest,
@@ -26,7 +27,7 @@ from stage2_trainer.rollouts.rollout_source import (
 )
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.wire.requests import Backend, Outcome, Refused, RolloutRequest, SeedPlan
+from stage2_trainer.wire.requests import Outcome, Refused, RolloutRequest, SeedPlan
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class HfRollouts(RolloutSource):
     interrupt: the backend checks it between tokens; a request to stop then reaches all processes here.
     """
 
-    def __init__(self, backend: Backend, *, seed: int, reporter: Reporter, interrupt: Interrupt) -> None:
+    def __init__(self, backend: HfBackend, *, seed: int, reporter: Reporter, interrupt: Interrupt) -> None:
         self._backend = backend
         self._interrupt = interrupt
         self._seed = seed

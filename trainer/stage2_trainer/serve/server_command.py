@@ -63,7 +63,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "enforce-eager": vllm.enforce_eager,
         "disable-custom-all-reduce": vllm.disable_custom_all_reduce,
         **_adapter_options(config),
-        "mm-processor-kwargs": _pixel_limits(config) or None,
+        "mm-processor-kwargs": config.template.pixel_limits() or None,
         "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
         "middleware": MIDDLEWARE,
         **_passed_through(config),
@@ -89,7 +89,7 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
         "dtype": config.model.torch_dtype,
         "load-format": "dummy" if config.rollout_matching.vllm.resolved_load_format == "dummy" else "auto",
         "max-model-len": config.rollout_matching.vllm.max_model_len,
-        "mm-processor-kwargs": _pixel_limits(config) or None,
+        "mm-processor-kwargs": config.template.pixel_limits() or None,
         "transport": transport_of(config, "cpu"),
         **_adapter_options(config),
     }
@@ -139,12 +139,6 @@ def _adapter_options(config: RunConfig) -> dict[str, Any]:
         return {"enable-lora": False}
     rank = next((rank for rank in LORA_RANKS if rank >= config.tuner.lora_rank), MAX_LORA_RANK)
     return {"enable-lora": True, "max-lora-rank": rank}
-
-
-def _pixel_limits(config: RunConfig) -> dict[str, int]:
-    """Return the image sizes that the learner uses: other ones would give the same prompt other ids."""
-    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}
 
 
 def _passed_through(config: RunConfig) -> dict[str, Any]:

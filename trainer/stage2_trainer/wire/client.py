@@ -95,9 +95,11 @@ class ServerClient:
             nonlocal began
             sent = {"data": calls.calls_to_json(made), "headers": JSON_TYPE}
             async with self._open("POST", calls.CALLS_ROUTE, self.timeout_s, **sent) as response:
+                if response.status == HTTPStatus.NOT_FOUND:
+                    raise ValueError("answered 404: learner and server must have the same version of stage2")
                 if response.status != HTTPStatus.OK:
                     content = await read_content(response, MAX_ANSWER_BYTES, timeout_s=self.timeout_s)
-                    self._refuse_calls(response.status, content, phase)
+                    self._require_ok(response.status, content, "POST", calls.CALLS_ROUTE, phase)
                 began = True
                 async for line in _lines(response, timeout_s=self.timeout_s, most=len(made)):
                     answers.append(self._answer_to(made[len(answers)], line))
@@ -152,10 +154,8 @@ class ServerClient:
             raise ServerError(self.base_url, phase, f"GET {path} answered {shortened(found)}, without {key}")
         return found[key]
 
-    def _call(
-        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
-    ) -> dict[str, Any]:
-        return self._object(self._request(method, path, phase, timeout_s=timeout_s, **options), method, path, phase)
+    def _call(self, method: str, path: str, phase: str, **options: Any) -> dict[str, Any]:
+        return self._object(self._request(method, path, phase, **options), method, path, phase)
 
     def _object(self, content: bytes, method: str, path: str, phase: str) -> dict[str, Any]:
         try:
@@ -196,23 +196,12 @@ class ServerClient:
             sock_connect=min(timeout_s, CONNECT_TIMEOUT_S), sock_read=None if timeout_s == math.inf else timeout_s
         )
         async with (
-            aiohttp.ClientSession(
-                headers=token_header(self._token) | NOT_COMPRESSED,
-                auto_decompress=False,
-                trust_env=trusts_proxies(self.base_url),
-                connector=aiohttp.TCPConnector(ssl=self._tls, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=timeout,
-            ) as session,
-            session.request(method, f"{self.base_url}{path}", allow_redirects=False, **options) as response,
+            open_session(self.base_url, self._token, ssl=self._tls, force_close=True) as session,
+            session.request(
+                method, f"{self.base_url}{path}", allow_redirects=False, timeout=timeout, **options
+            ) as response,
         ):
             yield response
-
-    def _refuse_calls(self, status: int, content: bytes, phase: str) -> None:
-        if status == HTTPStatus.NOT_FOUND:
-            other = f"POST {calls.CALLS_ROUTE} answered 404: learner and server must have the same version of stage2"
-            raise ServerError(self.base_url, phase, other)
-        self._require_ok(status, content, "POST", calls.CALLS_ROUTE, phase)
 
     def _answer_to(self, call: calls.Call, line: bytes) -> dict[str, Any]:
         found = calls.CallAnswer.from_wire(read_object(line))
@@ -232,9 +221,8 @@ class ServerClient:
 
     def _require_ok(self, status: int, content: bytes, method: str, path: str, phase: str) -> None:
         if status != HTTPStatus.OK:
-            text = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
             gone = status == HTTPStatus.SERVICE_UNAVAILABLE
-            detail = f"{method} {path} answered {status}: {text}"
+            detail = f"{method} {path} {describe_refusal(status, content)}"
             raise ServerError(self.base_url, phase, detail, status=None if gone else status)
 
 
@@ -264,9 +252,21 @@ def wait_until_healthy(
         all_at_once(_log_workers if protocol == "swift" else _log_version, clients)
 
 
-def token_header(token: str) -> dict[str, str]:
-    """Return the header by which a caller proves the job's token."""
-    return {"Authorization": f"Bearer {token}"}
+def open_session(base_url: str, token: str, **connections: Any) -> aiohttp.ClientSession:
+    """Return a session for calls of one server with the job's token. connections: options of aiohttp's TCPConnector."""
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {token}", **NOT_COMPRESSED},
+        auto_decompress=False,
+        trust_env=trusts_proxies(base_url),
+        connector=aiohttp.TCPConnector(**connections),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=MAX_ANSWER_BYTES // 2,  # aiohttp reads lines of up to twice that
+    )
+
+
+def describe_refusal(status: int, content: bytes) -> str:
+    """Return the status of an answer, and the beginning of its text."""
+    return f"answered {status}: {content[: 4 * MAX_ERROR_CHARS].decode(errors='replace')[:MAX_ERROR_CHARS]}"
 
 
 def trusts_proxies(base_url: str) -> bool:
@@ -300,20 +300,20 @@ def read_object(content: bytes) -> dict[str, Any]:
     return found
 
 
-async def read_content(response: aiohttp.ClientResponse, limit: int, *, timeout_s: float = math.inf) -> bytes:
+async def read_content(response: aiohttp.ClientResponse, limit: int, *, timeout_s: float) -> bytes:
     """Return the body of an answer.
 
     Raises:
-        ValueError: it has more than `limit` bytes, is compressed, or takes longer than `timeout_s` seconds from its
-            beginning; aiohttp bounds the time between two bytes.
+        TimeoutError: it takes longer than `timeout_s` seconds from its beginning.
+        ValueError: it has more than `limit` bytes, or is compressed.
     """
     _require_uncompressed(response)
-    content, deadline = bytearray(), time.monotonic() + timeout_s
-    async for part in response.content.iter_any():
-        content += part
-        if len(content) > limit:
-            raise ValueError(f"answered more than {limit} bytes")
-        _require_in_time(deadline, timeout_s)
+    content = bytearray()
+    async with asyncio.timeout(timeout_s):
+        async for part in response.content.iter_any():
+            content += part
+            if len(content) > limit:
+                raise ValueError(f"answered more than {limit} bytes")
     return bytes(content)
 
 
@@ -321,37 +321,29 @@ async def _lines(response: aiohttp.ClientResponse, *, timeout_s: float, most: in
     """Yield the lines of an answer as they come.
 
     Raises:
-        ValueError: there are more than `most` lines, too many bytes, compressed ones, a line that takes longer than
-            `timeout_s` seconds, or one that breaks off.
+        TimeoutError: a line takes longer than `timeout_s` seconds.
+        ValueError: there are more than `most` lines, too many bytes, compressed ones, or a line that breaks off.
     """
     _require_uncompressed(response)
-    kept, size, lines, deadline = bytearray(), 0, 0, time.monotonic() + timeout_s
-    async for part in response.content.iter_any():
-        kept, size = kept + part, size + len(part)
-        *whole, rest = kept.split(b"\n")
+    size, lines = 0, 0
+    while True:
+        async with asyncio.timeout(timeout_s):
+            line = await response.content.readline()
+        if not line:
+            return
+        size, lines = size + len(line), lines + 1
         if size > MAX_ANSWER_BYTES:
             raise ValueError(f"answered more than {MAX_ANSWER_BYTES} bytes")
-        for line in whole[: most - lines]:  # first, or the error would depend on how the answer was cut
-            yield bytes(line)
-        lines += len(whole)
         if lines > most:
             raise ValueError(f"answered more than {most} lines")
-        if whole:
-            kept, deadline = bytearray(rest), time.monotonic() + timeout_s
-        else:
-            _require_in_time(deadline, timeout_s)
-    if kept:
-        raise ValueError("the answer breaks off")
+        if not line.endswith(b"\n"):
+            raise ValueError("the answer breaks off")
+        yield line
 
 
 def _require_uncompressed(response: aiohttp.ClientResponse) -> None:
     if encoding := response.headers.get("Content-Encoding"):
         raise ValueError(f"answered in the encoding {shortened(encoding)}, which was not asked for")
-
-
-def _require_in_time(deadline: float, timeout_s: float) -> None:
-    if time.monotonic() > deadline:
-        raise ValueError(f"no answer in time: it has begun, and {timeout_s:g} s later it still comes")
 
 
 def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerClient, ServerError]]:

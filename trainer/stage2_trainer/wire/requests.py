@@ -202,23 +202,6 @@ def answers(outcomes: Sequence[Outcome]) -> list[Rollout]:
     return found
 
 
-class Backend(Protocol):
-    """A generator of one rollout for each request, in request order."""
-
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        seed_plan: SeedPlan,
-        version: int | None = None,
-    ) -> Sequence[Outcome]:
-        """Return the outcome of each request, in order.
-
-        version: the policy version that must generate the rollouts; another one is an error.
-        """
-        ...
-
-
 class ServedBackend(Protocol):
     """A generator over servers, which reports the outcome of each request as soon as it is known."""
 

@@ -4,8 +4,10 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 from transformers import AutoConfig
 
@@ -18,19 +20,14 @@ from stage2_trainer.doctor.resources import (
     Machine,
     activations_per_token,
     footprint,
-    gpus_of,
     memory_left,
     total,
-    visible,
 )
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 
-ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 4
-1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 70000
-"""
-GPU = Gpu("0", "GPU-aa11", "NVIDIA H100", 80 * GIB, 0)
+GPU = Gpu(0, "NVIDIA H100", 80 * GIB, 0)
 
 
 def machine(gpus=4, **changes):
@@ -195,19 +192,27 @@ def test_activations_are_fewer_with_checkpointing(model_path):
     assert activations_per_token(text, True) < activations_per_token(text, False)
 
 
-def test_gpus_are_read_as_the_driver_lists_them_and_as_cuda_sees_them():
-    gpus = gpus_of(ANSWER)
-    assert [gpu.index for gpu in visible(gpus, None)] == ["0", "1"]
-    assert [gpu.index for gpu in visible(gpus, ["1", "0"])] == ["1", "0"]
-    assert [gpu.index for gpu in visible(gpus, ["GPU-bb"])] == ["1"]
-    assert [gpu.index for gpu in visible(gpus, ["0", "9", "1"])] == ["0"]
-    assert visible(gpus, []) == ()
-    assert [gpu.total for gpu in visible(gpus, ["MIG-7", "1"])] == [0, gpus[1].total]
-    assert visible([], ["MIG-7"]) == ()
-    assert gpus_of("") == []
-    assert gpus[1].used == 70000 * 2**20
-    (silent,) = gpus_of("0, GPU-cc33, NVIDIA GB10, [N/A], [N/A]")
-    assert Machine((silent,), shared_memory=0, memory=0).smallest_gpu is None
+def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypatch):
+    free = {0: 79 * GIB, 1: 9 * GIB}
+
+    def mem_get_info(index):
+        if index not in free:
+            raise torch.OutOfMemoryError("CUDA error: out of memory")
+        return free[index], 80 * GIB
+
+    properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    found = Machine.this()
+    assert [(gpu.index, gpu.used // GIB) for gpu in found.gpus] == [(0, 0), (1, 70), (2, 79)]
+    assert found.smallest_gpu == 80 * GIB
+
+
+def test_a_machine_without_gpus_has_no_smallest_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Machine.this().smallest_gpu is None
 
 
 def test_images_are_looked_at_by_their_headers(tmp_path):

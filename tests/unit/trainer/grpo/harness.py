@@ -13,7 +13,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.objective import Mixing, References
+from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task, record_rules
@@ -145,7 +145,7 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         references=References(train, task, encoder, run.training.seed),
         records=records,
         bad=BadSamples(run.training.max_bad_samples, log),
-        mixing=Mixing.from_config(run.custom.grpo.chord),
+        chord=run.custom.grpo.chord,
         part_rates={},
         interrupt=interrupt,
         reporter=Reporter(),

@@ -11,13 +11,13 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowPlanner, SingleRowPlanner
 from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
@@ -211,7 +211,7 @@ def trained_ids(segment: Segment) -> list[int]:
 
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: RowPlanner | None = None, loss: LossOptions | None = None, m_steps: int = 1, pipelined: bool = False,
+    rows: RowPlanner | None = None, loss: RolloutMatching | None = None, m_steps: int = 1, pipelined: bool = False,
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
     supervised: Mapping[str, Any] | None = None, further: FurtherAnswers | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
@@ -239,7 +239,7 @@ def build(
         cache=tools.cache,
         bad=bad,
         vocab=tools.matcher.vocab,
-        loss=loss or LossOptions(),
+        loss=loss or RolloutMatching(),
         rows=rows or SingleRowPlanner(),
         pad_token_id=0,
         top_k=10,

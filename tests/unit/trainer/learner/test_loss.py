@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.loss import (
-    LossOptions,
     LossTargets,
     loss_targets,
     soft_targets,
@@ -51,9 +50,9 @@ def coord_loss(logits, bins, options):
 
 
 def test_the_soft_target_is_zero_beyond_the_truncation():
-    (target,) = soft_targets(torch.tensor([10]), LossOptions(target_truncate=2))
+    (target,) = soft_targets(torch.tensor([10]), RolloutMatching(target_truncate=2))
     assert torch.nonzero(target).flatten().tolist() == [8, 9, 10, 11, 12]
-    (point,) = soft_targets(torch.tensor([10]), LossOptions(target_truncate=0))
+    (point,) = soft_targets(torch.tensor([10]), RolloutMatching(target_truncate=0))
     assert point[10] == 1
 
 
@@ -71,7 +70,7 @@ def reference(logits, wanted, options):
         z = row[COORD_IDS.numpy()] / options.temperature
         log_p = z - np.logaddexp.reduce(z)
         w1 = np.abs(np.cumsum(np.exp(log_p)) - np.cumsum(q)).sum() / 1000
-        gate = max(0.0, np.logaddexp.reduce(row / options.temperature) - np.logaddexp.reduce(z))
+        gate = max(0.0, np.logaddexp.reduce(row / options.temperature_coord) - np.logaddexp.reduce(z))
         coord.append(options.soft_ce_weight * -(q * log_p).sum() + options.w1_weight * w1 + options.gate_weight * gate)
     return np.mean(ce), np.mean(coord)
 
@@ -79,9 +78,9 @@ def reference(logits, wanted, options):
 @pytest.mark.parametrize(
     "options",
     [
-        LossOptions(),
-        LossOptions(soft_ce_weight=0.3, w1_weight=2.0, gate_weight=0.5, temperature=1.7, target_sigma=5.0),
-        LossOptions(target_truncate=8, temperature=0.5),
+        RolloutMatching(),
+        RolloutMatching(soft_ce_weight=0.3, w1_weight=2.0, gate_weight=0.5, temperature_coord=1.7, target_sigma=5.0),
+        RolloutMatching(target_truncate=8, temperature_coord=0.5),
     ],
 )
 def test_float32_agrees_with_a_float64_reference(options):
@@ -96,7 +95,7 @@ def test_float32_agrees_with_a_float64_reference(options):
 
 def test_prefix_and_tail_are_means_of_their_own():
     hidden, weight, wanted = random_case(coords=9)
-    parts = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions())
+    parts = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, RolloutMatching())
     assert (parts.ce_count, parts.coord_prefix_count, parts.coord_tail_count) == (12, 4, 5)
     assert (4 * parts.coord_prefix + 5 * parts.coord_tail) / 9 == pytest.approx(parts.coord.item(), rel=1e-6)
 
@@ -110,9 +109,9 @@ def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows, weighted)
         wanted = replace(wanted, weights=torch.linspace(-1, 1.5, ordinary))
     bias = torch.randn(V, dtype=torch.float64)
     inputs = [one.requires_grad_() for one in (hidden, weight, bias)]
-    plain = stage2_loss(functional.linear(*inputs), wanted, COORD_IDS, LossOptions())
+    plain = stage2_loss(functional.linear(*inputs), wanted, COORD_IDS, RolloutMatching())
     chunked = stage2_loss_from_hidden(
-        hidden, weight, wanted, COORD_IDS, LossOptions(), bias=bias, chunk_elements=rows * V
+        hidden, weight, wanted, COORD_IDS, RolloutMatching(), bias=bias, chunk_elements=rows * V
     )
     for name in ("total", "ce", "coord", "coord_prefix", "coord_tail"):
         torch.testing.assert_close(getattr(chunked, name), getattr(plain, name))
@@ -123,7 +122,7 @@ def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows, weighted)
 def test_frozen_inputs_get_no_gradient():
     hidden, weight, wanted = random_case()
     hidden.requires_grad_()
-    stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions()).total.backward()
+    stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, RolloutMatching()).total.backward()
     assert hidden.grad is not None
     assert weight.grad is None
 
@@ -131,7 +130,7 @@ def test_frozen_inputs_get_no_gradient():
 def test_no_gradient_is_computed_without_grad_mode():
     hidden, weight, wanted = random_case()
     with torch.no_grad():
-        parts = stage2_loss_from_hidden(hidden.requires_grad_(), weight, wanted, COORD_IDS, LossOptions())
+        parts = stage2_loss_from_hidden(hidden.requires_grad_(), weight, wanted, COORD_IDS, RolloutMatching())
     assert not parts.total.requires_grad
 
 
@@ -139,8 +138,8 @@ def test_bfloat16_layers_agree_with_their_plain_form():
     hidden, weight, wanted = random_case(dtype=torch.bfloat16)
     hidden.requires_grad_()
     weight.requires_grad_()
-    plain = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions())
-    chunked = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=4 * V)
+    plain = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, RolloutMatching())
+    chunked = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, RolloutMatching(), chunk_elements=4 * V)
     assert chunked.total.dtype == torch.float32
     torch.testing.assert_close(chunked.total, plain.total)
     expected = torch.autograd.grad(plain.total, (hidden, weight))
@@ -153,7 +152,7 @@ def test_bfloat16_gradients_are_summed_over_chunks_in_float32():
     hidden = torch.ones(rows, H, dtype=torch.bfloat16)
     weight = torch.zeros(V, H, dtype=torch.bfloat16, requires_grad=True)
     wanted = targets([7] * rows, [])
-    loss = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=V)
+    loss = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, RolloutMatching(), chunk_elements=V)
     (gradient,) = torch.autograd.grad(loss.total, weight)
     assert gradient[7].tolist() == pytest.approx([1 / V - 1] * H, rel=2**-7)
 
@@ -161,7 +160,7 @@ def test_bfloat16_gradients_are_summed_over_chunks_in_float32():
 def test_gradients_pass_gradcheck():
     hidden, weight, wanted = random_case(ordinary=2, coords=2, dtype=torch.float64)
     bias = torch.zeros(V, dtype=torch.float64, requires_grad=True)
-    options = LossOptions(target_sigma=3.0, temperature=1.3)
+    options = RolloutMatching(target_sigma=3.0, temperature_coord=1.3)
 
     def plain(hidden, bias):
         return stage2_loss(functional.linear(hidden, weight, bias), wanted, COORD_IDS, options).total
@@ -179,7 +178,7 @@ def test_gradients_pass_gradcheck():
 def test_no_logits_make_it_nan(value, ordinary, coords):
     logits = torch.full((ordinary + coords, V), value).requires_grad_()
     wanted = targets([3] * ordinary, [0, 999][:coords])
-    parts = stage2_loss(logits, wanted, COORD_IDS, LossOptions())
+    parts = stage2_loss(logits, wanted, COORD_IDS, RolloutMatching())
     parts.total.backward()
     assert all(
         torch.isfinite(one) for one in (parts.total, parts.ce, parts.coord, parts.coord_prefix, parts.coord_tail)
@@ -191,21 +190,21 @@ def test_one_nan_among_the_logits_counts_as_zero():
     logits = torch.randn(1, V)
     broken = logits.clone()
     logits[0, 600], broken[0, 600] = 0.0, float("nan")
-    assert coord_loss(broken, [440], LossOptions()) == coord_loss(logits, [440], LossOptions())
+    assert coord_loss(broken, [440], RolloutMatching()) == coord_loss(logits, [440], RolloutMatching())
 
 
 def losses_of_a_split(normalizer):
     """The loss of 6 tokens and 4 coordinates as one micro-step, and as the mean of two that share them unevenly."""
     hidden, weight, wanted = random_case(ordinary=6, coords=4)
     logits, rows = hidden @ weight.T, torch.arange(10)
-    whole = stage2_loss(logits, wanted, COORD_IDS, LossOptions()).total
+    whole = stage2_loss(logits, wanted, COORD_IDS, RolloutMatching()).total
     parts = [
         targets(wanted.labels[:1].tolist(), wanted.bins[:3].tolist()),
         targets(wanted.labels[1:].tolist(), wanted.bins[3:].tolist()),
     ]
     picks = [torch.cat([rows[:1], rows[6:9]]), torch.cat([rows[1:6], rows[9:]])]
     split = [
-        stage2_loss(logits[pick], part, COORD_IDS, LossOptions()).total
+        stage2_loss(logits[pick], part, COORD_IDS, RolloutMatching()).total
         for pick, part in zip(picks, window_means(parts) if normalizer == "window" else parts, strict=True)
     ]
     return whole, sum(split) / 2
@@ -226,19 +225,13 @@ def test_a_window_without_coordinates_divides_by_one():
     assert (alone.ce_denominator, alone.coord_denominator) == (2, 1)
 
 
-def test_every_key_of_the_configuration_reaches_the_loss():
-    keys = {
-        "soft_ce_weight": 0.5, "w1_weight": 0.25, "gate_weight": 2.0, "temperature_coord": 1.5, "target_sigma": 3.0,
-        "target_truncate": 9, "loss_normalizer": "window",
-    }  # fmt: skip
-    assert LossOptions.from_config(RolloutMatching(**keys)) == LossOptions(0.5, 0.25, 2.0, 1.5, 3.0, 9, "window")
-
-
-@pytest.mark.parametrize("shape", [{"target_sigma": k} for k in (5e-324, 1e-30, 1e300)] + [{"temperature": 1e-300}])
+@pytest.mark.parametrize(
+    "shape", [{"target_sigma": k} for k in (5e-324, 1e-30, 1e300)] + [{"temperature_coord": 1e-300}]
+)
 def test_no_width_and_no_temperature_make_it_nan(shape):
     logits = random_case(ordinary=0, coords=3)
     logits = (logits[0] @ logits[1].T).requires_grad_()
-    total = stage2_loss(logits, targets([], [0, 500, 999]), COORD_IDS, LossOptions(**shape)).total
+    total = stage2_loss(logits, targets([], [0, 500, 999]), COORD_IDS, RolloutMatching(**shape)).total
     total.backward()
     assert torch.isfinite(total)
     assert torch.isfinite(logits.grad).all()
@@ -263,9 +256,9 @@ def test_no_tensor_grows_with_positions_times_vocabulary():
     hidden, weight, wanted = random_case(ordinary=60, coords=40)
     inputs = [one.requires_grad_() for one in (hidden, weight)]
     with LargestTensor() as plain:
-        stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions()).total.backward()
+        stage2_loss(hidden @ weight.T, wanted, COORD_IDS, RolloutMatching()).total.backward()
     with LargestTensor() as chunked:
-        stage2_loss_from_hidden(*inputs, wanted, COORD_IDS, LossOptions(), chunk_elements=5 * V).total.backward()
+        stage2_loss_from_hidden(*inputs, wanted, COORD_IDS, RolloutMatching(), chunk_elements=5 * V).total.backward()
     assert plain.elements >= 100 * V
     assert chunked.elements == V * H  # the output layer itself
 
@@ -285,7 +278,7 @@ def test_weights_multiply_cross_entropies_and_below_zero_teach_against_the_token
     logits = torch.zeros(3, V)
     logits[2, 5] = 40.0  # a token that is certain: 1 - p underflows, its logarithm must not
     wanted = replace(targets([1, 2, 5], []), weights=torch.tensor([1.5, -0.1, -0.5]))
-    parts = stage2_loss(logits, wanted, COORD_IDS, LossOptions())
+    parts = stage2_loss(logits, wanted, COORD_IDS, RolloutMatching())
     against = -math.log(1 - 1 / V), 40.0 - math.log(V - 1)
     assert parts.ce.item() == pytest.approx((1.5 * math.log(V) + 0.1 * against[0] + 0.5 * against[1]) / 3, rel=1e-6)
 
@@ -293,7 +286,7 @@ def test_weights_multiply_cross_entropies_and_below_zero_teach_against_the_token
 def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(3)).requires_grad_()
     wanted = replace(targets([4], []), weights=torch.tensor([-1.0]))
-    stage2_loss(logits, wanted, COORD_IDS, LossOptions()).total.backward()
+    stage2_loss(logits, wanted, COORD_IDS, RolloutMatching()).total.backward()
     others = [i for i in range(V) if i != 4]
     assert logits.grad[0, 4] > 0
     assert (logits.grad[0, others] < 0).all()
@@ -303,7 +296,7 @@ def test_weights_of_one_are_no_weights():
     hidden, weight, wanted = random_case()
     logits = hidden @ weight.T
     ones = replace(wanted, weights=torch.ones(len(wanted.labels)))
-    found = [stage2_loss(logits, one, COORD_IDS, LossOptions()).total for one in (wanted, ones)]
+    found = [stage2_loss(logits, one, COORD_IDS, RolloutMatching()).total for one in (wanted, ones)]
     torch.testing.assert_close(found[0], found[1])
 
 

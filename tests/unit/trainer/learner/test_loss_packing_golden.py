@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from stage2_trainer.learner.loss import LossOptions, LossTargets, soft_targets, stage2_loss
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.learner.loss import LossTargets, soft_targets, stage2_loss
 from stage2_trainer.packing import PackingError, pack_window, select_segments
 from tests.unit.trainer.matching.golden import golden
 
@@ -19,13 +20,13 @@ def test_loss_terms(case, term):
         logits[0, case["peak"]] = 1e4
     none = torch.zeros(0, dtype=torch.int64)
     targets = LossTargets(torch.tensor([1]), none, torch.tensor([case["target"]]), torch.tensor([True]), 1, 1, 1)
-    parts = stage2_loss(logits, targets, torch.arange(1000), LossOptions(**weights))
+    parts = stage2_loss(logits, targets, torch.arange(1000), RolloutMatching(**weights))
     assert parts.coord.item() == pytest.approx(case[term], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", golden()["soft_target"])
 def test_soft_target(case):
-    options = LossOptions(target_sigma=case["sigma"], target_truncate=case["truncate"])
+    options = RolloutMatching(target_sigma=case["sigma"], target_truncate=case["truncate"])
     (found,) = soft_targets(torch.tensor([case["target"]]), options, torch.float64)
     assert found.sum().item() == pytest.approx(1)
     first = case["from"]

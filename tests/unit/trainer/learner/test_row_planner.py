@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage2_trainer.learner.loss import LossOptions
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing import PackingError
 from tests.unit.trainer.learner.harness import box, record, shifted
@@ -125,7 +125,7 @@ WINDOW = window(3)
 
 def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make):
     # one mean over the whole window, so that the spreading of samples over micro-steps cannot matter
-    whole = LossOptions(normalizer="window")
+    whole = RolloutMatching(loss_normalizer="window")
     _, single = make(loss=whole)
     _, packed = make(loss=whole, **WINDOW)
     for key in ("loss", "loss/ce", "loss/coord", "grad_norm"):
@@ -135,7 +135,7 @@ def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make
 
 
 def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
-    whole = LossOptions(normalizer="window")
+    whole = RolloutMatching(loss_normalizer="window")
     _, thirds = make(loss=whole)
     _, once = make(loss=whole, gradient_accumulation_steps=1, per_device_train_batch_size=6)
     for key in ("loss", "grad_norm"):

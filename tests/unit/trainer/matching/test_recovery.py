@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.learner.loss import LossOptions, loss_targets, stage2_loss, stage2_loss_from_hidden
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.learner.loss import loss_targets, stage2_loss, stage2_loss_from_hidden
 from stage2_trainer.matching.assign import MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, object_entries, serialize_objects
 from stage2_trainer.matching.masks import concatenate, packed_supervision, segment_meta, supervision
@@ -127,7 +128,7 @@ def test_the_loss_is_the_mean_of_each_positions_own_times_its_factor(packed, voc
     size = max(int(coord_ids.max()), int(targets.labels.max())) + 1
     hidden = torch.randn(len(targets.positions), 6, generator=rng, dtype=torch.float64)
     weight = torch.randn(size, 6, generator=rng, dtype=torch.float64)
-    options = LossOptions()
+    options = RolloutMatching()
     split = len(targets.labels)
     alone = replace(targets, weights=None, coord_weights=None, ce_denominator=1.0, coord_denominator=1.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stage2_trainer.process.policy import adapter_options, frozen_parts, pixel_limits, weights_dtype
+from stage2_trainer.process.policy import adapter_options, frozen_parts, weights_dtype
 from stage2_trainer.process.training_arguments import training_arguments
 from tests.unit.trainer.learner.configs import run_config
 
@@ -54,4 +54,4 @@ def test_tuner_and_template_are_read(tmp_path):
     assert (options["r"], options["lora_alpha"], options["use_dora"]) == (4, 8, True)
     assert frozen_parts(config) == ["vit"]
     assert weights_dtype(config) is torch.float32
-    assert pixel_limits(config) == {"max_pixels": 4096}
+    assert config.template.pixel_limits() == {"max_pixels": 4096}

@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from stage2_trainer.serve.stub.model import ChatRequest, Generated, StubModel
+from stage2_trainer.serve.stub.model import ChatRequest, StubModel
 from stage2_trainer.wire.requests import POLICY_MODEL
 
 
@@ -45,7 +45,16 @@ class ChatServer:
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.model or POLICY_MODEL,
-            "choices": [self._choice(index, answer, request) for index, answer in enumerate(answers)],
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": answer.text},
+                    "finish_reason": answer.finish_reason,
+                    "token_ids": answer.token_ids if request.return_token_ids else None,
+                    "logprobs": None,
+                }
+                for index, answer in enumerate(answers)
+            ],
             "usage": {
                 "prompt_tokens": len(prompt_ids),
                 "completion_tokens": completion,
@@ -54,44 +63,14 @@ class ChatServer:
             "prompt_token_ids": prompt_ids if request.return_token_ids else None,
         }
         if request.prompt_logprobs is not None:
-            scores = await run_in_threadpool(self.model.prompt_logprobs, inputs, request.model)
-            content["prompt_logprobs"] = [None, *self._prompt_scores(scores, prompt_ids[1:], request.prompt_logprobs)]
+            content["prompt_logprobs"] = await run_in_threadpool(self._prompt_scores, request, inputs, prompt_ids)
         return JSONResponse(content)
 
-    def _choice(self, index: int, answer: Generated, request: ChatRequest) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "message": {"role": "assistant", "content": answer.text},
-            "finish_reason": answer.finish_reason,
-            "token_ids": answer.token_ids if request.return_token_ids else None,
-            "logprobs": None,
-        }
-        if request.logprobs:
-            pairs = zip(answer.logprobs, answer.token_ids, strict=True)
-            choice["logprobs"] = {"content": [self._token_score(s, t, request.top_logprobs) for s, t in pairs]}
-        return choice
-
-    def _token_score(self, scores: Tensor, token_id: int, top: int) -> dict[str, Any]:
-        def score(i: int) -> dict[str, Any]:
-            text = self.model.decode(i)
-            return {"token": text, "logprob": float(scores[i]), "bytes": list(text.encode())}
-
-        return {**score(token_id), "top_logprobs": [score(i) for i in scores.topk(top).indices.tolist()]}
-
-    def _prompt_scores(self, scores: Tensor, ids: list[int], top: int) -> list[dict[str, Any]]:
-        """One mapping for each prompt token but the first: id -> score, for the token itself and the `top` best."""
-        ranks = (scores > scores.gather(1, scores.new_tensor(ids).long().unsqueeze(1))).sum(1) + 1
-        found = []
-        for row, token_id, rank in zip(scores, ids, ranks.tolist(), strict=True):
-            best = {i: n for n, i in enumerate(row.topk(top).indices.tolist(), start=1)}
-            entries = {token_id: rank, **best}
-            found.append(
-                {
-                    str(i): {"logprob": float(row[i]), "rank": n, "decoded_token": self.model.decode(i)}
-                    for i, n in entries.items()
-                }
-            )
-        return found
+    def _prompt_scores(self, request: ChatRequest, inputs: dict[str, Tensor], ids: list[int]) -> list[Any]:
+        """Return one mapping for each prompt token: its id -> its score; None for the first."""
+        scores = self.model.prompt_logprobs(inputs, request.model)
+        pairs = zip(scores, ids[1:], strict=True)
+        return [None, *({str(token_id): {"logprob": float(row[token_id])}} for row, token_id in pairs)]
 
 
 def _each(request: ChatRequest) -> list[ChatRequest]:

@@ -32,8 +32,6 @@ class ChatRequest(BaseModel):
     seed: int | None = None
     n: int = Field(default=1, ge=1)
     repetition_detection: RepetitionDetection | None = None
-    logprobs: bool = False
-    top_logprobs: int = Field(default=0, ge=0)
     prompt_logprobs: int | None = Field(default=None, ge=0)
     return_token_ids: bool = False
 
@@ -142,11 +140,10 @@ def _factor(config: Mapping[str, Any], layer: str) -> float:
 
 @dataclass(frozen=True)
 class Generated:
-    """One answer. logprobs: log-softmax of the raw logits, shape (answer, vocabulary), float32."""
+    """One answer."""
 
     token_ids: list[int]
     text: str
-    logprobs: Tensor
     finish_reason: str
 
 
@@ -185,10 +182,6 @@ class StubModel:
         text = self.processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         return dict(self.processor(text=[text], images=images or None, return_tensors="pt"))
 
-    def decode(self, token_id: int) -> str:
-        """Return one token's text."""
-        return str(self.processor.tokenizer.decode([token_id]))
-
     @torch.inference_mode()
     def generate(self, inputs: dict[str, Tensor], request: ChatRequest) -> Generated:
         """Answer a prompt."""
@@ -210,15 +203,12 @@ class StubModel:
                 do_sample=request.temperature > 0,
                 repetition_penalty=request.repetition_penalty,
                 stopping_criteria=stopping,
-                return_dict_in_generate=True,
-                output_logits=True,
                 **sampling,
             )
-        ids: list[int] = output.sequences[0, prompt_length:].tolist()
+        ids: list[int] = output[0, prompt_length:].tolist()
         return Generated(
             token_ids=ids,
             text=self.processor.tokenizer.decode(ids, skip_special_tokens=True),
-            logprobs=torch.stack(output.logits).squeeze(1).float().log_softmax(-1),
             finish_reason=self._finish_reason(ids, request),
         )
 

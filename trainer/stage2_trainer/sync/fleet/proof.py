@@ -267,7 +267,7 @@ def learner_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the log-probability of each prompt token but the first, given those before it; shape (prompt - 1,)."""
     device = next(model.parameters()).device
     moved = {name: tensor.to(device) for name, tensor in inputs.items()}
-    with _inference(model):
+    with inference(model):
         logits = model(**moved, use_cache=False).logits[0, :-1]
         targets = moved["input_ids"][0, 1:].unsqueeze(1)
         scored = [
@@ -305,8 +305,8 @@ def _scores(client: ServerClient, probe: Probe, answer: Mapping[str, Any]) -> Te
 
 
 @contextmanager
-def _inference(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and gradients off, and back to what they were."""
+def inference(model: nn.Module) -> Iterator[None]:
+    """Switch dropout and gradients off for a block, and restore them, also when it raises."""
     was_training = model.training
     model.eval()
     try:
