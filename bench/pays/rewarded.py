@@ -86,7 +86,6 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
         records=records,
         bad=BadSamples(config.training.max_bad_samples, log),
         chord=config.custom.grpo.chord,
-        part_rates={},
         interrupt=interrupt,
         reporter=reporter,
         log=log,

@@ -170,8 +170,10 @@ def _trainer(
 
         trainer = build.build_trainer(config, records, context, stack)
     from stage2_trainer.process.base_trainer import StartLogger
+    from stage2_trainer.process.policy import part_rates
 
     trainer.add_callback(StartLogger(context.log.write))
+    trainer.part_rates = part_rates(config)
     return trainer
 
 

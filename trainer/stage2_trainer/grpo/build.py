@@ -17,7 +17,7 @@ from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.process.policy import ALIGNER, VIT, Policy, load_policy, load_processor
+from stage2_trainer.process.policy import Policy, load_policy, load_processor
 from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
@@ -88,7 +88,6 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     if source is not None:
         report_reproducibility(config, data.fingerprint, context, source.sync_state)
     records = [*data.train, *data.held_out]
-    part_rates = {VIT: config.training.vit_lr, ALIGNER: config.training.aligner_lr}
     components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
@@ -100,7 +99,6 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         records=records,
         bad=BadSamples(config.training.max_bad_samples, context.log),
         chord=config.custom.grpo.chord,
-        part_rates={part: rate for part, rate in part_rates.items() if rate is not None},
         interrupt=context.interrupt,
         reporter=context.reporter,
         log=context.log,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.data.images import ImageError
@@ -27,7 +27,6 @@ from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words
@@ -45,8 +44,7 @@ class GrpoComponents:
     """The components of a GRPO trainer, beside what TRL's takes.
 
     records: all records of the run, by the index in a row. bad: the samples that are set aside. chord, references: the
-    supervised loss that is mixed in, if it is enabled. part_rates: learning rates of model parts (llm, vit, aligner)
-    that have their own.
+    supervised loss that is mixed in, if it is enabled.
     """
 
     rlhf: Rlhf
@@ -59,7 +57,6 @@ class GrpoComponents:
     bad: BadSamples
     references: References
     chord: Chord
-    part_rates: Mapping[str, float]
     interrupt: Interrupt
     reporter: Reporter
     log: EventLog
@@ -81,7 +78,6 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             processing_class=processing_class,
             callbacks=[_Epochs(components.rows)],
         )
-        self.remove_callback(PrinterCallback)  # the run's log has the figures
         self.beta = components.rlhf.beta
         self.components = components
         self._policy = model
@@ -103,12 +99,6 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def save_beside(self, checkpoint: Path) -> None:
         """Write the samples that were set aside."""
         self.components.bad.save(checkpoint, before=self.state.global_step)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer; some parts of the model may have learning rates of their own."""
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        split_learning_rates(optimizer, self._policy, self.components.part_rates)
-        return optimizer
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Tensor | int | None]:
         """Begin an optimizer step with its batches."""

@@ -39,7 +39,7 @@ from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import ALIGNER, VIT, Policy, coord_vocab, load_policy, load_processor
+from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
@@ -124,7 +124,6 @@ def _components(
     config: RunConfig, context: RunContext, policy: Policy, rollouts: RolloutSource, tools: SampleTools
 ) -> TrainerComponents:
     matching, training = config.rollout_matching, config.training
-    rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     descriptions = DescriptionAgreement(matching.desc_monitor, every=training.logging_steps)
     return TrainerComponents(
         estep=_estep(config, context, policy, rollouts, tools, descriptions),
@@ -141,7 +140,6 @@ def _components(
         rows=_row_planner(config, window=config.gradient_accumulation_steps(world_size())),
         pad_token_id=tools.encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,
-        part_rates={part: rate for part, rate in rates.items() if rate is not None},
         interrupt=context.interrupt,
         reporter=context.reporter,
         log=context.log,

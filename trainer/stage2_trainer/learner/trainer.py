@@ -20,7 +20,6 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import PrinterCallback
 
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.data.encode import PromptCache
@@ -36,7 +35,7 @@ from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import output_table, rope_model, split_learning_rates
+from stage2_trainer.process.policy import output_table, rope_model
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
@@ -50,10 +49,9 @@ logger = logging.getLogger(__name__)
 class TrainerComponents:
     """The components of a rollout-matching trainer.
 
-    part_rates: learning rates of model parts (llm, vit, aligner) that have their own. m_steps: optimizer steps that
-    train on the same rollouts. pipelined: the next step's rollouts are requested before the current one trains.
-    supervised_steps: the steps of a mixed run that train on the ground truth. runaway: ends a run whose answers run
-    away. descriptions: further figures of a step; all processes call it.
+    m_steps: optimizer steps that train on the same rollouts. pipelined: the next step's rollouts are requested before
+    the current one trains. supervised_steps: the steps of a mixed run that train on the ground truth. runaway: ends a
+    run whose answers run away. descriptions: further figures of a step; all processes call it.
     """
 
     estep: EStep
@@ -65,7 +63,6 @@ class TrainerComponents:
     rows: RowPlanner
     pad_token_id: int
     top_k: int
-    part_rates: Mapping[str, float]
     interrupt: Interrupt
     reporter: Reporter
     log: EventLog
@@ -82,7 +79,6 @@ class RolloutMatchingTrainer(FiniteSteps):
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
         super().__init__(model=model, data_collator=as_list, **trainer_arguments)
         self._policy = model
-        self.remove_callback(PrinterCallback)  # the run's log has the figures
         self.components = components
         self._record = StepRecord()
         self._steps = Steps(components.estep, components.rows)
@@ -104,12 +100,6 @@ class RolloutMatchingTrainer(FiniteSteps):
         if left := sum(gathered(len(self.components.rows.waiting))):
             logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)
         return done
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create the optimizer; some parts of the model may have learning rates of their own."""
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        split_learning_rates(optimizer, self._policy, self.components.part_rates)
-        return optimizer
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the dataloader, each full accumulation window `m_steps` times in a row.

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import sort_checkpoints
 
 from stage2_api.errors import ConfigError, Problem
@@ -37,6 +37,7 @@ from stage2_trainer.process.checkpoints import (
     step_of,
     write_course,
 )
+from stage2_trainer.process.policy import split_learning_rates
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.sync.fleet.report import ProvedStep
 
@@ -93,6 +94,8 @@ class WholeCheckpoints(Trainer):
     """What this process writes; it is on disk before a checkpoint gets its name, and never lags behind it."""
     earlier_proof: int | None = None
     """The newest step that earlier starts proved, as the checkpoint resumed from has it; None: none is known."""
+    part_rates: Mapping[str, float] = MappingProxyType({})
+    """Learning rates of the model's parts (llm, vit, aligner) that have their own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,6 +105,14 @@ class WholeCheckpoints(Trainer):
         self._aside: Path | None = None
         self._boundary = _StepBoundary()
         self.add_callback(self._boundary)
+        self.remove_callback(PrinterCallback)  # the run's log has the figures
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer; some parts of the model may have learning rates of their own."""
+        assert self.model is not None, "it trains"
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        split_learning_rates(optimizer, self.model, self.part_rates)
+        return optimizer
 
     def save_beside(self, checkpoint: Path) -> None:
         """Write what else belongs into the checkpoint's folder; each process its own."""

@@ -201,6 +201,12 @@ def output_table(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return head.weight, getattr(head, "bias", None)
 
 
+def part_rates(config: RunConfig) -> dict[str, float]:
+    """Return the learning rates of the parts (vit, aligner) that have their own."""
+    rates = {VIT: config.training.vit_lr, ALIGNER: config.training.aligner_lr}
+    return {part: rate for part, rate in rates.items() if rate is not None}
+
+
 def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rates: Mapping[str, float]) -> None:
     """Give the parts named in `rates` (llm, vit, aligner) their own learning rates and parameter groups."""
     parts = {parameter: part_of(name.removeprefix(_ADAPTED)) for name, parameter in model.named_parameters()}

@@ -146,7 +146,6 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         records=records,
         bad=BadSamples(run.training.max_bad_samples, log),
         chord=run.custom.grpo.chord,
-        part_rates={},
         interrupt=interrupt,
         reporter=Reporter(),
         log=log,

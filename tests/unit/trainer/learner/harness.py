@@ -243,7 +243,6 @@ def build(
         rows=rows or SingleRowPlanner(),
         pad_token_id=0,
         top_k=10,
-        part_rates={},
         interrupt=interrupt,
         reporter=reporter,
         log=log,

@@ -67,7 +67,7 @@ def reference(logits, wanted, options):
         if options.target_truncate is not None:
             q[np.abs(i - t) > options.target_truncate] = 0
         q /= q.sum()
-        z = row[COORD_IDS.numpy()] / options.temperature
+        z = row[COORD_IDS.numpy()] / options.temperature_coord
         log_p = z - np.logaddexp.reduce(z)
         w1 = np.abs(np.cumsum(np.exp(log_p)) - np.cumsum(q)).sum() / 1000
         gate = max(0.0, np.logaddexp.reduce(row / options.temperature_coord) - np.logaddexp.reduce(z))
