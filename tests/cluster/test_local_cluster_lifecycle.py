@@ -114,18 +114,14 @@ def _boot_half(local_cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("bring_about", [_crash_runtime, _crash_control_plane, _boot_half])
-def test_down_leaves_nothing_behind(
-    local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]
-) -> None:
+def test_down_leaves_nothing(local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]) -> None:
     bring_about(local_cluster)
     assert _machine() != before
     local_cluster("down")
     assert _machine() == before
 
 
-def test_up_boots_a_clean_cluster_after_a_crash_and_leaves_a_running_one_alone(
-    local_cluster: Any, before: dict[str, object]
-) -> None:
+def test_up_boots_a_clean_cluster_after_a_crash(local_cluster: Any, before: dict[str, object]) -> None:
     _crash_runtime(local_cluster)
     kubeconfig = local_cluster.up()
     command = ["kubectl", f"--kubeconfig={kubeconfig}", "get", "pods", "--output=name"]

@@ -117,9 +117,7 @@ def test_the_learner_reaches_its_servers_and_nobody_else_does(reached: Reached, 
     assert reached(FOREIGN, ROLLOUT) == set(), "the learner of another job is a stranger"
 
 
-def test_the_servers_reach_the_transfer_groups_of_their_learner_and_nobody_else_does(
-    reached: Reached, ports: dict[str, list[int]]
-) -> None:
+def test_only_servers_reach_their_learners_transfer_groups(reached: Reached, ports: dict[str, list[int]]) -> None:
     assert reached(ROLLOUT, LEARNER) >= set(ports["group"])
     assert not reached(ROLLOUT, LEARNER) & set(ports["chosen"])
     assert reached(FOREIGN, LEARNER) == reached(STRANGER, LEARNER) == set(ports["metrics"])

@@ -46,9 +46,7 @@ def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["true", "false"])
-def test_the_admins_word_decides_whether_pods_wait_for_a_node(
-    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str
-) -> None:
+def test_pods_may_wait_for_a_node(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str) -> None:
     small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
     busy = nodes.add(f"{kubectl.namespace}-busy", gpus=4, labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
     controller = run(rights, kubectl, tmp_path, f"--nodes-may-come={word}")
@@ -65,9 +63,7 @@ def test_the_admins_word_decides_whether_pods_wait_for_a_node(
         controller.stop()
 
 
-def test_where_no_node_has_a_gpu_of_the_jobs_kind_its_pods_wait_for_one_that_comes(
-    kubectl: Kubectl, controller: Controller, nodes: FakeNodes
-) -> None:
+def test_pods_wait_for_a_node_with_their_gpus(kubectl: Kubectl, controller: Controller, nodes: FakeNodes) -> None:
     """A pool of none leaves no node whose label could tell of it."""
     nodes.add(f"{kubectl.namespace}-cpus", gpus=0, labels=HERE)
     kind = f"{kubectl.namespace}.example/gpu"
@@ -78,9 +74,7 @@ def test_where_no_node_has_a_gpu_of_the_jobs_kind_its_pods_wait_for_one_that_com
     eventually(lambda: places(kubectl, "job-3v1") == [made] * 2, why="the node that comes has both pods")
 
 
-def test_no_neighbour_is_evicted_for_half_of_a_job_where_karpenter_made_the_node(
-    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
-) -> None:
+def test_half_a_job_evicts_no_neighbour(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path) -> None:
     """The servers of an urgent job would fit once a neighbour is gone, and the whole job never."""
     pool = {"karpenter.sh/nodepool": "gpus", TYPE: "small"}
     small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels={**HERE, **pool})
@@ -101,9 +95,7 @@ def test_no_neighbour_is_evicted_for_half_of_a_job_where_karpenter_made_the_node
 
 
 @pytest.mark.parametrize("by", ["nodeSelector", "affinity"])
-def test_a_job_that_names_a_busy_node_by_its_host_gets_that_one_once_it_is_free(
-    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str
-) -> None:
+def test_a_named_host_is_waited_for(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str) -> None:
     busy = nodes.add(f"{kubectl.namespace}-busy", labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [busy, "another"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}

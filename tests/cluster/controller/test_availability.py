@@ -67,9 +67,7 @@ def replicas(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Itera
         assert "Traceback" not in replica.text(), replica.text()
 
 
-def test_one_leads_and_the_other_takes_over_when_it_is_killed(
-    kubectl: Kubectl, replicas: list[Replica], kubelet: Kubelet
-) -> None:
+def test_one_leads_and_the_other_takes_over(kubectl: Kubectl, replicas: list[Replica], kubelet: Kubelet) -> None:
     eventually(lambda: [replica.leads() for replica in replicas].count(True) == 1, why="one leads")
     leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
     eventually(follower.is_ready, why="it has tried what it may list")

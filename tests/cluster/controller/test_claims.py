@@ -105,9 +105,7 @@ def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node
     eventually(lambda: held(kubectl) == [], why="its devices are free again", timeout_s=60)
 
 
-def test_servers_of_several_gpus_hold_as_many_devices_each(
-    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
-) -> None:
+def test_servers_hold_several_devices(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
     """Two servers of two GPUs and a learner of one, on a node of five devices; one of three is too small."""
     for body in (claimed, claim_template(kubectl, "two-gpus", 2)):
         kubectl.apply(body)
@@ -134,9 +132,7 @@ def held(kubectl: Kubectl) -> list[str]:
     return [one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")]
 
 
-def test_a_node_with_devices_for_the_servers_alone_is_given_back_and_taken_last(
-    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
-) -> None:
+def test_too_small_nodes_come_last(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
     """The job prefers the node that has no device for its learner: by itself it would go there for ever."""
     kubectl.apply(claimed)
     half, whole = offer("half", 3), offer("whole", 4)
@@ -148,9 +144,7 @@ def test_a_node_with_devices_for_the_servers_alone_is_given_back_and_taken_last(
     eventually(lambda: places(kubectl) == [whole] * 2, why="the whole job is on the other node", timeout_s=240)
 
 
-def test_a_template_that_does_not_exist_is_named_and_the_job_continues_once_it_does(
-    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
-) -> None:
+def test_a_missing_template_is_named(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
     node = offer("large", 4)
     kubectl.apply(claiming())
     eventually(lambda: f"ResourceClaimTemplate {TEMPLATE}" in message(kubectl, "Training"), why="it is named")

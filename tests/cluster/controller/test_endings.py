@@ -47,9 +47,7 @@ def _patched(kubectl: Kubectl, spec: Object) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_a_job_that_takes_too_long_ends_with_all_its_pods(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_job_past_its_deadline_ends(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(activeDeadlineSeconds=5))
     kubelet.job_runs("job-3v1")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
@@ -57,9 +55,7 @@ def test_a_job_that_takes_too_long_ends_with_all_its_pods(
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
 
 
-def test_a_learner_that_has_had_all_its_tries_in_its_own_pod_gets_no_other_pod(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_learner_without_tries_gets_no_other_pod(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 2}))
     kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
@@ -71,9 +67,7 @@ def test_a_learner_that_has_had_all_its_tries_in_its_own_pod_gets_no_other_pod(
     assert "out of luck, three times" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
 
-def test_a_failed_job_runs_again_when_its_corrected_spec_is_applied(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_failed_job_runs_again_once_corrected(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
     kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 1, "out of luck")
@@ -84,9 +78,7 @@ def test_a_failed_job_runs_again_when_its_corrected_spec_is_applied(
     assert reason(kubectl, "job-3v1", "Failed") is None
 
 
-def test_a_learner_that_is_evicted_starts_again_and_has_not_failed(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_an_evicted_learner_has_not_failed(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
     kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
@@ -101,9 +93,7 @@ def test_a_learner_that_is_evicted_starts_again_and_has_not_failed(
     eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job succeeds")
 
 
-def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_yet(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_explain_names_what_a_job_waits_for(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1", ready=False)
     eventually(lambda: "Not training because of servers" in _explained(kubectl), why="servers do not answer")

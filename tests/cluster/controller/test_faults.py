@@ -153,9 +153,7 @@ def endure(
 
 
 @pytest.mark.timeout(420)
-def test_jobs_end_as_they_were_made_to_while_controllers_and_pods_are_killed(
-    kubectl: Kubectl, nodes: FakeNodes, replicas: list[Replica]
-) -> None:
+def test_jobs_outlive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeNodes, replicas: list[Replica]) -> None:
     node = nodes.add(f"{kubectl.namespace}-0", gpus=GPUS, labels=HERE)
     kubelets = pretended.Kubelets(kubectl, nodes={node: GPUS}, pretended=frozenset({node}), fates=fates(4), work_s=4.0)
     killer = Killer(7, kubectl, replicas, targets=("controller", *PODS))

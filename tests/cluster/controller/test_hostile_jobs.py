@@ -164,9 +164,7 @@ def neighbours(admin: Kubectl) -> Iterator[Kubectl]:
     admin("delete", "namespace", name, "--wait=false")
 
 
-def test_a_repair_waits_for_no_other_tenants_jobs(
-    kubectl: Kubectl, neighbours: Kubectl, node: str, tmp_path: Path
-) -> None:
+def test_a_repair_waits_for_no_other_tenant(kubectl: Kubectl, neighbours: Kubectl, node: str, tmp_path: Path) -> None:
     both = f"--namespace={neighbours.namespace}"
     running = Controller(kubectl.kubeconfig, kubectl.namespace, tmp_path / "controller.log", both)
     running.start()

@@ -41,9 +41,7 @@ def release(helm: str, kubectl: Kubectl, controller_image: str) -> Helm:
     return Helm(helm, kubectl, controller_image)
 
 
-def test_running_jobs_do_not_notice_an_upgrade_a_rollback_or_an_uninstall(
-    release: Helm, kubectl: Kubectl, node: str, kubelet: Kubelet
-) -> None:
+def test_running_jobs_do_not_notice_releases(release: Helm, kubectl: Kubectl, node: str, kubelet: Kubelet) -> None:
     release.upgrade()
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")

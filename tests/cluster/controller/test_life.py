@@ -34,9 +34,7 @@ def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Con
     assert {"ServersReady", "LearnerStarted", "LearnerSucceeded"} <= events
 
 
-def test_a_configuration_error_fails_the_job_without_another_try(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_configuration_error_is_not_retried(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1")
@@ -46,9 +44,7 @@ def test_a_configuration_error_fails_the_job_without_another_try(
     assert "must exist" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
 
-def test_deleting_a_job_deletes_everything_that_it_owns(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_deleting_a_job_deletes_all_that_it_owns(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     children = [child for child in kinds.CHILDREN if not child.of_kueue]  # the job names no queue
     owned = {one.kind: one.plural for one in (*children, kinds.POD, kinds.ENDPOINT_SLICE)}
 
@@ -64,9 +60,7 @@ def test_deleting_a_job_deletes_everything_that_it_owns(
     eventually(lambda: not there(), why="no child is left", timeout_s=60)
 
 
-def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_failed_job_runs_once_applied_again(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     def hold(*finalizers: str) -> None:
         """Keeps the old learner Job from going, as a slow garbage collector would; none: lets it go."""
         patch = json.dumps({"metadata": {"finalizers": list(finalizers)}})
@@ -88,9 +82,7 @@ def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
     kubelet.job_runs("job-3v1")
 
 
-def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until_it_is_gone(
-    kubectl: Kubectl, controller: Controller
-) -> None:
+def test_a_job_waits_until_a_foreign_child_is_gone(kubectl: Kubectl, controller: Controller) -> None:
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job-3v1-config"}, "data": {"a": "b"}}
     kubectl.apply(theirs)
     before = kubectl.get("configmap", "job-3v1-config")
@@ -105,9 +97,7 @@ def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
 
 
-def test_suspending_removes_the_pods_and_resuming_continues_with_the_same_learner(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_resumed_job_has_the_same_learner(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     def step() -> int | None:
         found: int | None = (kubectl.get("rmj", "job-3v1") or {})["status"].get("step")
         return found
@@ -135,9 +125,7 @@ def test_suspending_removes_the_pods_and_resuming_continues_with_the_same_learne
     assert resumed_uid != uid
 
 
-def test_servers_that_never_answer_fail_the_job_in_its_time(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_servers_that_never_answer_fail_the_job(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))
     kubelet.servers_answer("job-3v1", ready=False)
     kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
@@ -158,9 +146,7 @@ def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, co
     eventually(lambda: replicas() == 1, why="the Deployment is mended")
 
 
-def test_beside_what_the_api_server_refuses_nothing_has_pods_and_it_is_tried_again(
-    kubectl: Kubectl, controller: Controller
-) -> None:
+def test_nothing_has_pods_beside_a_refused_child(kubectl: Kubectl, controller: Controller) -> None:
     for kind, counted in (("service", "services"), ("secret", "secrets"), ("networkpolicy", NETWORK_POLICIES)):
         body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
         kubectl.apply({**body, "spec": {"hard": {counted: "0"}}})
@@ -176,9 +162,7 @@ def test_beside_what_the_api_server_refuses_nothing_has_pods_and_it_is_tried_aga
         eventually(lambda mine=mine: len(kubectl.list("deployments", "jobs", selector=mine)) == 2, why="it has pods")
 
 
-def test_what_an_edit_leaves_out_goes_from_a_child_that_was_created(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_what_an_edit_leaves_out_goes_from_a_child(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     body = job()
     body["spec"]["network"] = {"egress": "Closed"}
     kubectl.apply(body)

@@ -62,9 +62,7 @@ def deep_template() -> Iterator[Object]:
     sys.setrecursionlimit(usual)
 
 
-def test_an_object_that_is_nested_deep_harms_itself_alone(
-    kubectl: Kubectl, controller: Controller, deep_template: Object
-) -> None:
+def test_a_deep_object_harms_itself_alone(kubectl: Kubectl, controller: Controller, deep_template: Object) -> None:
     deep = good_job()
     deep["metadata"] = {**deep["metadata"], "name": "deep"}
     deep["spec"]["rollout"]["template"] = deep_template

@@ -49,9 +49,7 @@ def misspelt(name: str) -> Object:
     return made
 
 
-def test_a_misspelt_key_of_a_client_that_checks_nothing_is_kept_and_refused_by_whoever_is_there(
-    kubectl: Kubectl, controller: Controller
-) -> None:
+def test_a_misspelt_key_is_refused_with_and_without_the_policy(kubectl: Kubectl, controller: Controller) -> None:
     """By the policy of admission where that is bound, and by the controller where it is not."""
     lax = ("create", "--validate=false", "-f", "-")
     done = kubectl.run(*lax, stdin=misspelt("bound"))

@@ -100,9 +100,7 @@ def places(kubectl: Kubectl, name: str) -> list[str]:
     return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector=f"stage2.dev/job={name}")]
 
 
-def test_a_job_whose_nodes_are_tainted_runs_there_by_its_tolerations(
-    kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str
-) -> None:
+def test_tolerations_open_tainted_nodes(kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str) -> None:
     """The scheduler has the last word: both pods have them."""
     kubectl("cordon", node)
     own = {"key": "stage2.dev/team", "value": kubectl.namespace, "effect": "NoSchedule"}
@@ -169,9 +167,7 @@ SECURE = {
 }
 
 
-def test_a_volume_that_does_not_exist_moves_nothing_and_the_schedulers_sentence_is_reported(
-    kubectl: Kubectl, controller: Controller, node: str
-) -> None:
+def test_a_missing_volume_moves_nothing_and_is_reported(kubectl: Kubectl, controller: Controller, node: str) -> None:
     claim = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "mistyped"}}
     kubectl.apply(job(volumes=[claim]))
     reported = 'persistentvolumeclaim "mistyped" not found'
@@ -184,9 +180,7 @@ def test_a_volume_that_does_not_exist_moves_nothing_and_the_schedulers_sentence_
     assert {item["metadata"]["uid"] for item in kubectl.list("deployments", "jobs")} == uids
 
 
-def test_servers_whose_learner_gets_no_pod_of_its_node_give_it_back_within_their_bound(
-    kubectl: Kubectl, controller: Controller, node: str
-) -> None:
+def test_servers_without_a_learner_give_their_node_back(kubectl: Kubectl, controller: Controller, node: str) -> None:
     """The learner alone waits for a volume that does not exist: no other node would mend it."""
     volume = {"name": "own", "persistentVolumeClaim": {"claimName": "mistyped"}}
     mounted = {"name": "learner", "volumeMounts": [{"name": "own", "mountPath": "/own"}]}

@@ -64,9 +64,7 @@ def test_a_tenant_names_the_claim_templates_that_the_admin_named(tenant: Kubectl
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(None, True), (600, True), (601, False), (3_600, True)])
-def test_a_tenant_who_says_nothing_of_the_start_deadline_is_not_refused_for_its_default(
-    tenant: Kubectl, seconds: int | None, taken: bool
-) -> None:
+def test_the_default_start_deadline_is_not_refused(tenant: Kubectl, seconds: int | None, taken: bool) -> None:
     deadline = {} if seconds is None else {"startDeadlineSeconds": seconds}
     sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, **deadline})
     done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)

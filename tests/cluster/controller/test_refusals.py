@@ -94,9 +94,7 @@ def zonal(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def test_refusals_about_the_node_move_the_whole_job_and_others_move_nothing(
-    kubectl: Kubectl, controller: Controller, add: Callable[..., str], zonal: str
-) -> None:
+def test_node_refusals_move_jobs(kubectl: Kubectl, controller: Controller, add: Callable[..., str], zonal: str) -> None:
     """Four jobs at a time, for the 15 s in which the scheduler may think better of it are the same for all.
 
     The fullest node is the first choice of each. The controller sees neither volumes nor the neighbours of a node.

@@ -60,9 +60,7 @@ def releases(admin: Kubectl, kubectl: Kubectl, helm: str) -> Iterator[tuple[Rele
     admin("delete", "namespace", other.namespace, "--wait=false")
 
 
-def test_one_release_owns_the_definition_and_the_other_is_refused_and_lives_beside_it(
-    releases: tuple[Release, Release], kubectl: Kubectl
-) -> None:
+def test_one_release_owns_the_definition(releases: tuple[Release, Release], kubectl: Kubectl) -> None:
     first, second = releases
     assert first.install("--set=controller.replicas=0") == ""
     owner = (kubectl.get("crd", CRD_NAME) or {})["metadata"]["annotations"][OF_HELM]
@@ -123,9 +121,7 @@ def cluster_roles(kubectl: Kubectl) -> set[str]:
     return {one["metadata"]["name"] for one in mine}
 
 
-def test_a_drain_takes_one_controller_at_a_time(
-    releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes
-) -> None:
+def test_a_drain_takes_one_controller(releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes) -> None:
     nodes.add(f"{kubectl.namespace}-node", labels=HERE)
     release, _ = releases
     assert release.install(f"--set-json=controller.nodeSelector={json.dumps(HERE)}") == ""

@@ -71,9 +71,7 @@ def gate(kubectl: Kubectl, pod: str) -> str | None:
     return next((item["status"] for item in reported if item["type"] == GATE), None)
 
 
-def test_the_controller_may_do_what_it_does_and_nothing_else(
-    kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
-) -> None:
+def test_rights_are_what_is_needed(kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path) -> None:
     replica = Replica(rights, kubectl.namespace, tmp_path / "controller.log")
     replica.start()
     try:

@@ -65,9 +65,7 @@ def own_pod(kubectl: Kubectl) -> Any:
     return next((one for one in found if "deletionTimestamp" not in one["metadata"]), None)
 
 
-def test_a_pod_that_wears_the_servers_labels_is_never_behind_their_service(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, node: str
-) -> None:
+def test_labels_alone_serve_no_requests(kubectl: Kubectl, controller: Controller, kubelet: Kubelet, node: str) -> None:
     running(kubectl, controller, kubelet)
     before = (kubectl.get("rmj", "job-3v1") or {})["status"]
     stranger(kubectl, node)
@@ -84,9 +82,7 @@ def test_a_pod_that_wears_the_servers_labels_is_never_behind_their_service(
     kubectl("delete", "pod", "stranger", "--wait=false")
 
 
-def test_what_others_write_to_the_service_and_its_addresses_is_mended(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, node: str
-) -> None:
+def test_foreign_addresses_are_mended(kubectl: Kubectl, controller: Controller, kubelet: Kubelet, node: str) -> None:
     running(kubectl, controller, kubelet)
     stranger(kubectl, node)
     worn = labels("job-3v1", names.ROLE_ROLLOUT)
@@ -106,9 +102,7 @@ def test_what_others_write_to_the_service_and_its_addresses_is_mended(
     kubectl("delete", "pod", "stranger", "--wait=false")
 
 
-def test_addresses_are_caught_up_after_a_restart_and_go_with_the_pods(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_addresses_are_caught_up_after_a_restart(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     eventually(lambda: own_pod(kubectl), why="the servers' pod exists")
     controller.stop(kill=True)

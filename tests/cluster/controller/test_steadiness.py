@@ -46,9 +46,7 @@ def applies(kubectl: Kubectl) -> int:
     return sum(int(float(count)) for count in re.findall(pattern % resources, kubectl("get", "--raw", "/metrics")))
 
 
-def test_a_restart_of_the_controller_changes_nothing_at_any_stage(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_controllers_restart_changes_nothing(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     def restart(stage: str) -> None:
         for kill in (False, True):
             before = settled(kubectl)
@@ -68,9 +66,7 @@ def test_a_restart_of_the_controller_changes_nothing_at_any_stage(
     restart("the learner runs")
 
 
-def test_what_happens_while_the_controller_is_away_is_caught_up(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_what_the_controller_missed_is_caught_up(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
     controller.stop(kill=True)

@@ -253,9 +253,7 @@ def test_a_plan_that_is_off_changes_nothing() -> None:
         (rlhf(num_iterations=2), True),
     ],
 )
-def test_old_log_probabilities_are_needed_when_weights_move_within_a_round(
-    patch: dict[str, Any], *, needed: bool
-) -> None:
+def test_old_logprobs_are_needed_when_weights_move_within_a_round(patch: dict[str, Any], *, needed: bool) -> None:
     assert good(patch).grpo_batches(world_size=2).needs_old_logprobs is needed
 
 

@@ -28,9 +28,7 @@ VOLUME = {"name": "d", "mountPath": "/d", "hostPath": {"path": "/d"}}
         ("spec.config.custom.extra.rollout_matching.decodemode", "rollout_matching.decode_mode"),
     ],
 )
-def test_a_misspelt_key_is_refused_by_its_path_and_the_controller_says_which_was_meant(
-    path: str, near: str | None
-) -> None:
+def test_a_misspelt_key_is_refused_and_the_controller_reports_which_was_meant(path: str, near: str | None) -> None:
     raw = good_job()
     *sections, key = path.split(".")
     here: Any = raw

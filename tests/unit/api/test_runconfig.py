@@ -233,9 +233,7 @@ def test_beam_search_is_for_the_hf_backend() -> None:
 
 
 @pytest.mark.parametrize(("batch", "world_size", "expected"), [(32, 1, 16), (32, 4, 4), (33, 1, 17), (1, 8, 1)])
-def test_gradient_accumulation_follows_from_the_effective_batch_size(
-    batch: int, world_size: int, expected: int
-) -> None:
+def test_gradient_accumulation_follows_the_effective_batch_size(batch: int, world_size: int, expected: int) -> None:
     config = parse({"training": {"effective_batch_size": batch, "per_device_train_batch_size": 2}})
     assert config.gradient_accumulation_steps(world_size) == expected
 

@@ -108,15 +108,11 @@ def rules(template: Template) -> Mapping[str, Any]:
     return spec
 
 
-def test_each_alert_fires_when_it_has_to_and_stays_silent_otherwise(
-    rules: Mapping[str, Any], promtool: str, tmp_path: Path
-) -> None:
+def test_each_alert_fires_when_it_has_to_and_only_then(rules: Mapping[str, Any], promtool: str, tmp_path: Path) -> None:
     _run(CASES, rules, promtool, tmp_path)
 
 
-def test_no_series_of_a_learner_raises_an_alert_or_silences_one(
-    rules: Mapping[str, Any], promtool: str, tmp_path: Path
-) -> None:
+def test_no_learner_raises_or_silences_an_alert(rules: Mapping[str, Any], promtool: str, tmp_path: Path) -> None:
     """A learner is its author's own program, and the chart's PodMonitor has it scraped."""
     _run(FORGED, rules, promtool, tmp_path)
 

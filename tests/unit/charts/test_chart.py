@@ -53,9 +53,7 @@ def whole(helm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("path", [".".join(path) for path in paths(defaults())])
-def test_a_value_that_is_missing_counts_as_its_default_or_is_named_with_the_way_out(
-    helm: str, tmp_path: Path, whole: str, path: str
-) -> None:
+def test_a_missing_value_counts_as_its_default_or_is_named(helm: str, tmp_path: Path, whole: str, path: str) -> None:
     values = deepcopy(defaults())
     *above, last = path.split(".")
     holder = values
@@ -217,9 +215,7 @@ def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template
     assert {"--namespace=team-a", "--namespace=team-b"} <= set(arguments)
 
 
-def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placement_is_on_and_nothing_else(
-    template: Template,
-) -> None:
+def test_named_namespaces_still_see_nodes_and_what_takes_their_room(template: Template) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system.stage2"]["rules"]
     found = {resource for rule in rules for resource in rule["resources"]}
     assert found == {"nodes", "pods", "priorityclasses"}
@@ -405,9 +401,7 @@ WRITE = {"create", "update", "patch", "delete"}
 @pytest.mark.parametrize(
     ("role", "verbs"), [("view", READ), ("edit", READ | WRITE), ("admin", READ | WRITE | {"deletecollection"})]
 )
-def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_jobs(
-    template: Template, role: str, verbs: set[str]
-) -> None:
+def test_rights_over_a_namespace_include_its_jobs(template: Template, role: str, verbs: set[str]) -> None:
     made = template()["ClusterRole", f"stage2-{role}"]
     assert made["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
     (rule,) = made["rules"]
@@ -462,9 +456,7 @@ def test_a_drain_takes_one_controller_at_a_time_and_is_never_stopped_by_it(templ
     assert ("PodDisruptionBudget", "stage2") not in template("controller.podDisruptionBudget=false")
 
 
-def test_a_figures_own_namespace_is_kept_where_the_controller_reports_it_and_not_where_a_tenant_does(
-    template: Template,
-) -> None:
+def test_only_the_controller_may_set_a_figures_namespace(template: Template) -> None:
     manifests = template("metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true")
     (of_controller,) = manifests["ServiceMonitor", "stage2"]["spec"]["endpoints"]
     (of_learners,) = manifests["PodMonitor", "stage2-learners"]["spec"]["podMetricsEndpoints"]

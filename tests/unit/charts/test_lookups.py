@@ -50,9 +50,7 @@ def test_the_definition_that_an_uninstalled_release_has_left_is_taken_over_by_he
         assert 'must equal "other": current value is "stage2"' in install(server)
 
 
-def test_the_definition_of_a_release_whose_controller_is_there_is_not_taken_over(
-    template: Template, install: Install
-) -> None:
+def test_the_definition_of_a_living_release_is_not_taken_over(template: Template, install: Install) -> None:
     values = ('controller.namespaces=["team-a"]',)
     there = controller(template, "stage2", "stage2-system", *values)
     elsewhere = controller(template, "third", "stage2-system", *values)
@@ -83,9 +81,7 @@ A, B, AB = (
         (A, B, ""),
     ],
 )
-def test_a_release_that_serves_what_another_one_serves_is_refused_by_its_name(
-    template: Template, theirs: str, mine: str, shared: str
-) -> None:
+def test_two_releases_serve_no_namespace_together(template: Template, theirs: str, mine: str, shared: str) -> None:
     other = controller(template, "first", "first-system", theirs)
     with serving(namespace("team-a"), namespace("team-b"), other) as server:
         if not shared:

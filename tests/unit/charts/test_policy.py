@@ -200,9 +200,7 @@ def test_what_training_needs_is_taken(manifests: Any, policy: AdminPolicy, overr
         ({"volumes": [{"name": "v", "mountPath": "/v", "secret": {"secretName": "x"}}]}, "spec.volumes[0].secret"),
     ],
 )
-def test_the_jobs_own_fields_keep_the_policy_too(
-    manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str
-) -> None:
+def test_the_policy_covers_a_jobs_fields(manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str) -> None:
     assert path in refusals(b.job(**spec), policy)
     assert admitted(manifests[POLICY], b.job(**spec))
 
@@ -237,9 +235,7 @@ def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_n
 
 
 @pytest.mark.parametrize(("servers", "learner"), [("one-gpu", "all-gpus"), ("all-gpus", "one-gpu")])
-def test_a_claim_template_that_the_admin_did_not_name_is_refused(
-    manifests: Any, policy: AdminPolicy, servers: str, learner: str
-) -> None:
+def test_an_unknown_claim_template_is_refused(manifests: Any, policy: AdminPolicy, servers: str, learner: str) -> None:
     def claiming(servers: str, learner: str) -> Any:
         rollout = {"servers": 3, "resourceClaimTemplate": servers}
         wanted = {"gpus": 1, "resourceClaimTemplate": learner}
@@ -317,9 +313,7 @@ PAIRS = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_siz
         ("idle", {"rollout": {"servers": 3}}, "have 0 GPUs"),
     ],
 )
-def test_the_largest_job_of_a_namespace_is_the_admins_word(
-    template: Template, namespace: str, spec: dict[str, Any], refused: str
-) -> None:
+def test_a_namespace_has_a_largest_job(template: Template, namespace: str, spec: dict[str, Any], refused: str) -> None:
     manifests = template('policy.largestJob={"team-a": 8, "*": 4, "idle": 0}')
     raw = b.job(**spec)
     raw["metadata"]["namespace"] = namespace
@@ -341,9 +335,7 @@ def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_b
     ("value", "seconds", "refused"),
     [("86400", 86_400, False), ("86400", 86_401, True), ("60", 3_601, True), ("60", 61, True), ("0", 2**31 - 1, False)],
 )
-def test_servers_hold_gpus_without_answering_for_as_long_as_the_admin_says(
-    template: Template, value: str, seconds: int, refused: bool
-) -> None:
+def test_the_admin_bounds_the_start_deadline(template: Template, value: str, seconds: int, refused: bool) -> None:
     manifests = template(f"policy.longestStartSeconds={value}")
     raw = b.job(learner={"gpus": 1, "startDeadlineSeconds": seconds})
     for said in (refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)):
@@ -354,9 +346,7 @@ def test_servers_hold_gpus_without_answering_for_as_long_as_the_admin_says(
 
 
 @pytest.mark.parametrize(("value", "has_s"), [(0, 3600), (60, 60), (3599, 3599), (3600, 3600), (86400, 3600)])
-def test_a_job_that_says_nothing_of_it_has_the_default_or_what_the_admin_allows_at_most(
-    template: Template, value: int, has_s: int
-) -> None:
+def test_a_job_without_a_start_deadline_has_what_the_admin_allows(template: Template, value: int, has_s: int) -> None:
     """The API server writes the default into every job that leaves it out."""
     manifests = template(f"policy.longestStartSeconds={value}")
     policy, raw = policy_of(manifests), b.job(learner={"gpus": 1, "startDeadlineSeconds": 3600})

@@ -97,9 +97,7 @@ def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
         show_data(path, pictures=tmp_path / "page.png")
 
 
-def test_a_coco_file_is_written_beside_the_text(
-    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_coco_file_is_written_beside_text(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes, coco=tmp_path / "coco.json", as_json=True) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["records"] == 2
@@ -107,9 +105,7 @@ def test_a_coco_file_is_written_beside_the_text(
     assert len(json.loads((tmp_path / "coco.json").read_text())["annotations"]) == 3
 
 
-def test_numbers_of_nobody_knows_what_are_reported_unless_a_person_says_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
     assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 64

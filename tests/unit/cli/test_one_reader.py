@@ -127,9 +127,7 @@ def inspected(config: Path, capsys: pytest.CaptureFixture[str]) -> list[list[int
 
 
 @pytest.mark.parametrize("case", [*OBJECTS.values(), *LINES.values()], ids=[*OBJECTS, *LINES])
-def test_readers_that_train_on_objects_say_the_same(
-    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readers_of_objects_agree(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matching, _ = configs(tmp_path, case)
     assert inspected(matching, capsys) == case.bins
     assert learnt(matching) == case.bins
@@ -151,9 +149,7 @@ def test_grpo_reads_no_objects(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"width": 50}, {"height": 51}])
-def test_another_size_than_the_images_is_refused_with_its_line(
-    changes: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_size_is_refused(changes: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matching, _ = configs(tmp_path, Case(box(TOKENS) | changes, WRONG))
     assert learnt(matching) is WRONG
     assert validate_files([matching]) == 64
@@ -170,9 +166,7 @@ def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path
     assert (validate_files([matching]), validate_files([grpo])) == (64, 0)
 
 
-def test_a_grpo_record_that_lacks_its_summary_is_reported_by_its_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grpo_record_without_summary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matching, grpo = configs(tmp_path, Case(record(metadata="absent"), []))
     assert learnt(matching) == []
     assert validate_files([grpo]) == 64

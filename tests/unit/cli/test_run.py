@@ -111,9 +111,7 @@ def test_a_server_that_ends_first_ends_the_run_with_64_only_for_a_configuration_
     assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == shown
 
 
-def test_a_server_that_turns_out_misconfigured_ends_the_run_also_while_the_learner_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misconfigured_server_ends_the_run_of_a_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched(tmp_path, monkeypatch, server="exit 64", learner="sleep 60") == 64
 
 
@@ -165,9 +163,7 @@ def test_a_missing_hostpath_folder_is_reported_before_any_server_starts(tmp_path
         run.prepare(job, {}, tmp_path / "work", "stub")
 
 
-def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_learner_would_refuse_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> int:
         raise AssertionError("servers were started")
 

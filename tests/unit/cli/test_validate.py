@@ -31,9 +31,7 @@ def test_a_mistake_is_reported_with_path_value_rule_and_way_out_and_exit_code_64
     assert "learning_rate" in done.stderr.partition("way out:")[2]
 
 
-def test_a_pod_template_that_the_controller_would_refuse_is_refused_here_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_template_that_the_controller_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = {"spec": {"hostNetwork": True, "containers": [{"name": "server", "command": ["bash"]}]}}
     job = merge_patch(good_job(), {"spec": {"rollout": {"template": template}}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
@@ -84,9 +82,7 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
-def test_every_broken_line_of_both_files_is_reported_with_rule_and_way_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_broken_line_of_both_files_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = write_records(tmp_path / "train.jsonl", {}, {"width": 0}, times=40)
     held_out = write_records(tmp_path / "val.jsonl", {"images": ["lost.png"]}, {"height": "9"})
     assert validate_files([write_run(tmp_path, train_jsonl=str(train), val_jsonl=str(held_out))]) == 64
@@ -99,9 +95,7 @@ def test_every_broken_line_of_both_files_is_reported_with_rule_and_way_out(
     assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule:    1 image is missing" in shown.err
 
 
-def test_the_first_records_are_read_unless_all_are_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_records_are_read_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = write_records(tmp_path / "train.jsonl", {}, times=FIRST_RECORDS)
     with train.open("a") as file:
         file.write("{}\n")
@@ -135,9 +129,7 @@ def test_a_jobs_host_path_is_followed(sub_path: str | None, tmp_path: Path, caps
     assert f"  custom.train_jsonl: {train}: 1 valid record, 2 objects" in capsys.readouterr().out
 
 
-def test_what_lies_in_a_claim_is_here_only_where_it_is_mapped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lies_in_a_claim_is_here_only_if_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_records(tmp_path / "train.jsonl", {"width": 0})
     volume = {"name": "data", "mountPath": str(tmp_path), "persistentVolumeClaim": {"claimName": "data"}}
     job = write_job(tmp_path, [volume], str(tmp_path / "train.jsonl"))

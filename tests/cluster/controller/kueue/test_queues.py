@@ -14,9 +14,7 @@ def workloads(kubectl: Kubectl) -> list[str]:
     return sorted(one["metadata"]["name"] for one in kubectl.list("workloads"))
 
 
-def test_where_every_job_is_put_into_a_default_queue_the_job_says_what_to_configure(
-    kubectl: Kubectl, team: list[str], controller: Controller
-) -> None:
+def test_a_default_queue_names_what_to_configure(kubectl: Kubectl, team: list[str], controller: Controller) -> None:
     with queue(kubectl, f"{kubectl.namespace}-default", "default"):
         apply_queued(kubectl, "first")
         wanted = "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks"
@@ -24,9 +22,7 @@ def test_where_every_job_is_put_into_a_default_queue_the_job_says_what_to_config
         assert len(workloads(kubectl)) == 2
 
 
-def test_a_rank_of_kueues_own_goes_before_who_came_first(
-    kubectl: Kubectl, team: list[str], controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_kueue_rank_goes_first(kubectl: Kubectl, team: list[str], controller: Controller, kubelet: Kubelet) -> None:
     name = f"{kubectl.namespace}-urgent"
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")

@@ -52,9 +52,7 @@ def test_a_job_waits_for_quota_runs_where_kueue_says_and_frees_it_at_its_end(
     assert "Finished" in _true(kubectl, "first")
 
 
-def test_a_preempted_job_gives_everything_up_and_comes_back(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, urgent: str
-) -> None:
+def test_a_preempted_job_comes_back(kubectl: Kubectl, controller: Controller, kubelet: Kubelet, urgent: str) -> None:
     apply_queued(kubectl, "patient")
     until_running(kubectl, kubelet, "patient")
 
@@ -90,9 +88,7 @@ def _has_both_pods_on(kubectl: Kubectl, name: str, host: str) -> bool:
     return [pod["spec"].get("nodeName") for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [host] * 2
 
 
-def test_a_suspended_job_lends_its_quota_and_waits_for_it_again(
-    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
-) -> None:
+def test_a_suspended_job_lends_out_its_quota(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
     apply_queued(kubectl, "second")
@@ -141,9 +137,7 @@ def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
         eventually(lambda: "insufficient" in quota_message(kubectl, "second"), why="quota is counted", timeout_s=60)
 
 
-def test_what_an_older_version_was_to_report_is_refused(
-    kubectl: Kubectl, controller: Controller, team: list[str]
-) -> None:
+def test_a_patch_of_an_older_version_is_refused(kubectl: Kubectl, controller: Controller, team: list[str]) -> None:
     apply_queued(kubectl, "first")
     eventually(lambda: "Admitted" in _true(kubectl, "first"), why="the job is admitted")
     patch = json.dumps({"metadata": {"resourceVersion": "1"}, "status": {"conditions": []}})

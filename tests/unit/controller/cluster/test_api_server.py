@@ -73,9 +73,7 @@ async def test_only_the_version_that_was_read_is_deleted() -> None:
     assert sent["propagationPolicy"] == "Background"
 
 
-async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_credentials_of_netrc_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -147,9 +147,7 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
 
 @pytest.mark.parametrize("drips", [False, True], ids=["silent", "dripping"])
 @pytest.mark.parametrize("after", ["nothing", "the head"])
-async def test_a_learner_that_takes_its_time_is_left_at_the_limit(
-    monkeypatch: pytest.MonkeyPatch, after: str, drips: bool
-) -> None:
+async def test_a_slow_learner_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch, after: str, drips: bool) -> None:
     """On a socket of its own: it sends a byte again and again, or none, and never ends by itself."""
     said = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if after == "the head" else b""
     left = asyncio.Event()

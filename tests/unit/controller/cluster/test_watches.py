@@ -186,9 +186,7 @@ async def test_first_lists_that_are_refused_for_ten_minutes_are_a_problem(monkey
     filling.cancel()
 
 
-async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_account_without_a_list_for_ten_minutes_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(watches=[])
     watcher = ClusterWatch(cast("Any", server), n.capacity())
     now = 1000.0

@@ -100,9 +100,7 @@ def first(job: Any) -> explanation.Step:
 
 
 @pytest.mark.parametrize(("gpus", "seen", "link", "reason", "fix"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_the_first_missing_thing_is_named_with_what_to_change(
-    gpus: int, seen: Observed, link: str, reason: str, fix: str
-) -> None:
+def test_the_first_missing_thing_is_named(gpus: int, seen: Observed, link: str, reason: str, fix: str) -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=gpus)), seen)
     found = first(b.with_status(raw, made))

@@ -312,9 +312,7 @@ def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -
         (b.job_condition("Failed", reasons.BACKOFF_LIMIT), reasons.FAILED, reasons.BACKOFF_LIMIT),
     ],
 )
-def test_a_job_that_runs_although_its_spec_breaks_a_rule_ends_with_its_learner(
-    end: Any, phase: str, reason: str
-) -> None:
+def test_a_running_job_whose_spec_breaks_a_rule_ends_with_its_learner(end: Any, phase: str, reason: str) -> None:
     """The rule may have come with an upgrade: its servers kept their GPUs for good."""
     raw = b.job()
     observed = b.started(raw)

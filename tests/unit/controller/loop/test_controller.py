@@ -315,9 +315,7 @@ async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None
         assert made.queue.depth() == depth, (kind, change)
 
 
-async def test_a_block_is_measured_and_a_long_one_reported(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(loop_controller, "LOGGED_LAG_S", 0.2)
     late: asyncio.Queue[float] = asyncio.Queue()
     watching = asyncio.create_task(loop_controller.measure_lag(late.put_nowait))

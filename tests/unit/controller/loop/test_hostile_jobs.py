@@ -97,9 +97,7 @@ async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -
     assert len(reported["message"]) <= conditions.MESSAGE_CHARS
 
 
-async def test_a_spec_that_breaks_a_rule_is_read_once_however_many_passes_there_are(
-    life: Life, readers: list[str]
-) -> None:
+async def test_a_spec_that_breaks_a_rule_is_read_once_for_all_passes(life: Life, readers: list[str]) -> None:
     life.server.add(b.job(learner={"gpus": 1, "template": {"spec": {"hostNetwork": True}}}))
     for _ in range(5):
         await life.one_pass()
@@ -125,9 +123,7 @@ async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, m
 
 
 @pytest.mark.parametrize(("make", "count"), [(keys, 7_000), (listed, 12_000)])
-async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
-    life: Life, readers: list[str], make: Any, count: int
-) -> None:
+async def test_only_a_large_spec_is_read_beside_the_loop(life: Life, readers: list[str], make: Any, count: int) -> None:
     await life.one_pass()
     assert readers == [LOOP]
     life.server.add(make(count), generation=2)
@@ -137,9 +133,7 @@ async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
     assert readers[1] != LOOP
 
 
-async def test_a_large_spec_that_meets_a_bug_is_read_beside_the_loop_alone(
-    life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_specs_bug_is_reported(life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 

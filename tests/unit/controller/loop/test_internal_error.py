@@ -101,9 +101,7 @@ def leader(server: Server) -> Reconciler:
     return reconciler(server, store)
 
 
-async def test_the_traceback_is_logged_once_for_a_generation(
-    server: Server, bug: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_traceback_is_logged_once(server: Server, bug: list[str], caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     passes = reconciler(server, store)
     with caplog.at_level(logging.ERROR):
@@ -120,7 +118,7 @@ def counted(made: Reconciler) -> dict[str, float]:
     return {result: count for result, count in found.items() if count}
 
 
-async def test_a_pass_that_is_cancelled_with_the_loss_of_the_lease_counts_as_no_bug(
+async def test_a_pass_cancelled_with_the_lease_counts_as_no_bug(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
@@ -139,9 +137,7 @@ async def test_a_pass_that_is_cancelled_with_the_loss_of_the_lease_counts_as_no_
     assert counted(passes) == {"retry": 1}
 
 
-async def test_a_pass_that_meets_a_bug_outside_of_its_plan_counts_as_one(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_outside_of_a_plan_counts_as_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(job: Any, status: Any) -> None:
         raise BUG
 

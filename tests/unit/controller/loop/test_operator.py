@@ -188,9 +188,7 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
     assert len(cluster.asked) < 100
 
 
-async def test_what_kopfs_watches_report_is_read_by_the_quick_decoder(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kopfs_watches_use_the_quick_decoder(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     real, read = store.read, []
 
     def noted(text: bytes | str) -> object:

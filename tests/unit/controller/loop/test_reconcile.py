@@ -61,9 +61,7 @@ async def test_what_a_pass_deleted_is_gone_before_the_watches_report_of_it(life:
 
 
 @pytest.mark.parametrize("deleted", [CONFIG, TOKEN], ids=["ConfigMap", "Secret"])
-async def test_a_file_that_a_person_deletes_while_the_job_is_suspended_is_recreated_at_once(
-    life: Life, deleted: tuple[str, str]
-) -> None:
+async def test_a_file_deleted_while_the_job_is_suspended_is_recreated(life: Life, deleted: tuple[str, str]) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -236,9 +234,7 @@ async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not
 
 
 @pytest.mark.parametrize("reported_before", [False, True])
-async def test_a_job_that_was_corrected_while_its_time_to_live_passed_is_not_deleted(
-    life: Life, reported_before: bool
-) -> None:
+async def test_a_job_corrected_while_its_time_to_live_passed_is_not_deleted(life: Life, reported_before: bool) -> None:
     failed = life.server.add(ended(reasons.FAILED, reasons.CONFIGURATION_ERROR))
     if reported_before:  # a pass has written the status, and its deletion was refused
         life.server.refused[names.KIND] = "not now"

@@ -220,9 +220,7 @@ def fails(key: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("then", [ends_well, wants_another, fails])
-async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothing_stays(
-    then: Callable[[str, int], float | None],
-) -> None:
+async def test_nothing_stays_of_forgotten_keys(then: Callable[[str, int], float | None]) -> None:
     work = Work(then, held=True)
     keys = [f"job-{index}" for index in range(100)]
     async with running(work, concurrency=1, rest_s=3600, backoff_s=3600) as queue:

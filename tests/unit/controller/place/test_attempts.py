@@ -152,9 +152,7 @@ GATED = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "
 @MODES
 @pytest.mark.parametrize("missing", ROLES)
 @pytest.mark.parametrize("made", [None, {}, CLAIM, GATED], ids=["none", "silent", "claims", "gate"])
-def test_half_of_a_job_gives_its_node_back_when_nothing_becomes_of_the_other_half(
-    mode: str, missing: str, made: dict[str, Any] | None
-) -> None:
+def test_half_of_a_job_leaves_its_node_without_the_other(mode: str, missing: str, made: dict[str, Any] | None) -> None:
     life = Life(mode=mode)
     (there,) = [role for role in ROLES if role != missing]
     others = () if made is None else (pending(missing, **made),)
@@ -165,9 +163,7 @@ def test_half_of_a_job_gives_its_node_back_when_nothing_becomes_of_the_other_hal
 
 @MODES
 @pytest.mark.parametrize(("refused", "there"), [("learner", names.ROLE_ROLLOUT), ("deployment", names.ROLE_LEARNER)])
-def test_half_of_a_job_gives_its_node_back_where_the_api_server_refuses_the_other_child(
-    mode: str, refused: str, there: str
-) -> None:
+def test_half_of_a_job_gives_its_node_back_where_the_other_is_refused(mode: str, refused: str, there: str) -> None:
     """A ResourceQuota of objects or a webhook takes one of the two, and no controller ever makes the other's pod."""
     life = Life(mode=mode)
     stands: Any = {"pods": (bound(there),), refused: None}

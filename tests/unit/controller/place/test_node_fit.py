@@ -31,9 +31,7 @@ INITS: list[tuple[str, float, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("cpu", "inits"), [row[1:] for row in INITS], ids=[row[0] for row in INITS])
-def test_containers_run_beside_all_sidecars_and_an_init_container_beside_those_before_it(
-    cpu: float, inits: list[Any]
-) -> None:
+def test_containers_run_beside_sidecars_and_init_containers_beside_earlier_ones(cpu: float, inits: list[Any]) -> None:
     assert requests({"containers": TWO, "initContainers": inits}) == {"cpu": cpu, "pods": 1}
     boxed = {"containers": TWO, "initContainers": inits, "overhead": {"cpu": "250m"}}
     assert requests(boxed) == {"cpu": cpu + 0.25, "pods": 1}
@@ -200,9 +198,7 @@ CLOSED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("closed", [row[1] for row in CLOSED], ids=[row[0] for row in CLOSED])
-def test_a_node_that_is_closed_is_named_for_it_opens_and_with_karpenter_where_pods_pass_all_the_same(
-    closed: dict[str, Any],
-) -> None:
+def test_a_closed_node_is_named_and_with_karpenter_where_pods_pass_all_the_same(closed: dict[str, Any]) -> None:
     node = n.node("a", 3, **closed)
     passing = replace(FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in FOUR.pods))
     for asked in (FOUR, passing):
