@@ -2,6 +2,7 @@
 
 import copy
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -259,3 +260,12 @@ def kubeconfig(path: Path, server: str, **user: str) -> str:
     }
     path.write_text(yaml.safe_dump(document))
     return str(path)
+
+
+def listening(folder: Path, secret: Mapping[str, str], role: str) -> ssl.SSLContext:
+    """The TLS of a server with the certificate that a job's Secret has for a role."""
+    (folder / "crt").write_text(secret[layout.certificate_key(role)])
+    (folder / "key").write_text(secret[layout.private_key_key(role)])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "crt", folder / "key")
+    return context

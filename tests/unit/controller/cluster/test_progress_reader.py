@@ -183,14 +183,6 @@ def held() -> dict[str, str]:
     return credentials.new(names.certificate_hosts("job-3v1", "team-a"), datetime.now(UTC))
 
 
-def listening(folder: Path, content: dict[str, str], role: str) -> ssl.SSLContext:
-    (folder / "crt").write_text(content[f"{role}.crt"])
-    (folder / "key").write_text(content[f"{role}.key"])
-    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    made.load_cert_chain(folder / "crt", folder / "key")
-    return made
-
-
 def as_secret(content: dict[str, str]) -> dict[str, Any]:
     return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}}
 
@@ -200,7 +192,7 @@ async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, st
         assert request.headers["Authorization"] == f"Bearer {held['token']}"
         return web.Response(body=REPORT)
 
-    async with asking(answer, listening(tmp_path, held, "learner")) as reader:
+    async with asking(answer, b.listening(tmp_path, held, "learner")) as reader:
         report = await reader.read(POD, as_secret(held))
     assert report is not None
     assert report.step == 7
@@ -216,8 +208,8 @@ async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Pa
 
     shown = credentials.new(names.certificate_hosts("job-3v1", "team-a"), datetime.now(UTC))
     context = {
-        "another job's learner": listening(tmp_path, shown, "learner"),
-        "a server of the job": listening(tmp_path, held, "rollout"),
+        "another job's learner": b.listening(tmp_path, shown, "learner"),
+        "a server of the job": b.listening(tmp_path, held, "rollout"),
         "somebody without a certificate": None,
     }[who]
     async with asking(answer, context) as reader:

@@ -32,12 +32,8 @@ def made() -> dict[str, str]:
 
 def shaken(folder: Path, served: Mapping[str, str], role: str, *, authority: str, host: str) -> str:
     """What a handshake in memory ends with: the TLS version, or the client's complaint."""
-    (folder / "crt").write_text(served[layout.certificate_key(role)])
-    (folder / "key").write_text(served[layout.private_key_key(role)])
-    listening = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    listening.load_cert_chain(folder / "crt", folder / "key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = listening.wrap_bio(to_server, to_client, server_side=True)
+    server = b.listening(folder, served, role).wrap_bio(to_server, to_client, server_side=True)
     trusting = ssl.create_default_context(cadata=authority)
     client = trusting.wrap_bio(to_client, to_server, server_hostname=host)
     for _ in range(4):
@@ -133,12 +129,17 @@ def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None
     assert standing(anew) == {"Deployment", "Job"}
 
 
+def started_without_tls(raw: Any) -> Observed:
+    """A job whose pods were made without certificates, from the spec that it has now."""
+    before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
+    learner = {**(before.learner or {}), "metadata": (b.started(raw).learner or {})["metadata"]}
+    return replace(before, learner=learner)
+
+
 def test_a_job_that_runs_without_certificates_continues_as_it_began() -> None:
     """Its pods were made by a controller that knew of none."""
     raw = b.job()
-    before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
-    learner = {**(before.learner or {}), "metadata": (b.started(raw).learner or {})["metadata"]}
-    made = b.planned(raw, replace(before, learner=learner))
+    made = b.planned(raw, started_without_tls(raw))
     assert made.deletions == ()
     assert b.condition(made, "LearnerRunning") == ("True", "LearnerStarted")
     assert b.condition(made, "WeightsInSync") == ("True", "SameVersion")
@@ -147,10 +148,7 @@ def test_a_job_that_runs_without_certificates_continues_as_it_began() -> None:
 def test_a_job_of_before_whose_servers_came_back_with_certificates_is_recreated() -> None:
     """Somebody deleted its Deployment: the one that the controller makes now mounts what its Secret lacks."""
     raw = b.job()
-    before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
-    now = b.started(raw)
-    learner = {**(before.learner or {}), "metadata": (now.learner or {})["metadata"]}
-    made = b.planned(raw, replace(before, learner=learner, deployment=now.deployment))
+    made = b.planned(raw, replace(started_without_tls(raw), deployment=b.started(raw).deployment))
     assert set(made.deletions) == {"Deployment", "Job"}
 
 

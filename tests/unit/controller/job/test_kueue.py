@@ -247,14 +247,6 @@ def test_kueue_learns_when_pods_that_were_ready_are_not_any_more(known: Any, lea
     assert (reported(made)["PodsReady"] if answer else made.workload_patch) == answer
 
 
-def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
-    observed = Observed(workload=workload())
-    assert comparison.writes(passed(queued(), observed).children, observed) == []
-    made = passed(queued(suspend=True), observed)
-    (write,) = comparison.writes(made.children, observed)
-    assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
-
-
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 FLAVOR = {"spec": {"nodeLabels": {"gpu": "h200"}, "tolerations": [TOLERATION]}}

@@ -186,16 +186,24 @@ async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_n
     await made.stop()
 
 
+def put_job(made: Controller) -> None:
+    """A job `job` that the controller knows."""
+    made.store.put(names.KIND, {"metadata": {"name": "job", "namespace": "n", "uid": "j", "resourceVersion": "1"}})
+
+
+def report(made: Controller, kind: str, change: str, body: Any, version: str = "1", **metadata: Any) -> None:
+    """What a watch reports of an object of that job."""
+    own = {"name": "x", "namespace": "n", "uid": "u", "annotations": {names.ANNOTATION_JOB: "job"}}
+    there = {**body, "metadata": {**own, "resourceVersion": version, **metadata}}
+    made.observe(kind, cast("Any", {"type": change, "object": there}))
+
+
 async def test_news_of_a_job_that_is_gone_are_no_work() -> None:
     made = controller(Idle())
-    gone = b.job("gone")
-    child = {"metadata": {**gone["metadata"], "annotations": {names.ANNOTATION_JOB: "gone"}, "resourceVersion": "2"}}
-    made.observe("Service", {"type": "MODIFIED", "object": child})
+    report(made, "Service", "MODIFIED", {}, "2")
     assert made.queue.depth() == 0
-    made.observe(
-        names.KIND, {"type": "ADDED", "object": {**gone, "metadata": {**gone["metadata"], "resourceVersion": "1"}}}
-    )
-    made.observe("Service", {"type": "DELETED", "object": child})
+    put_job(made)
+    report(made, "Service", "DELETED", {}, "2")
     assert made.queue.depth() == 1
 
 
@@ -288,10 +296,8 @@ async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(m
     ]
     for pod, more, depth in changes:
         made = controller(Idle())
-        made.store.put(names.KIND, {"metadata": {"name": "job", "namespace": "n", "uid": "j", "resourceVersion": "1"}})
-        noted = {"annotations": {names.ANNOTATION_JOB: "job"}, **more}
-        metadata = {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": "1", **noted}
-        made.observe("Pod", cast("Any", {"type": "ADDED", "object": {"metadata": metadata, **pod}}))
+        put_job(made)
+        report(made, "Pod", "ADDED", pod, **more)
         assert made.queue.depth() == depth
         await asyncio.sleep(0.1)
         assert made.queue.depth() == 1, "the scheduler is silent"
@@ -299,19 +305,11 @@ async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(m
 
 async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None:
     made = controller(Idle())
-    made.store.put(names.KIND, {"metadata": {"name": "job", "namespace": "n", "uid": "j", "resourceVersion": "1"}})
-    body = {"metadata": {"name": "x", "namespace": "n", "uid": "u", "annotations": {names.ANNOTATION_JOB: "job"}}}
-    for version, (kind, change, depth) in enumerate(
-        [
-            ("ReplicaSet", "MODIFIED", 0),
-            ("ReplicaSet", "ADDED", 1),
-            ("ReplicaSet", "DELETED", 1),
-            ("Pod", "MODIFIED", 1),
-        ]
-    ):
+    put_job(made)
+    changes = [("ReplicaSet", "MODIFIED", 0), ("ReplicaSet", "ADDED", 1), ("ReplicaSet", "DELETED", 1)]
+    for version, (kind, change, depth) in enumerate([*changes, ("Pod", "MODIFIED", 1)]):
         made.queue = WorkQueue(cast("Any", Idle()))
-        there = {**body, "spec": {"nodeName": "a"}, "metadata": {**body["metadata"], "resourceVersion": str(version)}}
-        made.observe(kind, cast("Any", {"type": change, "object": there}))
+        report(made, kind, change, {"spec": {"nodeName": "a"}}, str(version))
         assert made.queue.depth() == depth, (kind, change)
 
 

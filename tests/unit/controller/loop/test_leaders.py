@@ -112,8 +112,12 @@ async def _placed() -> tuple[Server, Store]:
     return server, reported
 
 
-async def test_the_place_of_a_job_is_kept_for_it() -> None:
+@pytest.mark.parametrize("spec", [None, {"config": 3}], ids=["as it was", "that cannot be read any more"])
+async def test_the_place_of_a_job_is_kept_for_it(spec: Object | None) -> None:
     server, reported = await _placed()
+    if spec:
+        broken = server.put({**server.objects[names.KIND, KEY.name], "spec": spec}, generation=7)
+        reported.put(names.KIND, broken)
     again, account = _leader(server, reported)
     again.restore()
     assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
@@ -142,15 +146,6 @@ async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
     again, account = _leader(server, reported)
     again.restore()
     assert account.snapshot(KEY).promised is None
-
-
-async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too() -> None:
-    server, reported = await _placed()
-    broken = {**server.objects[names.KIND, KEY.name], "spec": {"config": 3}}
-    reported.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
-    again, account = _leader(server, reported)
-    again.restore()
-    assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])

@@ -18,7 +18,7 @@ from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_old_learner import ending
-from tests.unit.controller.place.test_placement import NO_CLAIM, half, placed, planned, refused_pod
+from tests.unit.controller.place.test_placement import NO_CLAIM, half, planned, refused_pod
 
 MODES = pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
 ROLES = (names.ROLE_ROLLOUT, names.ROLE_LEARNER)
@@ -186,18 +186,13 @@ def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None
     ends(life, observed, after_s=OVERDUE_S, reason=reasons.NODE_FULL)
 
 
-def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first() -> None:
-    life = Life(n.node(gpus=4), n.node("z", gpus=8))
+@pytest.mark.parametrize("others", [("z",), ()], ids=["another node first", "the same where there is no other"])
+def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first(others: tuple[str, ...]) -> None:
+    life = Life(n.node(gpus=4), *(n.node(name, gpus=8) for name in others))
     observed = replace(life.children(), pods=tuple(map(refused_pod, ROLES)))
     late = ends(life, observed, after_s=REFUSED_S, reason=reasons.NODE_FULL)
     assert NO_ROOM in late.status["message"]
-    assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == "z"
-
-
-def test_a_job_that_every_node_refused_tries_them_again() -> None:
-    life = Life()
-    life.passes(replace(life.children(), pods=tuple(map(refused_pod, ROLES))), at_s=REFUSED_S)
-    assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == b.NODE
+    assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == (*others, b.NODE)[0]
 
 
 @MODES
@@ -215,13 +210,6 @@ def test_a_pod_that_does_not_end_holds_the_other_half_until_it_is_overdue(mode: 
     observed = replace(life.children(), pods=(bound(names.ROLE_ROLLOUT), ending(b.learner_pod())))
     life.passes(observed)
     ends(life, observed, after_s=OVERDUE_S)
-
-
-def test_an_old_learner_that_no_node_took_and_that_somebody_keeps_holds_up_no_new_one() -> None:
-    raw, account = b.job(), n.capacity(n.node())
-    kept = ending(b.pod(names.ROLE_LEARNER, node=None))
-    observed = replace(placed(raw, account), learner=None, pods=(b.rollout_pod(True, True, True), kept))
-    assert "Job" in b.kinds(planned(raw, account, observed, after_s=1)), "no scheduler binds a pod that is deleted"
 
 
 def trained(mode: str) -> tuple[Life, Observed]:

@@ -1,6 +1,5 @@
 """A job's place through its life: chosen before anything exists, kept, and left only as a whole."""
 
-import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -210,15 +209,6 @@ def test_a_suspended_or_finished_job_needs_no_place() -> None:
     assert planned(b.job(suspend=True), account, observed).placement is None
     complete = b.learner_job(planned(b.job(), account, observed), b.job_condition("Complete"))
     assert planned(b.job(), account, replace(observed, learner=complete)).placement is None
-
-
-def test_a_new_learner_waits_until_the_old_one_has_written_its_checkpoint() -> None:
-    account = n.capacity(n.node(gpus=8))
-    old = copy.deepcopy(b.learner_pod())
-    old["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    made = planned(b.job(), account, Observed(pods=(b.rollout_pod(True, True, True), old)))
-    assert "Job" not in b.kinds(made)
-    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.OLD_LEARNER_ENDING)
 
 
 def test_a_job_that_started_before_nodes_were_chosen_continues_where_it_is() -> None:
