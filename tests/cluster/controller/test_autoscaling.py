@@ -16,13 +16,6 @@ pytestmark = pytest.mark.timeout(300)
 TYPE = "node.kubernetes.io/instance-type"
 
 
-def run(rights: Path, kubectl: Kubectl, folder: Path, *options: str) -> Controller:
-    """A controller that has begun to work."""
-    made = Controller(rights, kubectl.namespace, folder / "controller.log", *options)
-    made.start()
-    return made
-
-
 def hosts_and_types(kubectl: Kubectl) -> list[Object]:
     """What the servers' pod says of nodes."""
     (pod,) = kubectl.list("pods", selector="stage2.dev/role=rollout")
@@ -49,8 +42,8 @@ def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
 def test_pods_may_wait_for_a_node(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str) -> None:
     small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
     busy = nodes.add(f"{kubectl.namespace}-busy", gpus=4, labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
-    controller = run(rights, kubectl, tmp_path, f"--nodes-may-come={word}")
-    try:
+    log = tmp_path / "controller.log"
+    with Controller(rights, kubectl.namespace, log, f"--nodes-may-come={word}"):
         kubectl.apply(job("first"))
         eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
         kubectl.apply(job())
@@ -59,8 +52,6 @@ def test_pods_may_wait_for_a_node(kubectl: Kubectl, rights: Path, nodes: FakeNod
             assert places(kubectl, "job-3v1") == [], "though a node is only busy, and of a pool"
             return
         gets_all(kubectl, nodes, small=small)
-    finally:
-        controller.stop()
 
 
 def test_pods_wait_for_a_node_with_their_gpus(kubectl: Kubectl, controller: Controller, nodes: FakeNodes) -> None:
@@ -82,8 +73,9 @@ def test_half_a_job_evicts_no_neighbour(kubectl: Kubectl, rights: Path, nodes: F
     eventually(lambda: bound(kubectl, "there"), why="the neighbour has the node")
     urgent = f"{kubectl.namespace}-urgent"
     kubectl("create", "priorityclass", urgent, "--value=1000")
-    controller = run(rights, kubectl, tmp_path)
+    controller = Controller(rights, kubectl.namespace, tmp_path / "controller.log")
     try:
+        controller.start()
         kubectl.apply(job(placement={"nodeSelector": HERE, "priorityClassName": urgent}))
         eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods")
         assert hosts_and_types(kubectl) == [{"key": TYPE, "operator": "NotIn", "values": ["small"]}]
@@ -103,8 +95,7 @@ def test_a_named_host_is_waited_for(kubectl: Kubectl, rights: Path, nodes: FakeN
         "nodeSelector": {"nodeSelector": {**HERE, "kubernetes.io/hostname": busy}},
         "affinity": {"nodeSelector": HERE, "affinity": {"nodeAffinity": required}},
     }[by]
-    controller = run(rights, kubectl, tmp_path)
-    try:
+    with Controller(rights, kubectl.namespace, tmp_path / "controller.log"):
         kubectl.apply(job("first"))
         eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
         kubectl.apply(job("named", placement=placement))
@@ -112,5 +103,3 @@ def test_a_named_host_is_waited_for(kubectl: Kubectl, rights: Path, nodes: FakeN
         assert f"the largest free is 0 on {busy}" in message(kubectl, "named")
         kubectl("delete", "rmj", "first")
         eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken", timeout_s=90)
-    finally:
-        controller.stop()

@@ -110,10 +110,8 @@ def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Repl
 def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_runs(
     kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    replica = Replica(rights, kubectl.namespace, tmp_path / "controller.log")
-    replica.start()
     names = [f"job-{index}" for index in range(4)]
-    try:
+    with Replica(rights, kubectl.namespace, tmp_path / "controller.log") as replica:
         kubectl.apply({"apiVersion": "v1", "kind": "List", "items": [job(name) for name in names]})
         for name in names:
             kubelet.servers_answer(name)
@@ -126,5 +124,3 @@ def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_r
         written = replica.requests(WRITES)
         time.sleep(6)  # every learner is asked for its progress twice, and does not answer
         assert replica.requests(WRITES) == written
-    finally:
-        replica.stop()

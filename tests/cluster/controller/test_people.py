@@ -75,9 +75,7 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
     for kind in ("a10", "h100"):  # of nodes that are alike, the first by name is taken
         nodes.add(f"{kubectl.namespace}-{kind}", gpus=4, labels={**HERE, "gpu": kind})
     policy = json.dumps({"serviceAccounts": ["trainer"]})
-    controller = Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--policy", policy)
-    controller.start()
-    try:
+    with Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--policy", policy):
         kubectl("create", "serviceaccount", "trainer")
         wanted = {"key": "gpu", "operator": "In", "values": ["a100", "h100"]}
         required = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
@@ -114,5 +112,3 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
         shown = {row[0]: row for row in rows}
         assert shown["queued"][-3:-1] == ["team", "KueueDisabled"]
         assert shown["job-3v1"][-2] == "ServersLoading"
-    finally:
-        controller.stop()

@@ -10,26 +10,11 @@ from tests.unit.api.wrong_jobs import good_job, merge_patch, problems_of
 
 
 def test_what_the_api_server_adds_is_taken() -> None:
-    job = parse_job(
-        merge_patch(
-            good_job(),
-            {
-                "metadata": {
-                    "uid": "u",
-                    "generation": 3,
-                    "creationTimestamp": "2026-01-01T00:00:00Z",
-                    "resourceVersion": "7",
-                    "managedFields": [{"manager": "kubectl"}],
-                    "annotations": {"a": "b"},
-                },
-                "status": {
-                    "phase": "Running",
-                    "conditions": [{"type": "Accepted", "status": "True", "reason": "Valid", "message": "m"}],
-                    "ofANewerController": 1,
-                },
-            },
-        )
-    )
+    metadata = {"uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "7"}
+    people = {"managedFields": [{"manager": "kubectl"}], "annotations": {"a": "b"}}
+    accepted = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "m"}
+    status = {"phase": "Running", "conditions": [accepted], "ofANewerController": 1}
+    job = parse_job(merge_patch(good_job(), {"metadata": metadata | people, "status": status}))
     assert (job.metadata.generation, job.status.phase if job.status else None) == (3, "Running")
 
 
@@ -94,12 +79,6 @@ def test_colocated_tensor_parallelism_divides_the_learner_gpus() -> None:
     }
     with pytest.raises(ConfigError, match=r"must divide spec\.learner\.gpus"):
         parse_job(merge_patch(good_job(), {"spec": patch}))
-
-
-def test_a_server_of_several_gpus_spreads_its_model_over_them() -> None:
-    vllm = {"tensor_parallel_size": 2}
-    patch = {"rollout": {"gpusPerServer": 2}, "config": {"custom": {"extra": {"rollout_matching": {"vllm": vllm}}}}}
-    assert parse_job(merge_patch(good_job(), {"spec": patch})).spec.rollout.gpus_per_server == 2
 
 
 @pytest.mark.parametrize("raw", [{}, {"spec": []}, {"apiVersion": 1, "kind": 2, "metadata": 3, "spec": 4}])

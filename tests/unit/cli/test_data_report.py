@@ -71,12 +71,6 @@ def test_two_outputs_at_one_place_are_refused(scenes: Path, tmp_path: Path) -> N
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("option", ["pictures", "coco"])
-def test_an_output_that_cannot_be_written_is_named(scenes: Path, option: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^--{option}: '/proc/no/file'; must be in a folder that can be written to"):
-        show_data(scenes, **{option: Path("/proc/no/file")})
-
-
 def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_path: Path) -> None:
     lines = []
     for number, size in enumerate([(7, 1000), (1000, 7), (300, 200), (20, 30), (500, 500)]):

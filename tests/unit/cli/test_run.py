@@ -78,17 +78,18 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     [
         ({}, r"train\.jsonl:1 objects\[0\]\.bbox_2d: .*plain numbers must say"),
         ({"units": "pixels", "width": 96}, "97x96"),
+        (None, "must be an existing JSONL file"),
     ],
-    ids=["units that nobody says", "a width that the image has not"],
+    ids=["units that nobody says", "a width that the image has not", "no file"],
 )
-def test_records_that_contradict_themselves_end_the_run_before_a_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], shown: str
+def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object] | None, shown: str
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
     Image.new("RGB", (97, 96)).save(tmp_path / "a.png")
     line = {"images": ["a.png"], "width": 97, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
-    for name in ("train", "held-out"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | changes))
+    for name in ("train", "held-out") if changes is not None else ():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | (changes or {})))
     places = {**MAPPED, "/opt/stage2/examples/shapes": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
@@ -161,15 +162,3 @@ def test_a_missing_hostpath_folder_is_reported_before_any_server_starts(tmp_path
         return
     with pytest.raises(ConfigError, match=rf"hostPath\.path: .*{kind} requires one.*--map /models="):
         run.prepare(job, {}, tmp_path / "work", "stub")
-
-
-def test_what_the_learner_would_refuse_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> int:
-        raise AssertionError("servers were started")
-
-    monkeypatch.setattr(run, "_run", never)
-    file = tmp_path / "job.yaml"
-    file.write_text((ROOT / "examples/job-3v1-tiny.yaml").read_text())
-    mapped = [f"/opt/stage2/examples={ROOT / 'examples'}"]  # without the shapes, which are made by a script
-    with pytest.raises(ConfigError, match="must be an existing JSONL file"):
-        run.run_job(file, mapped=mapped, work_dir=tmp_path / "work", engine="stub")

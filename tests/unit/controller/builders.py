@@ -13,6 +13,7 @@ import yaml
 
 from stage2_api.pod import layout
 from stage2_api.pod.report import LearnerReport, SyncedServer, SyncStatus
+from stage2_controller import conditions
 from stage2_controller.children import build, manifest
 from stage2_controller.observed import Observed
 from stage2_controller.place.capacity import Snapshot
@@ -184,6 +185,12 @@ def trains(made: Plan, **more: Any) -> Observed:
     files = {kind.lower(): child(made, kind) for kind in ("Service", "NetworkPolicy", "ConfigMap", "Secret")}
     pods = (rollout_pod(True, True, True), learner_pod())
     return created(made, **{**files, "pods": pods, "progress": report(), **more})
+
+
+def refused_by_quota(text: str = "exceeded quota: gpus", *, at: datetime = NOW) -> Object:
+    """The status of a Deployment of which the API server takes no pod."""
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": text}
+    return {"conditions": [{**failure, "lastTransitionTime": conditions.timestamp(at)}]}
 
 
 def node_of(made: Plan) -> str | None:

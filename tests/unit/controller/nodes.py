@@ -4,7 +4,7 @@ from itertools import count
 from typing import Any
 
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.place.node_fit import Need, NodeInfo
+from stage2_controller.place.node_fit import Need, NodeInfo, PodNeed
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
@@ -12,6 +12,9 @@ from tests.unit.controller import builders as b
 Object = dict[str, Any]
 KEY = Key("team-a", "job-3v1")
 OTHER = Key("team-a", "other")
+GPU = "nvidia.com/gpu"
+FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
+"""Three servers and a learner, of one GPU each."""
 _uids = count()
 
 

@@ -15,7 +15,7 @@ from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_store import KEY, seen, version
-from tests.unit.controller.place.test_capacity import FOUR, free
+from tests.unit.controller.place.test_capacity import free
 
 KINDS = [resource.kind for resource in kinds.watched(kueue=False)]
 
@@ -97,8 +97,8 @@ async def test_room_that_is_promised_to_jobs_that_do_not_exist_is_free_after_a_r
     there = seen(names.KIND, "job-3v1", 1)
     stage.store.put(names.KIND, there)
     stage.lists.objects |= {names.KIND: [there], "Node": [n.node(), n.node("b")]}
-    stage.account.promise(KEY, FOUR, "node-a")
-    stage.account.promise(n.OTHER, FOUR, "b")
+    stage.account.promise(KEY, n.FOUR, "node-a")
+    stage.account.promise(n.OTHER, n.FOUR, "b")
     await stage.freshness.round()
     assert (stage.account.snapshot(KEY).promised, stage.account.snapshot(n.OTHER).promised) == ("node-a", None)
 

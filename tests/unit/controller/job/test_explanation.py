@@ -73,21 +73,15 @@ def test_the_milestones_of_a_run_are_events() -> None:
     assert reported == ["ServersReady", "LearnerStarted", "SameVersion", "LearnerSucceeded"]
 
 
-REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: team, limited: pods=0"}
 CRASH = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory")))
 NO_IMAGE = b.pod(names.ROLE_ROLLOUT, b.waiting("server-1", "ImagePullBackOff", "no such image"))
+
+NO_QUOTA = Observed(deployment={"metadata": {}, "status": b.refused_by_quota("exceeded quota: team, limited: pods=0")})
 
 # what is wrong, GPUs of the node, what is observed, the link, its reason, words of the fix
 CASES: list[tuple[str, int, Observed, str, str, str]] = [
     ("no room", 3, b.NOTHING, "placement", reasons.NO_NODE_FITS, "spec.placement, spec.rollout and spec.learner"),
-    (
-        "quota",
-        4,
-        Observed(deployment={"metadata": {}, "status": {"conditions": [REFUSED]}}),
-        "servers",
-        reasons.POD_REFUSED,
-        "ResourceQuota",
-    ),
+    ("quota", 4, NO_QUOTA, "servers", reasons.POD_REFUSED, "ResourceQuota"),
     ("no pod yet", 4, b.NOTHING, "servers", reasons.NOT_CREATED, "kubectl describe job/job-3v1-learner "),
     ("image", 4, Observed(pods=(NO_IMAGE,)), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),
     ("crash", 4, Observed(pods=(CRASH,)), "servers", reasons.SERVER_CRASHED, "rollout_matching.vllm"),

@@ -188,20 +188,19 @@ def test_a_job_whose_pods_all_vanish_in_one_pass_has_all_its_time_to_start_again
 
 AT = {"lastTransitionTime": conditions.timestamp(b.NOW)}
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU", **AT}
-QUOTA = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota", **AT}
 
 
 @pytest.mark.parametrize(
-    ("pods", "deployment_conditions"),
-    [((b.pod("rollout", node=None, conditions=[UNSCHEDULABLE]),), []), ((), [QUOTA])],
+    ("pods", "status"),
+    [((b.pod("rollout", node=None, conditions=[UNSCHEDULABLE]),), {}), ((), b.refused_by_quota())],
     ids=["by the scheduler", "by the API server"],
 )
 def test_servers_that_are_refused_where_the_scheduler_finds_the_node_wait_without_a_deadline(
-    pods: tuple[b.Object, ...], deployment_conditions: list[b.Object]
+    pods: tuple[b.Object, ...], status: b.Object
 ) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
     refused = b.started(raw, pods=pods, progress=None)
-    deployment = {**(refused.deployment or {}), "status": {"conditions": deployment_conditions}}
+    deployment = {**(refused.deployment or {}), "status": status}
     refused = replace(refused, deployment=deployment)
     raw = b.with_status(raw, b.planned(raw, refused))
     assert b.condition(b.planned(raw, refused, after_s=86400), reasons.FAILED) is None

@@ -77,17 +77,16 @@ def test_the_jobs_pod_stands_behind_its_service() -> None:
 STRANGER = server_pod("stranger", address="10.0.0.66")
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        {**STRANGER, "metadata": {**STRANGER["metadata"], "ownerReferences": []}},
-        controlled_by(STRANGER, "ReplicaSet", "uid-of-theirs"),
-        controlled_by(STRANGER, "ReplicaSet", "uid-of-nobody"),
-        controlled_by(STRANGER, "Deployment", "uid-of-deployment"),
-        controlled_by(STRANGER, names.KIND, b.job()["metadata"]["uid"]),
-    ],
-    ids=["no owner", "a ReplicaSet of their own", "one that is not there", "our Deployment itself", "our job itself"],
-)
+THEIRS: dict[str, Object] = {
+    "no owner": {**STRANGER, "metadata": {**STRANGER["metadata"], "ownerReferences": []}},
+    "a ReplicaSet of their own": controlled_by(STRANGER, "ReplicaSet", "uid-of-theirs"),
+    "one that is not there": controlled_by(STRANGER, "ReplicaSet", "uid-of-nobody"),
+    "our Deployment itself": controlled_by(STRANGER, "Deployment", "uid-of-deployment"),
+    "our job itself": controlled_by(STRANGER, names.KIND, b.job()["metadata"]["uid"]),
+}
+
+
+@pytest.mark.parametrize("theirs", THEIRS.values(), ids=THEIRS)
 def test_a_pod_that_wears_all_labels_of_the_servers_is_not_behind_their_service(theirs: Object) -> None:
     raw = b.job()
     assert theirs["metadata"]["labels"] == labels("job-3v1", names.ROLE_ROLLOUT)
@@ -96,8 +95,7 @@ def test_a_pod_that_wears_all_labels_of_the_servers_is_not_behind_their_service(
 
 
 def test_a_pod_that_nothing_controls_is_no_pod_of_the_job() -> None:
-    bare = {**STRANGER, "metadata": {**STRANGER["metadata"], "ownerReferences": []}}
-    seen = owned(observed(server_pod(), bare), b.job()["metadata"])
+    seen = owned(observed(server_pod(), THEIRS["no owner"]), b.job()["metadata"])
     assert [pod["metadata"]["name"] for pod in seen.pods] == [SERVERS]
     assert seen.leaving == seen.foreign == ()
 
@@ -115,16 +113,15 @@ def test_a_pod_that_is_not_ready_stays_within_reach_it_waits_for_its_weights(rea
     assert slices_to_write(observed(server_pod(), slices=(made,))) == ()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"endpoints": []},
-        {"endpoints": None},
-        {"ports": []},
-        {"metadata": {"name": SERVERS, "labels": {}}},
-    ],
-    ids=["no address", "none at all", "no ports", "of no Service"],
-)
+CHANGES: dict[str, Object] = {
+    "no address": {"endpoints": []},
+    "none at all": {"endpoints": None},
+    "no ports": {"ports": []},
+    "of no Service": {"metadata": {"name": SERVERS, "labels": {}}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_somebody_has_changed_is_mended(change: Object) -> None:
     (made,) = slices_to_write(observed(server_pod()))
     assert slices_to_write(observed(server_pod(), slices=({**made, **change},))) == (made,)
@@ -182,25 +179,17 @@ def choosing(service: Any) -> Object:
     return {**service, "spec": {**service["spec"], "selector": labels("job-3v1", names.ROLE_ROLLOUT)}}
 
 
-@pytest.mark.parametrize(
-    "seen",
-    [
-        observed(without_address()),
-        observed(server_pod(), service=None),
-        observed(server_pod(), deployment=None),
-        observed(server_pod(), deployment=going(observed().deployment)),
-        observed(server_pod(), replicasets=()),
-        observed(server_pod(), service=choosing(observed().service)),
-    ],
-    ids=[
-        "no address yet",
-        "no Service",
-        "no Deployment",
-        "a Deployment that goes",
-        "an owner that is not known yet",
-        "a Service of an older controller",
-    ],
-)
+NO_ADDRESS_YET: dict[str, Observed] = {
+    "no address yet": observed(without_address()),
+    "no Service": observed(server_pod(), service=None),
+    "no Deployment": observed(server_pod(), deployment=None),
+    "a Deployment that goes": observed(server_pod(), deployment=going(observed().deployment)),
+    "an owner that is not known yet": observed(server_pod(), replicasets=()),
+    "a Service of an older controller": observed(server_pod(), service=choosing(observed().service)),
+}
+
+
+@pytest.mark.parametrize("seen", NO_ADDRESS_YET.values(), ids=NO_ADDRESS_YET)
 def test_nothing_is_written(seen: Observed) -> None:
     assert slices_to_write(seen) == ()
 

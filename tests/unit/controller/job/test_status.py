@@ -208,22 +208,15 @@ def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
     assert made.status["completionTime"] == "2026-01-02T03:04:05Z"
 
 
-def test_a_failed_job_waits_for_the_last_words_of_its_pod_and_does_without_them_once_it_is_gone() -> None:
+@pytest.mark.parametrize(("code", "expected"), [(64, reasons.CONFIGURATION_ERROR), (69, reasons.BACKOFF_LIMIT)])
+def test_a_failed_job_waits_for_its_pod_and_knows_its_exit_code_once_that_is_gone(code: int, expected: str) -> None:
     raw = b.job()
-    policy = b.job_condition("Failed", "PodFailurePolicy", "Container learner failed with exit code 64")
+    policy = b.job_condition("Failed", "PodFailurePolicy", f"Container learner failed with exit code {code} matching")
     job = b.learner_job(b.planned(raw, b.started(raw)), policy)
     early = b.planned(raw, b.started(raw, learner=job, progress=None))
     assert b.condition(early, reasons.FAILED) is None
     late = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
-    assert b.condition(late, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
-
-
-def test_the_policy_that_ended_a_learner_is_known_from_its_exit_code_once_its_pod_is_gone() -> None:
-    raw = b.job()
-    policy = b.job_condition("Failed", "PodFailurePolicy", "Container learner failed with exit code 69 matching")
-    job = b.learner_job(b.planned(raw, b.started(raw)), policy)
-    made = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
-    assert b.condition(made, reasons.FAILED) == ("True", reasons.BACKOFF_LIMIT)
+    assert b.condition(late, reasons.FAILED) == ("True", expected)
 
 
 def test_restarts_in_the_learners_pod_are_counted_with_those_of_its_pods() -> None:

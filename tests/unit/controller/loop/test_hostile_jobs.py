@@ -80,15 +80,8 @@ async def test_a_refusal_of_any_length_fits_a_status_that_the_definition_takes(l
 @pytest.mark.parametrize("length", [100, 40_000, 400_000])
 async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -> None:
     await life.one_pass()
-    said = "exceeded quota: " + "x" * length
-    failure = {
-        "type": "ReplicaFailure",
-        "status": "True",
-        "message": said,
-        "lastTransitionTime": "2026-01-02T03:04:05Z",
-    }
     there = life.server.objects["Deployment", "job-3v1-rollout"]
-    life.server.add({**there, "status": {"conditions": [failure]}})
+    life.server.add({**there, "status": b.refused_by_quota("exceeded quota: " + "x" * length)})
     await life.one_pass()
     reported = conditions.find(status_of(life), reasons.ROLLOUT_READY)
     assert reported is not None

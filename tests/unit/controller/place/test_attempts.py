@@ -265,9 +265,8 @@ def test_a_learners_pod_that_has_ended_and_whose_successor_is_refused_holds_no_n
 def test_servers_that_have_ended_and_are_not_created_again_are_reported_as_refused(mode: str) -> None:
     life, observed = trained(mode)
     servers, learner = observed.pods
-    at = {"lastTransitionTime": timestamp(b.NOW + timedelta(seconds=HOUR_S))}
-    refusal = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus", **at}
-    deployment = {**(observed.deployment or {}), "status": {"conditions": [refusal]}}
+    refused = b.refused_by_quota(at=b.NOW + timedelta(seconds=HOUR_S))
+    deployment = {**(observed.deployment or {}), "status": refused}
     pods = (evicted(servers, "server-0", at_s=HOUR_S), learner)
     observed = replace(observed, pods=pods, deployment=deployment)
     made = life.passes(observed, at_s=HOUR_S + 60)
@@ -374,9 +373,8 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_reported()
 def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
     life = Life()
     words = 'pods "x" is forbidden: exceeded quota: gpus'
-    failure = {"type": "ReplicaFailure", "status": "True", "message": words, "lastTransitionTime": timestamp(b.NOW)}
     children = life.children()
-    observed = replace(children, deployment={**(children.deployment or {}), "status": {"conditions": [failure]}})
+    observed = replace(children, deployment={**(children.deployment or {}), "status": b.refused_by_quota(words)})
     life.passes(observed)
     late = life.passes(observed, at_s=PROMISE_S)
     assert b.condition(late, reasons.PLACED) == ("False", reasons.POD_REFUSED)

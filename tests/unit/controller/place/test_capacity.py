@@ -7,29 +7,26 @@ import pytest
 
 from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import PROMISE_S, Capacity
-from stage2_controller.place.node_fit import Need, PodNeed
+from stage2_controller.place.node_fit import Need
 from stage2_controller.spec.names import Key
 from tests.unit.controller import nodes as n
 
-GPU = "nvidia.com/gpu"
-FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
-
 
 def free(made: Capacity, key: Key = n.OTHER, node: str = "node-a") -> float:
-    (info,) = [info for info in n.seen(made, FOUR, key) if info.name == node]
-    return info.free[GPU]
+    (info,) = [info for info in n.seen(made, n.FOUR, key) if info.name == node]
+    return info.free[n.GPU]
 
 
 def test_a_promise_takes_room_before_any_pod_exists() -> None:
     made = n.capacity(n.node(gpus=8))
-    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.KEY, n.FOUR, "node-a")
     assert free(made) == 4
     assert free(made, n.KEY) == 8
 
 
 def test_pods_of_a_promised_job_are_not_counted_twice() -> None:
     made = n.capacity(n.node(gpus=8), n.bound("rollout", 3))
-    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.KEY, n.FOUR, "node-a")
     assert free(made) == 4
     made.put("Pod", n.bound("learner", 1))
     assert free(made) == 4
@@ -40,10 +37,10 @@ def test_two_jobs_never_get_the_same_room() -> None:
     chosen = []
     for index in range(3):
         key = Key("team-a", f"job-{index}")
-        node = node_fit.choose_node(FOUR, n.seen(made, FOUR, key))
+        node = node_fit.choose_node(n.FOUR, n.seen(made, n.FOUR, key))
         chosen.append(node)
         if node:
-            made.promise(key, FOUR, node)
+            made.promise(key, n.FOUR, node)
     assert chosen == ["a", "b", None]
 
 
@@ -53,7 +50,7 @@ def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -
     made.put("Pod", filler)
     keys = [Key("team-a", name) for name in ("first", "second", "important")]
     for key, priority in zip(keys, (0, 0, 7), strict=True):
-        made.wait(key, Need(FOUR.pods, priority=priority, gpu_resource=GPU))
+        made.wait(key, Need(n.FOUR.pods, priority=priority, gpu_resource=n.GPU))
     assert made.serve() == []
     made.remove("Pod", filler)
     assert made.serve() == [keys[2], keys[0]]
@@ -63,8 +60,8 @@ def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -
 def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
     filler = n.foreign("z", gpus=4)
     made = n.capacity(n.node("b"), n.node("z"), filler)
-    made.wait(n.KEY, replace(FOUR, host="z"))
-    made.wait(n.OTHER, replace(FOUR, host="z"))
+    made.wait(n.KEY, replace(n.FOUR, host="z"))
+    made.wait(n.OTHER, replace(n.FOUR, host="z"))
     assert made.serve() == []
     made.remove("Pod", filler)
     assert made.serve() == [n.KEY]
@@ -78,7 +75,7 @@ def test_who_waits_is_called_when_something_is_freed_and_only_then() -> None:
     filler = n.foreign(gpus=4)
     made.put("Pod", filler)
     assert reported == []
-    made.wait(n.KEY, FOUR)
+    made.wait(n.KEY, n.FOUR)
     made.put("Node", n.node())  # a heartbeat
     assert reported == []
     made.put("Pod", {**filler, "status": {"phase": "Succeeded"}})
@@ -90,14 +87,14 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
     made.retain("Pod", set())
     made.retain("Node", {"uid-of-node-a"})
     assert free(made) == 4
-    assert [info.name for info in n.seen(made, FOUR)] == ["node-a"]
+    assert [info.name for info in n.seen(made, n.FOUR)] == ["node-a"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["node", "pods", "promise"])), ids="-".join)
 def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[str, ...]) -> None:
     pods = [n.bound("learner", 1, on="deleted"), n.foreign("deleted")]
     made = n.capacity(n.node(), n.node("deleted"), *pods)
-    made.promise(n.KEY, FOUR, "deleted")
+    made.promise(n.KEY, n.FOUR, "deleted")
     free(made)
     assert "deleted" in made._states
     for gone in order:
@@ -125,10 +122,10 @@ def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_
 
 def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
     made = n.capacity(n.node(), n.node("b"))
-    made.promise(n.KEY, FOUR, "node-a")
-    made.promise(n.OTHER, FOUR, "b")
+    made.promise(n.KEY, n.FOUR, "node-a")
+    made.promise(n.OTHER, n.FOUR, "b")
     full = Key("team-a", "full")
-    made.wait(full, FOUR)
+    made.wait(full, n.FOUR)
     made.give_up(Key("team-a", "refused"), "b")
     made.retain_jobs({n.KEY})
     assert (made.snapshot(n.KEY).promised, made.snapshot(n.OTHER).promised, made.waiting()) == ("node-a", None, 0)
@@ -140,8 +137,8 @@ def promised() -> tuple[Capacity, list[float], list[int]]:
     now, wakes = [0.0], list[int]()
     made = Capacity(lambda: wakes.append(1), clock=lambda: now[0])
     made.put("Node", n.node())
-    made.promise(n.KEY, FOUR, "node-a")
-    made.wait(n.OTHER, FOUR)
+    made.promise(n.KEY, n.FOUR, "node-a")
+    made.wait(n.OTHER, n.FOUR)
     now[0] += PROMISE_S - 1
     return made, now, wakes
 
@@ -157,16 +154,16 @@ def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
 def test_a_snapshot_does_not_change_with_the_account() -> None:
     made = n.capacity(n.node(gpus=8))
     before = made.snapshot(n.OTHER)
-    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.KEY, n.FOUR, "node-a")
     made.put("Node", n.node("b"))
-    (info,) = before.nodes_for(FOUR)
-    assert info.free[GPU] == 8
-    assert len(made.snapshot(n.OTHER).nodes_for(FOUR)) == 2
+    (info,) = before.nodes_for(n.FOUR)
+    assert info.free[n.GPU] == 8
+    assert len(made.snapshot(n.OTHER).nodes_for(n.FOUR)) == 2
 
 
 def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
     made, now, wakes = promised()
-    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.KEY, n.FOUR, "node-a")
     now[0] += PROMISE_S - 1
     assert (made.snapshot(n.KEY).promised, wakes) == ("node-a", [])
 
@@ -174,10 +171,10 @@ def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
 def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
     made = n.capacity(n.node())
     made.give_up(n.KEY, "node-a")
-    assert [info.refused for info in n.seen(made, FOUR)] == [True]
+    assert [info.refused for info in n.seen(made, n.FOUR)] == [True]
     made.remove("Node", n.node())
     made.put("Node", n.node())
-    assert [info.refused for info in n.seen(made, FOUR)] == [False]
+    assert [info.refused for info in n.seen(made, n.FOUR)] == [False]
 
 
 @pytest.mark.parametrize("before", ["nobody's", "another's", "another role"])
@@ -190,12 +187,12 @@ def test_a_pod_that_is_relabelled_counts_as_what_it_is_now(before: str) -> None:
     }
     labels, annotations = first[before]["labels"], first[before]["annotations"]
     made = n.capacity(n.node())
-    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.KEY, n.FOUR, "node-a")
     made.put("Pod", {**pod, "metadata": {**pod["metadata"], "labels": labels, "annotations": annotations}})
     relabelled = {**pod, "metadata": {**pod["metadata"], "resourceVersion": "2"}}
     made.put("Pod", relabelled)
     assert free(made) == 1, "its learner is there, and takes nothing"
     made.remove("Pod", relabelled)
     assert free(made) == 0
-    made.promise(n.OTHER, FOUR, "node-a")
+    made.promise(n.OTHER, n.FOUR, "node-a")
     assert free(made, Key("team-a", "third")) == -4

@@ -1,15 +1,17 @@
-"""Which node a job gets, and what is said when none has room."""
+"""Which node a job gets, by room, taints and affinity, and what is reported when none has room."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from stage2_controller.children.build import build, parse
 from stage2_controller.place import node_fit
-from stage2_controller.place.node_fit import Need, PodNeed, requests
+from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed, requests
+from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
-GPU = "nvidia.com/gpu"
 SIDECAR = {"restartPolicy": "Always"}
 
 
@@ -39,19 +41,19 @@ def test_containers_run_beside_sidecars_and_init_containers_beside_earlier_ones(
 
 def test_a_negative_amount_makes_no_room_of_what_others_ask_for() -> None:
     """The API server refuses such a pod; the sum of a job goes by its template before that."""
-    spec = {"containers": [{"resources": {"limits": {GPU: "16"}}}, {"resources": {"limits": {GPU: "-100"}}}]}
-    assert requests(spec) == {GPU: 16, "pods": 1}
+    spec = {"containers": [{"resources": {"limits": {n.GPU: "16"}}}, {"resources": {"limits": {n.GPU: "-100"}}}]}
+    assert requests(spec) == {n.GPU: 16, "pods": 1}
 
 
 def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
-    spec = {"containers": [{"resources": {"limits": {"cpu": "2", GPU: "1"}, "requests": {"cpu": "1"}}}]}
-    assert requests(spec) == {"cpu": 1, GPU: 1, "pods": 1}
+    spec = {"containers": [{"resources": {"limits": {"cpu": "2", n.GPU: "1"}, "requests": {"cpu": "1"}}}]}
+    assert requests(spec) == {"cpu": 1, n.GPU: 1, "pods": 1}
 
 
 def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> None:
-    containers = [{"resources": {"limits": {GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
+    containers = [{"resources": {"limits": {n.GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
     spec = {"containers": containers, "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "1Gi"}}}
-    assert requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, GPU: 1, "pods": 1}
+    assert requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, n.GPU: 1, "pods": 1}
 
 
 def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_for() -> None:
@@ -60,13 +62,12 @@ def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_fo
     assert found == {"cpu": 4, "memory": 2**30, "pods": 1}
 
 
-FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
 TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
 
 def need(gpus: float = 4, *, priority: int = 0, preempts: bool = True, **pod: Any) -> Need:
-    requests = {GPU: gpus, "pods": 1, **pod.pop("requests", {})}
-    return Need((PodNeed("learner", requests, **pod),), priority=priority, preempts=preempts, gpu_resource=GPU)
+    requests = {n.GPU: gpus, "pods": 1, **pod.pop("requests", {})}
+    return Need((PodNeed("learner", requests, **pod),), priority=priority, preempts=preempts, gpu_resource=n.GPU)
 
 
 def chosen(asked: Need, *objects: Any) -> str | None:
@@ -78,12 +79,12 @@ def reported(asked: Need, *objects: Any) -> str:
 
 
 def test_servers_and_learner_need_one_node_together() -> None:
-    assert chosen(FOUR, n.node("a", 3), n.node("b", 3)) is None
-    assert chosen(FOUR, n.node("a", 3), n.node("b", 4)) == "b"
+    assert chosen(n.FOUR, n.node("a", 3), n.node("b", 3)) is None
+    assert chosen(n.FOUR, n.node("a", 3), n.node("b", 4)) == "b"
 
 
 def test_the_largest_free_node_is_named_with_what_it_lacks() -> None:
-    message = reported(FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
+    message = reported(n.FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
     assert message == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a"
 
 
@@ -146,7 +147,7 @@ def test_amounts_that_exist_on_different_nodes_only_are_reported_together() -> N
 
 
 def test_pods_that_have_ended_take_no_room() -> None:
-    assert chosen(FOUR, n.node("a", 4), n.foreign("a", gpus=4, phase="Succeeded")) == "a"
+    assert chosen(n.FOUR, n.node("a", 4), n.foreign("a", gpus=4, phase="Succeeded")) == "a"
 
 
 def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_other() -> None:
@@ -176,14 +177,14 @@ def half_rooms(asked: Need, *objects: Any) -> node_fit.Avoided:
 def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_only_those_that_have_room_now() -> None:
     taken = (n.foreign("full", gpus=4), n.foreign("part", gpus=1))
     objects = (n.node("full", 4), n.node("part", 4), n.node("small", 2), *taken)
-    assert half_rooms(FOUR, *objects) == hosts("full", "part")
-    assert half_rooms(FOUR, *objects, KARPENTER) == hosts("part")
+    assert half_rooms(n.FOUR, *objects) == hosts("full", "part")
+    assert half_rooms(n.FOUR, *objects, KARPENTER) == hosts("part")
     assert half_rooms(need(), *objects) == ()
 
 
 def test_with_karpenter_a_node_that_has_room_for_the_servers_by_preemption_is_named_too() -> None:
     """Else the scheduler evicts others for half of a job, again and again."""
-    strong = replace(FOUR, priority=10)
+    strong = replace(n.FOUR, priority=10)
     objects = (n.node("a", 3, labels={node_fit.INSTANCE_TYPE: "small"}), n.foreign("a", gpus=3), KARPENTER)
     assert half_rooms(strong, *objects) == ((node_fit.INSTANCE_TYPE, "small"),)
     assert half_rooms(replace(strong, preempts=False), *objects) == ()
@@ -200,12 +201,12 @@ CLOSED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize("closed", [row[1] for row in CLOSED], ids=[row[0] for row in CLOSED])
 def test_a_closed_node_is_named_and_with_karpenter_where_pods_pass_all_the_same(closed: dict[str, Any]) -> None:
     node = n.node("a", 3, **closed)
-    passing = replace(FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in FOUR.pods))
-    for asked in (FOUR, passing):
+    passing = replace(n.FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in n.FOUR.pods))
+    for asked in (n.FOUR, passing):
         assert half_rooms(asked, node) == hosts("a")
-    assert half_rooms(FOUR, node, KARPENTER) == ()
+    assert half_rooms(n.FOUR, node, KARPENTER) == ()
     assert half_rooms(passing, node, KARPENTER) == hosts("a")
-    elsewhere = replace(FOUR, pods=tuple(replace(pod, node_selector={"zone": "b"}) for pod in FOUR.pods))
+    elsewhere = replace(n.FOUR, pods=tuple(replace(pod, node_selector={"zone": "b"}) for pod in n.FOUR.pods))
     assert half_rooms(elsewhere, node) == ()
 
 
@@ -217,7 +218,7 @@ def of_every_node(kind: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "lasts"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
 def test_an_instance_type_that_daemons_make_too_small_is_too_small(kind: str, lasts: bool) -> None:
-    asked = Need((PodNeed("rollout", {GPU: 3}), PodNeed("learner", {GPU: 1, "cpu": 31.5})), gpu_resource=GPU)
+    asked = Need((PodNeed("rollout", {n.GPU: 3}), PodNeed("learner", {n.GPU: 1, "cpu": 31.5})), gpu_resource=n.GPU)
     node = n.node("a", labels={node_fit.INSTANCE_TYPE: "small"})
     named = ((node_fit.INSTANCE_TYPE, "small"),) if lasts else hosts("a")
     assert half_rooms(asked, node, of_every_node(kind), KARPENTER) == named
@@ -235,7 +236,7 @@ def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_typ
         return n.node(name, gpus, labels={node_fit.INSTANCE_TYPE: kind})
 
     objects = (typed("a", 3, "small"), typed("b", 3, "small"), typed("c", 4, "large"), typed("d", 3, "large"))
-    avoided = half_rooms(FOUR, *objects, n.foreign("c", gpus=1), KARPENTER)
+    avoided = half_rooms(n.FOUR, *objects, n.foreign("c", gpus=1), KARPENTER)
     assert avoided == (*hosts("c", "d"), (node_fit.INSTANCE_TYPE, "small"))
 
 
@@ -253,3 +254,106 @@ def test_nodes_that_refused_the_job_and_others_of_their_zone_come_last() -> None
     assert chosen_after("a1") == "b1"
     assert chosen_after("a1", "b1") == "a2"
     assert chosen_after("a1", "a2", "b1") == "a1"
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"key": key, "operator": operator, "values": list(values)} if values else {"key": key, "operator": operator}
+
+
+def required(*terms: Any) -> dict[str, Any]:
+    return {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": list(term)} for term in terms]}}
+
+
+def preferred(weight: int, *expressions: Any) -> dict[str, Any]:
+    return {"weight": weight, "preference": {"matchExpressions": list(expressions)}}
+
+
+H100 = expression("gpu", "In", "h100", "h200")
+
+
+@pytest.mark.parametrize(
+    ("one", "labels", "taken"),
+    [
+        (H100, {"gpu": "h200"}, True),
+        (H100, {"gpu": "a100"}, False),
+        (H100, {}, False),
+        (expression("gpu", "NotIn", "a100"), {"gpu": "h100"}, True),
+        (expression("gpu", "NotIn", "a100"), {"gpu": "a100"}, False),
+        (expression("gpu", "NotIn", "a100"), {}, True),
+        (expression("gpu", "Exists"), {"gpu": ""}, True),
+        (expression("gpu", "Exists"), {}, False),
+        (expression("gpu", "DoesNotExist"), {}, True),
+        (expression("gpu", "DoesNotExist"), {"gpu": ""}, False),
+        (expression("memory", "Gt", "79"), {"memory": "80"}, True),
+        (expression("memory", "Gt", "80"), {"memory": "80"}, False),
+        (expression("memory", "Lt", "-1"), {"memory": "-2"}, True),
+        (expression("memory", "Lt", "80"), {"memory": "much"}, False),
+        (expression("memory", "Lt", "80"), {}, False),
+    ],
+)
+def test_a_requirement_means_what_it_means_to_the_scheduler(one: Any, labels: dict[str, str], taken: bool) -> None:
+    assert node_fit.affinity_takes(required([one]), labels) is taken
+
+
+def test_one_term_has_to_be_met_and_that_as_a_whole() -> None:
+    affinity = required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")])
+    assert node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "a"})
+    assert not node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "b"})
+    assert node_fit.affinity_takes(affinity, {"pool": "mine", "zone": "b"})
+
+
+def attracted(affinity: dict[str, Any]) -> Need:
+    return Need((PodNeed("learner", {n.GPU: 1, "pods": 1}, affinity=affinity),), gpu_resource=n.GPU)
+
+
+def test_a_node_outside_is_not_chosen_and_the_reason_is_reported() -> None:
+    asked = attracted(required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")]))
+    infos = n.seen(n.capacity(n.node("a", labels={"gpu": "a100"})), asked)
+    assert node_fit.choose_node(asked, infos) is None
+    reported = node_fit.why_none_fits(asked, infos)
+    assert "a is none of gpu In (h100, h200), zone NotIn (b) or pool Exists (spec.placement.affinity)" in reported
+
+
+def test_of_nodes_with_room_the_preferred_one_is_taken_before_the_fullest() -> None:
+    asked = attracted({PREFERRED: [preferred(10, H100), preferred(5, expression("zone", "In", "a"))]})
+    nodes = [n.node("full", 1), n.node("near", 2, labels={"zone": "a"}), n.node("best", 8, labels={"gpu": "h100"})]
+    infos = n.seen(n.capacity(*nodes), asked)
+    assert node_fit.choose_node(asked, infos) == "best"
+    assert node_fit.choose_node(asked, infos[:2]) == "near"
+
+
+AFFINITY = {"nodeAffinity": {**required([H100], [expression("pool", "Exists")]), PREFERRED: [preferred(1, H100)]}}
+
+
+def affinity_of(manifest: Any) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["spec"]["template"]["spec"]["affinity"]
+    return found
+
+
+def child_made(kind: str, **choice: Any) -> Any:
+    raw = b.job(placement={"affinity": copy.deepcopy(AFFINITY)})
+    children = build(parse(raw, b.SETTINGS), b.SETTINGS, **choice)
+    return next(one for one in children if one["kind"] == kind)
+
+
+def test_pods_that_the_scheduler_places_have_it_and_the_learner_follows_the_servers_too() -> None:
+    assert affinity_of(child_made("Deployment")) == AFFINITY
+    assert affinity_of(child_made("Job"))["nodeAffinity"] == AFFINITY["nodeAffinity"]
+    assert "podAffinity" in affinity_of(child_made("Job"))
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
+    affinity = affinity_of(child_made(kind, node="node-a"))
+    assert affinity.keys() == {"nodeAffinity"}
+    here = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]
+    terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    own = AFFINITY["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert terms == [{**term, "matchFields": here} for term in own]
+
+
+def test_nodes_that_are_left_alone_are_so_in_every_term() -> None:
+    avoided = ((node_fit.HOSTNAME, "a"), (node_fit.HOSTNAME, "b"), (node_fit.INSTANCE_TYPE, "small"))
+    terms = affinity_of(child_made("Deployment", avoid=avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    none = [expression(node_fit.HOSTNAME, "NotIn", "a", "b"), expression(node_fit.INSTANCE_TYPE, "NotIn", "small")]
+    assert [term["matchExpressions"] for term in terms] == [[H100, *none], [expression("pool", "Exists"), *none]]
