@@ -178,14 +178,14 @@ class Controller:
         """Starts it and waits until it works, or stands by."""
         command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace, *self._options]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
-        before = self._begun()
+        before = self._starts()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--image", "stage2/trainer:test"], env=environment, stdout=log, stderr=log
             )
-        eventually(lambda: self._begun() > before, why=f"controller ready; {self.text()[-2000:]}")
+        eventually(lambda: self._starts() > before, why=f"controller ready; {self.text()[-2000:]}")
 
-    def _begun(self) -> int:
+    def _starts(self) -> int:
         text = self.text()
         return text.count("ready: ") + text.count("stands by for the Lease")
 
@@ -293,7 +293,7 @@ class Kubelet:
             address = {"podIP": SERVERS_ADDRESS, "podIPs": [{"ip": SERVERS_ADDRESS}]}
             return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses, **address}
 
-        self._tell(job_name, "rollout", reported)
+        self._write_status(job_name, "rollout", reported)
 
     def learner_waits(self, job_name: str) -> None:
         """The first container of the learner's pod waits for the servers."""
@@ -301,7 +301,7 @@ class Kubelet:
         then = self._status("learner", {"waiting": {"reason": "PodInitializing"}}, ready=False)
         conditions = [{"type": "PodScheduled", "status": "True"}]
         reported = {"phase": "Pending", "conditions": conditions, "initContainerStatuses": [first]}
-        self._tell(job_name, "learner", lambda _: {**reported, "containerStatuses": [then]})
+        self._write_status(job_name, "learner", lambda _: {**reported, "containerStatuses": [then]})
 
     def learner_runs(self, job_name: str, report: str = "") -> None:
         """The learner's container runs; `report`: what it reported before it was started again."""
@@ -318,7 +318,7 @@ class Kubelet:
             begun = {"phase": "Running", "conditions": conditions, "initContainerStatuses": first}
             return {**begun, "containerStatuses": [status]}
 
-        self._tell(job_name, "learner", reported)
+        self._write_status(job_name, "learner", reported)
 
     def job_runs(self, job_name: str) -> None:
         """Servers answer and the learner runs: wait until the job's phase is Running."""
@@ -332,9 +332,11 @@ class Kubelet:
         ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message, **times}
         status = self._status("learner", {"terminated": ended}, ready=False)
         phase = "Failed" if exit_code else "Succeeded"
-        self._tell(job_name, "learner", lambda _: {"phase": phase, "conditions": [], "containerStatuses": [status]})
+        self._write_status(
+            job_name, "learner", lambda _: {"phase": phase, "conditions": [], "containerStatuses": [status]}
+        )
 
-    def _tell(self, job_name: str, role: str, reported: Callable[[Object], Object]) -> None:
+    def _write_status(self, job_name: str, role: str, reported: Callable[[Object], Object]) -> None:
         """Write a status of the newest pod of a role once it has a node: before that there is no kubelet to do it.
 
         A pod that is on its way out may be gone meanwhile: then it is the next one's.

@@ -128,15 +128,15 @@ class Kubelets:
     def _live(self, pod: Pod) -> None:
         uid, labels = pod["metadata"]["uid"], pod["metadata"]["labels"]
         if labels["stage2.dev/role"] == "rollout":
-            self._tell(pod, running=True)
+            self._write_status(pod, running=True)
             return
         now, name = time.monotonic(), labels["stage2.dev/job"]
         self._done_s[name] += now - self._seen.get(uid, now)
         self._seen[uid] = now
         done = self._done_s[name] >= self.durations.get(name, self.work_s)
-        self._tell(pod, running=not done, exit_code=self.fates[name] if done else 0)
+        self._write_status(pod, running=not done, exit_code=self.fates[name] if done else 0)
 
-    def _tell(self, pod: Pod, *, running: bool, exit_code: int = 0) -> None:
+    def _write_status(self, pod: Pod, *, running: bool, exit_code: int = 0) -> None:
         before = {item["name"]: item for item in pod["status"].get("containerStatuses", [])}
         if running and before and all("running" in item["state"] for item in before.values()):
             return

@@ -141,9 +141,7 @@ def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl,
 
 
 @pytest.mark.parametrize(
-    "text",
-    ['{"a":' * (DEEPEST - 10) + "1" + "}" * (DEEPEST - 10), json.dumps([1] * 400_000)],
-    ids=["deep", "wide"],
+    "text", ['{"a":' * (DEEPEST - 10) + "1" + "}" * (DEEPEST - 10), json.dumps([1] * 400_000)], ids=["deep", "wide"]
 )
 def test_nor_is_it_beside_a_spec_that_stays_as_it_is(kubectl: Kubectl, text: str) -> None:
     kubectl("apply", "-f", "-", stdin=named("mine"))

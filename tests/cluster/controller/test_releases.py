@@ -10,16 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.controller.conftest import (
-    CRD_NAME,
-    HERE,
-    ROOT,
-    Controller,
-    Kubectl,
-    chart_rights,
-    eventually,
-    job,
-)
+from tests.cluster.controller.conftest import CRD_NAME, HERE, ROOT, Controller, Kubectl, chart_rights, eventually, job
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
 

@@ -7,14 +7,7 @@ import pytest
 
 from stage2_controller.children.manifest import labels
 from stage2_controller.spec import names
-from tests.cluster.controller.conftest import (
-    SERVERS_ADDRESS,
-    Controller,
-    Kubectl,
-    Kubelet,
-    eventually,
-    job,
-)
+from tests.cluster.controller.conftest import SERVERS_ADDRESS, Controller, Kubectl, Kubelet, eventually, job
 
 pytestmark = pytest.mark.timeout(300)
 SERVICE = "job-3v1-rollout"

@@ -31,11 +31,7 @@ GOOD: dict[str, Any] = {
         "assistant_prefix_format": "<DOMAIN={domain}>, <TASK={task}>",
         "grpo": {"summary": {"domains": [{"name": "BBU", "template": "summary_bbu"}]}},
         "extra": {
-            "rollout_server": {
-                "vllm_tensor_parallel_size": 1,
-                "vllm_data_parallel_size": 6,
-                "vllm_max_model_len": 8192,
-            }
+            "rollout_server": {"vllm_tensor_parallel_size": 1, "vllm_data_parallel_size": 6, "vllm_max_model_len": 8192}
         },
     },
 }
@@ -43,11 +39,7 @@ GOOD_JOB: dict[str, Any] = {
     "apiVersion": "stage2.dev/v1alpha1",
     "kind": "RolloutMatchingJob",
     "metadata": {"name": "grpo"},
-    "spec": {
-        "rollout": {"servers": 1, "gpusPerServer": 6, "port": 8080},
-        "learner": {"gpus": 2},
-        "config": GOOD,
-    },
+    "spec": {"rollout": {"servers": 1, "gpusPerServer": 6, "port": 8080}, "learner": {"gpus": 2}, "config": GOOD},
 }
 PLAN = {"enabled": True, "per_device_train_batch_size": 6, "unified_batch_size": 48}
 

@@ -45,7 +45,7 @@ def nodes(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 NODES = [*nodes(SPEC, "spec"), *nodes(SCHEMA["properties"]["status"], "status")]
 
 
-def test_every_field_says_in_sentences_what_it_is() -> None:
+def test_every_field_is_described_in_sentences() -> None:
     undescribed = [path for path, schema in FIELDS if not re.fullmatch(r"[A-Z].+\.", schema.get("description", ""))]
     assert undescribed == []
 

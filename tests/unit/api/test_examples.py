@@ -21,7 +21,7 @@ def test_the_examples_that_the_readme_names_ship() -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_a_shipped_job_is_right_and_says_nothing_idle(path: Path) -> None:
+def test_a_shipped_job_is_valid_and_has_no_idle_settings(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         job = parse_job(document)
         assert idle_settings(job.spec.config) == ()
@@ -38,7 +38,7 @@ def test_job_3v1_is_three_rollout_gpus_and_one_learner_gpu_with_dora_and_packing
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
-def test_a_shipped_preset_is_right_and_says_nothing_idle(path: Path) -> None:
+def test_a_shipped_preset_is_valid_and_has_no_idle_settings(path: Path) -> None:
     assert idle_settings(preset(path.stem)) == ()
 
 

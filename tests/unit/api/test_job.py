@@ -59,10 +59,7 @@ def test_a_volume_gives_its_source_as_a_pod_has_it() -> None:
 
 @pytest.mark.parametrize(
     ("patch", "gpus"),
-    [
-        ({"learner": {"gpus": 4}, "rollout": None}, 4),
-        ({"learner": {"gpus": 0}, "rollout": None, "gpuResource": ""}, 0),
-    ],
+    [({"learner": {"gpus": 4}, "rollout": None}, 4), ({"learner": {"gpus": 0}, "rollout": None, "gpuResource": ""}, 0)],
 )
 def test_colocate_mode_takes_any_number_of_learner_gpus(patch: dict[str, object], gpus: int) -> None:
     colocate = {"config": {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate"}}}}}}

@@ -214,10 +214,7 @@ ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
         ),
         ({"tuner": {"freeze_llm": True}}, "tuner"),
         ({"training": {"bf16": True, "fp16": True}}, "training.fp16"),
-        (
-            {"training": {"save_strategy": "best", "metric_for_best_model": "eval_rollout_f1"}},
-            "training.eval_strategy",
-        ),
+        ({"training": {"save_strategy": "best", "metric_for_best_model": "eval_rollout_f1"}}, "training.eval_strategy"),
         ({"template": {"min_pixels": 2, "max_pixels": 1}}, "template.min_pixels"),
         ({"training": {"dataloader_prefetch_factor": 2}}, "training.dataloader_prefetch_factor"),
         ({"training": {"packing": True}}, "global_max_length"),

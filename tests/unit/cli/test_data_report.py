@@ -21,7 +21,7 @@ def scenes(tmp_path: Path) -> Path:
     return write_records(tmp_path, image=True)
 
 
-def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_describes_the_file(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes) == 0
     shown = capsys.readouterr().out
     assert f"{scenes}: 2 records, 3 objects" in shown
@@ -33,7 +33,7 @@ def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureF
     assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in shown
 
 
-def test_json_says_the_same(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_figures(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes, as_json=True) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["records"], found["objects"], found["kinds"]) == (2, 3, {"bbox_2d": 2, "poly": 1})

@@ -29,13 +29,7 @@ def test_one_kind_of_answers_is_scored(given, shown):
         require_one_kind(*given)
 
 
-@pytest.mark.parametrize(
-    ("run", "shown"),
-    [
-        (MATCHING, "custom.val_jsonl"),
-        (merge_patch(GOOD, {}), "rlhf"),
-    ],
-)
+@pytest.mark.parametrize(("run", "shown"), [(MATCHING, "custom.val_jsonl"), (merge_patch(GOOD, {}), "rlhf")])
 def test_a_run_without_records_to_answer_is_refused(tmp_path, run, shown):
     checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()

@@ -32,7 +32,7 @@ def test_a_training_job_lacks_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     assert "step 3 of 10" in capsys.readouterr().out
 
 
-def test_what_a_learner_says_is_no_markup_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_learners_words_are_no_markup_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """Its words stand in the status, and who has its pod chooses them; an admin reads them."""
     sync = {"version": 3, "seconds": 1.0, "merge": "learner", "mergeReason": "[/x] [red]a\x1b[2Jb\nc"}
     assert show(job(ACCEPTED, step=3, maxSteps=10, sync=sync), as_json=False) == 0
@@ -48,6 +48,6 @@ def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [step["state"] for step in json.loads(capsys.readouterr().out)] == ["ok", "wrong", "waits"]
 
 
-def test_a_job_that_no_controller_has_seen_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_no_controller_has_seen_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(), as_json=False) == 2
     assert "is stage2 installed" in capsys.readouterr().err

@@ -75,9 +75,7 @@ def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
 ) -> None:
     words = tmp_path / "termination.json"
     done, loaded = stage2(
-        tmp_path,
-        *("learn", run_over(tmp_path, run, line), "--processes", processes),
-        STAGE2_TERMINATION_LOG=str(words),
+        tmp_path, *("learn", run_over(tmp_path, run, line), "--processes", processes), STAGE2_TERMINATION_LOG=str(words)
     )
     assert done.returncode == 64, done.stderr
     assert shown in done.stderr

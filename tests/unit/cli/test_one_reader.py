@@ -135,7 +135,7 @@ def test_readers_of_objects_agree(case: Case, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("case", LINES.values(), ids=LINES)
-def test_grpo_says_the_same_of_all_but_objects(case: Case, tmp_path: Path) -> None:
+def test_grpo_agrees_on_all_but_objects(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     assert learnt(grpo) == case.bins
     assert validate_files([grpo]) == (64 if case.bins is WRONG else 0)

@@ -42,7 +42,7 @@ def test_a_job_without_such_fields_is_reported_nothing() -> None:
     assert set_fields(parse_job(job(suspend=False)), CLUSTER) == []
 
 
-def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:
+def test_static_yaml_lists_fields_without_effect(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job(activeDeadlineSeconds=60, suspend=True)))
     first, rest = render_job(file, namespace="team-a").split("\n", 1)

@@ -19,7 +19,7 @@ QUALITY = replace(measure(ANSWERS, [truth(scene) for scene in SCENES]), recall_a
 MAKING = Making("python make it", seed=7, minutes=7.5, parameters=1_631_616, vocabulary=1355, recipe=Recipe())
 
 
-def test_the_card_tells_how_good_the_model_is_and_how_it_was_made(tmp_path):
+def test_the_card_reports_quality_and_recipe(tmp_path):
     write_card(tmp_path, MAKING, HeldOut(SCENES, {"float32": QUALITY}, ANSWERS))
     text = (tmp_path / "README.md").read_text()
     assert "| recall at IoU 0.5 | 0.46 |" in text

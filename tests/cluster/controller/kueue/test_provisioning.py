@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.controller.conftest import (
-    HERE,
-    Controller,
-    Kubectl,
-    Kubelet,
-    Object,
-    eventually,
-    job,
-    reason,
-)
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import QUEUE, accepted, queue, quota_message
 
@@ -72,7 +63,7 @@ class Market:
         self._kubectl = kubectl
         self.pool = pool
 
-    def asked(self) -> list[str]:
+    def request_names(self) -> list[str]:
         """The names of the requests, the oldest first."""
         return [one["metadata"]["name"] for one in self._kubectl.list("provisioningrequests")]
 
@@ -201,7 +192,7 @@ def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_again_on
     eventually(lambda: not holds_quota(kubectl), why="its quota is free")
     workload = kubectl.get("workload", "job-3v1-quota") or {}
     assert workload["spec"]["active"] is False
-    assert market.asked() == [first["metadata"]["name"]]
+    assert market.request_names() == [first["metadata"]["name"]]
 
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
     uid = workload["metadata"]["uid"]
@@ -211,7 +202,7 @@ def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_again_on
 
     eventually(replaced, why="another Workload takes its place")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"suspend": False}}))
-    eventually(lambda: first["metadata"]["uid"] not in uids(kubectl) and market.asked(), why="it asks anew")
+    eventually(lambda: first["metadata"]["uid"] not in uids(kubectl) and market.request_names(), why="it asks anew")
     again = market.request(1)
     node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
     market.answer(again, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))

@@ -7,16 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.cluster.controller.conftest import (
-    HERE,
-    Controller,
-    Kubectl,
-    Kubelet,
-    Object,
-    eventually,
-    phase,
-    reason,
-)
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, phase, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import apply_queued, queue, quota_message, until_running
 
@@ -33,7 +24,7 @@ def urgent(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "priorityclass", name)
 
 
-def test_a_job_waits_for_quota_runs_where_kueue_says_and_frees_it_at_its_end(
+def test_a_job_runs_on_its_quota_and_frees_it(
     kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
 ) -> None:
     apply_queued(kubectl, "first")

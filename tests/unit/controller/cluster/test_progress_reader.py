@@ -242,10 +242,10 @@ class Stage:
 
     def __init__(self) -> None:
         self.learner, self.reported, self.now = Learner(), 0, 0.0
-        self.polls = ProgressPolls(self.learner, self._tell, interval_s=10.0, clock=lambda: self.now)
+        self.polls = ProgressPolls(self.learner, self._request_pass, interval_s=10.0, clock=lambda: self.now)
         self.pod = b.learner_pod(b.up("learner"))
 
-    def _tell(self, key: Key) -> None:
+    def _request_pass(self, key: Key) -> None:
         assert key == n.KEY
         self.reported += 1
 
@@ -290,7 +290,7 @@ async def test_a_learner_that_does_not_answer_keeps_no_pass_waiting(stage: Stage
     assert stage.learner.asked == 1
 
 
-async def test_what_an_earlier_pod_said_is_no_report_of_this_one(stage: Stage) -> None:
+async def test_the_report_of_an_earlier_pod_does_not_count(stage: Stage) -> None:
     await stage.pass_()
     other = copy.deepcopy(stage.pod)
     other["metadata"]["uid"] = "another"

@@ -61,43 +61,31 @@ def test_absent_children_are_created() -> None:
     assert verbs == [("create", kind) for kind in kinds]
 
 
+def written_after(field: str, *, spec: Any = None, **metadata: Any) -> list[Any]:
+    """What is written of a running job of which somebody has changed a child."""
+    observed = b.started(b.job())
+    child = getattr(observed, field)
+    changed = {**child, "metadata": {**child["metadata"], **metadata}, "spec": {**child["spec"], **(spec or {})}}
+    observed = replace(observed, **{field: changed})
+    return list(comparison.writes(b.planned(b.job(), observed).children, observed))
+
+
 def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    leaving = copy.deepcopy(observed.deployment)
-    assert leaving is not None
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    observed = replace(observed, deployment=leaving)
-    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+    assert written_after("deployment", deletionTimestamp="2026-01-02T03:04:05Z") == []
 
 
 def test_what_someone_changed_in_a_child_is_mended() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    changed = copy.deepcopy(dict(observed.deployment or {}))
-    changed["spec"]["replicas"] = 0
-    observed = replace(observed, deployment=changed)
-    (write,) = comparison.writes(b.planned(raw, observed).children, observed)
+    (write,) = written_after("deployment", spec={"replicas": 0})
     assert (write.verb, write.manifest["kind"]) == ("apply", "Deployment")
 
 
 def test_a_child_is_mended_only_as_long_as_it_is_the_one_that_was_seen() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    changed = copy.deepcopy(dict(observed.service or {}))
-    changed["spec"]["ports"][0]["port"] = 1
-    changed["metadata"]["uid"] = "uid-of-the-service"
-    (write,) = comparison.writes(b.planned(raw, observed).children, replace(observed, service=changed))
+    (write,) = written_after("service", spec={"ports": []}, uid="uid-of-the-service")
     assert write.manifest["metadata"]["uid"] == "uid-of-the-service"  # the API server refuses it for another one
 
 
 def test_the_learner_job_is_never_written_again() -> None:
-    raw = b.job()
-    observed = b.started(raw)
-    changed = copy.deepcopy(dict(observed.learner or {}))
-    changed["spec"]["backoffLimit"] = 0
-    observed = replace(observed, learner=changed)
-    assert comparison.writes(b.planned(raw, observed).children, observed) == []
+    assert written_after("learner", spec={"backoffLimit": 0}) == []
 
 
 def test_an_edit_before_the_learner_started_is_carried_out() -> None:
@@ -276,7 +264,7 @@ def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail
     assert b.condition(b.planned(again(raw), found), reasons.FAILED) is None
 
 
-def test_every_pod_says_by_its_uid_which_job_it_is_of() -> None:
+def test_every_pod_has_the_uid_of_its_job() -> None:
     raw = b.job()
     made = b.planned(raw, Observed(pods=(b.rollout_pod(True, True, True),)))
     templates = [b.child(made, kind)["spec"]["template"] for kind in ("Deployment", "Job")]

@@ -25,7 +25,7 @@ NO_TLS = {"tls": {"enabled": False}}
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def issued() -> dict[str, str]:
     """A new job's, valid on the day of the test."""
     return credentials.new(HOSTS, datetime.now(UTC))
 
@@ -50,22 +50,22 @@ def shaken(folder: Path, served: Mapping[str, str], role: str, *, authority: str
 @pytest.mark.parametrize(
     ("role", "host"), [(role, host) for role, known in HOSTS.items() for host in known], ids=lambda value: str(value)
 )
-def test_each_role_proves_each_of_its_names(made: dict[str, str], tmp_path: Path, role: str, host: str) -> None:
-    assert shaken(tmp_path, made, role, authority=made["ca.crt"], host=host) == "TLSv1.3"
+def test_each_role_proves_each_of_its_names(issued: dict[str, str], tmp_path: Path, role: str, host: str) -> None:
+    assert shaken(tmp_path, issued, role, authority=issued["ca.crt"], host=host) == "TLSv1.3"
 
 
-def test_neither_role_proves_the_names_of_the_other_nor_of_another_job(made: dict[str, str], tmp_path: Path) -> None:
+def test_neither_role_proves_the_names_of_the_other_nor_of_another_job(issued: dict[str, str], tmp_path: Path) -> None:
     for role, host in (("rollout", LEARNER), ("learner", SERVERS), ("rollout", "job-3v2-rollout.team-a.svc")):
-        assert "not valid for" in shaken(tmp_path, made, role, authority=made["ca.crt"], host=host)
+        assert "not valid for" in shaken(tmp_path, issued, role, authority=issued["ca.crt"], host=host)
 
 
-def test_the_certificates_of_one_job_prove_nothing_to_another(made: dict[str, str], tmp_path: Path) -> None:
+def test_the_certificates_of_one_job_prove_nothing_to_another(issued: dict[str, str], tmp_path: Path) -> None:
     other = credentials.new(HOSTS, b.NOW)["ca.crt"]
-    assert "issuer certificate" in shaken(tmp_path, made, "rollout", authority=other, host=SERVERS)
+    assert "issuer certificate" in shaken(tmp_path, issued, "rollout", authority=other, host=SERVERS)
 
 
-def test_the_key_of_the_authority_is_kept_nowhere(made: dict[str, str]) -> None:
-    assert set(made) == {"token", "ca.crt", "rollout.crt", "rollout.key", "learner.crt", "learner.key"}
+def test_the_key_of_the_authority_is_kept_nowhere(issued: dict[str, str]) -> None:
+    assert set(issued) == {"token", "ca.crt", "rollout.crt", "rollout.key", "learner.crt", "learner.key"}
 
 
 def test_without_tls_there_is_the_token_alone() -> None:

@@ -102,7 +102,7 @@ def test_the_first_missing_thing_is_named(gpus: int, seen: Observed, link: str, 
     assert fix in found.fix
 
 
-def test_the_condition_says_the_same_as_the_command() -> None:
+def test_the_condition_and_the_command_agree() -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=3)))
     found = first(b.with_status(raw, made))

@@ -104,7 +104,7 @@ def test_a_flavor_that_has_no_topology_is_reported_with_the_way_out() -> None:
     assert made.status["message"].endswith("give the flavor a topologyName, or set spec.placement.mode to Scheduler")
 
 
-def test_what_kueue_says_is_what_the_job_says() -> None:
+def test_a_job_repeats_kueues_message() -> None:
     waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
     made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"] == "waits in queue team: insufficient quota for nvidia.com/gpu"
@@ -162,7 +162,7 @@ def test_quota_that_goes_back_is_asked_for_again_once_it_is_gone() -> None:
     )
 
 
-def test_a_job_whose_host_is_no_node_says_so() -> None:
+def test_a_host_that_is_no_node_is_reported() -> None:
     observed = Observed(workload=workload(*ADMITTED, host="z"))
     made = planned(queued(), n.capacity(n.node("b")), observed)
     message = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
@@ -277,7 +277,7 @@ def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_no
         assert (spec["tolerations"], spec["nodeSelector"]) == ([TOLERATION], {"gpu": "h200"})
 
 
-def test_what_the_job_says_itself_stays_beside_what_its_flavor_adds() -> None:
+def test_the_jobs_own_placement_stays_beside_its_flavors() -> None:
     own = {"key": "team", "operator": "Exists"}
     raw = queued(placement={"nodeSelector": {"zone": "a"}, "tolerations": [own, TOLERATION]})
     made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned(raw))
@@ -419,14 +419,14 @@ def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> Non
     assert b.kinds(passed(raw, Observed(priority_class=URGENT))) == ["Workload"]
 
 
-def test_a_class_without_a_queue_says_nothing() -> None:
+def test_a_class_without_a_queue_has_no_effect() -> None:
     raw = b.job()
     raw["metadata"]["labels"] = {kueue.PRIORITY_LABEL: "urgent"}
     assert kueue.priority_name(raw) is None
     assert b.condition(passed(raw), reasons.QUOTA_RESERVED) is None
 
 
-def test_a_learner_that_kueue_took_for_a_job_of_its_own_says_what_to_configure() -> None:
+def test_a_learner_that_kueue_queues_itself_is_reported_with_the_way_out() -> None:
     account = n.capacity(n.node())
     first = planned(b.job(), account)
     assert first.placement

@@ -149,7 +149,7 @@ def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_ov
     assert made.deletions == ("Deployment", "Job")
 
 
-def test_a_time_to_start_that_the_admin_cuts_short_is_said_before_it_is_over() -> None:
+def test_a_start_deadline_that_the_admin_cuts_short_is_reported_in_advance() -> None:
     settings = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=60))
 
     def planned(raw: b.Object, *, after_s: float = 0) -> Plan:
@@ -195,9 +195,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
     [((b.pod("rollout", node=None, conditions=[UNSCHEDULABLE]),), {}), ((), b.refused_by_quota())],
     ids=["by the scheduler", "by the API server"],
 )
-def test_servers_that_are_refused_where_the_scheduler_finds_the_node_wait_without_a_deadline(
-    pods: tuple[b.Object, ...], status: b.Object
-) -> None:
+def test_refused_servers_wait_without_a_deadline(pods: tuple[b.Object, ...], status: b.Object) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
     refused = b.started(raw, pods=pods, progress=None)
     deployment = {**(refused.deployment or {}), "status": status}

@@ -80,7 +80,7 @@ ROLLOUT: list[tuple[str, Any, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("pod", "reason", "words"), [case[1:] for case in ROLLOUT], ids=[case[0] for case in ROLLOUT])
-def test_rollout_ready_says_what_is_missing(pod: Any, reason: str, words: list[str]) -> None:
+def test_rollout_ready_reports_what_is_missing(pod: Any, reason: str, words: list[str]) -> None:
     made = b.planned(b.job(), Observed(pods=(pod,) if pod else ()))
     truth = "True" if reason == reasons.SERVERS_READY else "False"
     assert b.condition(made, reasons.ROLLOUT_READY) == (truth, reason)
@@ -232,7 +232,7 @@ def test_a_loss_that_is_no_number_is_left_out() -> None:
     assert "loss" not in made.status
 
 
-def test_what_a_learner_says_is_null_is_not_in_the_status_whose_schema_has_no_nulls() -> None:
+def test_nulls_of_a_report_are_not_in_the_status() -> None:
     raw = b.job()
     reported = read_report(b.report().document())
     assert reported is not None

@@ -115,7 +115,7 @@ def test_a_pod_that_has_ended_and_that_others_keep_holds_no_job_up() -> None:
     assert made.deletions == ("Workload",)
 
 
-def test_quota_that_is_held_is_not_said_to_be_for_pods_of_an_edit() -> None:
+def test_quota_that_is_held_is_not_reported_for_the_pods_of_an_edit() -> None:
     """Suspension and edit are seen in one pass, and the job is resumed before Kueue has evicted it."""
     found = workload(*ADMITTED)
     observed = replace(b.started(b.job()), workload=found)
@@ -144,7 +144,7 @@ def checked(state: str, message: str, *conditions: Object, active: bool = True) 
     return Observed(workload=made)
 
 
-def test_a_job_says_which_check_it_waits_for_and_what_that_says() -> None:
+def test_a_job_reports_the_check_that_it_waits_for_and_its_message() -> None:
     made = passed(queued(), checked("Pending", "Provisioning Request ETA: 5 min", RESERVED))
     assert made.status["message"] == "waits in queue team: admission check capacity: Provisioning Request ETA: 5 min"
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
@@ -242,7 +242,7 @@ def written(made: Plan, observed: Observed) -> tuple[bool, bool] | None:
 
 
 @pytest.mark.parametrize("conditions", [(), FREED])
-def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_it_waits(conditions: Any) -> None:
+def test_a_workload_that_somebody_deactivated_stays_so_and_the_job_reports_it(conditions: Any) -> None:
     raw, observed = queued(), inactive(*conditions)
     made = passed(raw, observed)
     assert written(made, observed) is None

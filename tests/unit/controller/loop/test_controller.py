@@ -245,16 +245,6 @@ async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int) -> None:
     await made.stop()
 
 
-async def test_the_lease_is_given_up_by_a_leader_that_broke() -> None:
-    leases = Leases()
-    made = controller(Fails(), leases=leases)
-    await made.start()
-    await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
-    await made.stop()
-    assert leases.lease is not None
-    assert leases.lease["spec"]["holderIdentity"] == ""
-
-
 async def test_a_process_that_is_asked_to_end_is_not_broken() -> None:
     made = controller(Idle())
     await made.start()

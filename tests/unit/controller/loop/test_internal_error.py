@@ -25,7 +25,7 @@ def broken(raw: Mapping[str, Any]) -> Plan:
     return plan_after_bug(raw, BUG, b.NOW)
 
 
-def test_the_condition_has_the_text_and_says_whom_to_ask() -> None:
+def test_the_condition_has_the_text_and_the_way_out() -> None:
     made = broken(b.job())
     assert b.condition(made, reasons.ACCEPTED) == ("Unknown", reasons.INTERNAL_ERROR)
     message = b.message(made, reasons.ACCEPTED)
@@ -118,9 +118,7 @@ def counted(made: Reconciler) -> dict[str, float]:
     return {result: count for result, count in found.items() if count}
 
 
-async def test_a_pass_cancelled_with_the_lease_counts_as_no_bug(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pass_cancelled_with_the_lease_is_no_bug(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asyncio.Event()
 
     async def hang(job: Any, status: Any) -> None:

@@ -81,7 +81,7 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     assert stage.account.snapshot(KEY).promised is None
 
 
-async def test_a_job_whose_workload_kueue_wrote_meanwhile_has_another_pass_soon(
+async def test_a_job_whose_workload_kueue_wrote_meanwhile_has_another_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage()
@@ -184,7 +184,7 @@ class Eventful(Server):
         return [{"metadata": {"creationTimestamp": reported}, "message": f"{namespace} {uid} {reason}"}]
 
 
-async def test_the_job_says_what_the_event_says() -> None:
+async def test_the_job_repeats_the_events_message() -> None:
     server, store, after_s = Eventful(), Store(), [0.0]
     store.put(names.KIND, server.put(b.job()))
     leader = reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=after_s[0]))

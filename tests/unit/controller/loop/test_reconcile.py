@@ -166,14 +166,6 @@ async def test_a_learner_that_waits_goes_when_the_servers_name_turns_out_to_be_t
     assert life.server.objects["Deployment", "job-3v1-rollout"] == theirs
 
 
-async def test_no_server_is_created_beside_a_learner_that_was_refused(life: Life) -> None:
-    life.server.refused["Job"] = "exceeded quota: one, requested: count/jobs.batch=1"
-    with pytest.raises(RetryLater, match=r"count/jobs\.batch"):
-        await life.one_pass()
-    assert DEPLOYMENT not in life.server.objects
-    assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
-
-
 async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learner_that_runs(life: Life) -> None:
     await life.one_pass()
     life.server.remove("Service", "job-3v1-rollout")
@@ -252,13 +244,13 @@ async def test_a_job_corrected_while_its_time_to_live_passed_is_not_deleted(life
     assert DEPLOYMENT in life.server.objects
 
 
-@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service"])
-async def test_no_server_is_created_beside_a_prerequisite_that_was_refused(life: Life, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Job"])
+async def test_no_server_is_created_beside_a_prerequisite_or_a_learner_that_was_refused(life: Life, kind: str) -> None:
     life.server.refused[kind] = f"{kind.lower()}s are forbidden: exceeded quota: small"
     with pytest.raises(RetryLater, match="exceeded quota"):
         await life.one_pass()
     assert DEPLOYMENT not in life.server.objects
-    assert {"ConfigMap", "NetworkPolicy", "Service", "Secret"} == set(life.server.written())
+    assert {"ConfigMap", "NetworkPolicy", "Service", "Secret", kind} == set(life.server.written())
     assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
     status = life.server.objects[names.KIND, KEY.name]["status"]
     for condition in (reasons.CHILDREN_APPLIED, reasons.TRAINING):
@@ -281,15 +273,6 @@ async def test_a_webhook_that_fails_is_a_refusal_and_an_api_server_that_fails_is
     with pytest.raises(RetryLater, match="failed calling webhook"):
         await life.one_pass()
     assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
-
-
-async def test_the_same_refusal_writes_no_status_twice(life: Life) -> None:
-    life.server.refused["Service"] = "no"
-    for _ in range(2):
-        life.server.requests.clear()
-        with pytest.raises(RetryLater):
-            await life.one_pass()
-    assert ("apply", "status") not in life.server.requests
 
 
 SLICE = ("EndpointSlice", SERVERS)

@@ -403,7 +403,7 @@ def test_room_of_pods_that_ran_until_a_moment_ago_is_kept() -> None:
     assert life.account.snapshot(n.KEY).promised == b.NODE
 
 
-def test_what_refused_a_pod_before_the_other_got_its_node_says_nothing_of_that_node() -> None:
+def test_an_earlier_refusal_of_a_pod_is_not_about_the_other_pods_node() -> None:
     """A node that comes for a job that waits: the scheduler gives it to its two pods one after the other."""
     life = Life(n.node("small", gpus=3))
     pending_children = life.passes(nodes_may_come=True)

@@ -330,21 +330,21 @@ def affinity_of(manifest: Any) -> dict[str, Any]:
     return found
 
 
-def child_made(kind: str, **choice: Any) -> Any:
+def planned_child(kind: str, **choice: Any) -> Any:
     raw = b.job(placement={"affinity": copy.deepcopy(AFFINITY)})
     children = build(parse(raw, b.SETTINGS), b.SETTINGS, **choice)
     return next(one for one in children if one["kind"] == kind)
 
 
 def test_pods_that_the_scheduler_places_have_it_and_the_learner_follows_the_servers_too() -> None:
-    assert affinity_of(child_made("Deployment")) == AFFINITY
-    assert affinity_of(child_made("Job"))["nodeAffinity"] == AFFINITY["nodeAffinity"]
-    assert "podAffinity" in affinity_of(child_made("Job"))
+    assert affinity_of(planned_child("Deployment")) == AFFINITY
+    assert affinity_of(planned_child("Job"))["nodeAffinity"] == AFFINITY["nodeAffinity"]
+    assert "podAffinity" in affinity_of(planned_child("Job"))
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
-    affinity = affinity_of(child_made(kind, node="node-a"))
+    affinity = affinity_of(planned_child(kind, node="node-a"))
     assert affinity.keys() == {"nodeAffinity"}
     here = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]
     terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
@@ -354,6 +354,6 @@ def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
 
 def test_nodes_that_are_left_alone_are_so_in_every_term() -> None:
     avoided = ((node_fit.HOSTNAME, "a"), (node_fit.HOSTNAME, "b"), (node_fit.INSTANCE_TYPE, "small"))
-    terms = affinity_of(child_made("Deployment", avoid=avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    terms = affinity_of(planned_child("Deployment", avoid=avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     none = [expression(node_fit.HOSTNAME, "NotIn", "a", "b"), expression(node_fit.INSTANCE_TYPE, "NotIn", "small")]
     assert [term["matchExpressions"] for term in terms] == [[H100, *none], [expression("pool", "Exists"), *none]]

@@ -80,7 +80,7 @@ def test_what_was_turned_away_before_servers_that_load_is_past() -> None:
     assert planned(raw, account, observed, after_s=71).deletions == ()
 
 
-def test_what_another_node_turned_away_says_nothing_of_the_next_one() -> None:
+def test_what_another_node_turned_away_does_not_count_for_the_next() -> None:
     """The garbage collector comes to many pods of a deleted Deployment later."""
     raw, account, observed = waits("Reserve", [])
     observed = replace(observed, pods=(*(away(at_s, "before") for at_s in range(0, 60, 2)), *observed.pods))
