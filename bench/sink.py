@@ -22,9 +22,8 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.serve.stub.app import build_app
+from stage2_trainer.serve.stub.app import WeightUpdates, build_app
 from stage2_trainer.serve.stub.chat import ChatServer
-from stage2_trainer.serve.stub.updates import WeightUpdates
 from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 

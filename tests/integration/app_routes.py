@@ -55,10 +55,9 @@ def _vllm(model: str) -> Any:
 
 
 def _stub(model: str) -> Any:
-    from stage2_trainer.serve.stub.app import build_app, receiver
+    from stage2_trainer.serve.stub.app import WeightUpdates, build_app, receiver
     from stage2_trainer.serve.stub.chat import ChatServer
     from stage2_trainer.serve.stub.model import StubModel
-    from stage2_trainer.serve.stub.updates import WeightUpdates
 
     policy = StubModel(model, dtype="float32", dummy=True, processor_options={})
     updates = WeightUpdates(policy, model, receiver("tcp"), max_lora_rank=None)

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from stage2_trainer.prepare.annotations import AnnotatedImage
-from stage2_trainer.prepare.project_folder import MOST_HELD_OUT, choose_held_out
-from stage2_trainer.prepare.project_recipe import fill
+from stage2_trainer.prepare.project_folder import MOST_HELD_OUT, choose_held_out, fill
 from stage2_trainer.prepare.project_sizes import (
     EVALUATIONS,
     MOST_PIXELS,
