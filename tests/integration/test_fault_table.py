@@ -132,7 +132,7 @@ def test_a_server_that_stands_still_while_it_generates_is_noticed_without_any_li
         after = generate(rollouts, base, 2)
     assert len(after.rollouts) == len(CHATS)
     assert f"server {struck.base_url}, phase rollout" in told[0]
-    assert "gives no sign of life" in told[0]
+    assert "does not respond" in told[0]
     assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
 
 

@@ -276,8 +276,8 @@ class DescriptionAgreement:
         if step != self._step:
             self._step, self._pairs = step, []
         for one in matched:
-            said, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
-            self._pairs += [(said[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
+            predicted, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
+            self._pairs += [(predicted[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
 
     def figures(self, step: int) -> dict[str, float]:
         """Return the figures of the step that has ended, over all processes; none where it is not compared.
@@ -298,7 +298,7 @@ class DescriptionAgreement:
         return found
 
     def _semantic(self, pairs: Sequence[Pair], embedder: SentenceEmbedder) -> dict[str, float]:
-        close = embedder.similarity([said for said, _ in pairs], [true for _, true in pairs])
+        close = embedder.similarity([predicted for predicted, _ in pairs], [true for _, true in pairs])
         same = [value >= self._options.semantic_threshold for value in close]
         return {"desc/semantic_mean": sum(close) / len(close), "desc/semantic": sum(same) / len(same)}
 
@@ -319,8 +319,8 @@ class DescriptionAgreement:
 
 
 def _exact(pairs: Sequence[Pair]) -> Mapping[str, float]:
-    exact = sum(said == true for said, true in pairs) / len(pairs)
-    alike = sum(normalised(said) == normalised(true) for said, true in pairs) / len(pairs)
+    exact = sum(predicted == true for predicted, true in pairs) / len(pairs)
+    alike = sum(normalised(predicted) == normalised(true) for predicted, true in pairs) / len(pairs)
     return {"desc/exact": exact, "desc/normalised": alike}
 
 

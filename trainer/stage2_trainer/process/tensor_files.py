@@ -30,7 +30,7 @@ SUFFIXES = frozenset({".pt", ".pth", ".bin"})
 UNREAD = frozenset({"training_args.bin"})
 """Files of a checkpoint that a resume does not read."""
 WAITING = "waiting-"
-"""Prefix of the files of waiting segments, which `learner.waiting_segments` reads."""
+"""Prefix of the files of waiting segments, which `learner.rows` reads."""
 WAY_OUT = (
     "use checkpoints only from people you trust; remove this one, and the next start resumes from the one before, or"
     " start over with --overwrite"

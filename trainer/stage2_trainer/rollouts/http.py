@@ -210,7 +210,7 @@ class ServerBackend:
             try:
                 await self._version(server)
             except ServerError as error:
-                detail = f"{waiting} requests under way, and it gives no sign of life: {error.detail}"
+                detail = f"{waiting} requests under way, and it does not respond: {error.detail}"
                 raise self._error(server, detail) from error
             if (seconds := time.monotonic() - start) > self._timeout_s:
                 logger.warning(
@@ -224,56 +224,46 @@ class ServerBackend:
 
     async def _outcome(self, server: int, index: int, work: _Work, version: int) -> Outcome:
         try:
-            asked = work.requests[index]
+            request = work.requests[index]
         except ImageError as error:
             return Refused(error)
         try:
-            return await self._request(server, index, asked, work.seed_plan.seed(index), version)
+            return await self._request(server, index, request, work.seed_plan.seed(index), version)
         except ServerError as error:
             if error.status is None:
                 raise
-            fault = image_fault(asked.messages) or (error if error.status in ONE_REQUEST else None)
+            fault = image_fault(request.messages) or (error if error.status in ONE_REQUEST else None)
             if fault is None:
                 raise
             return Refused(fault)
 
-    async def _request(self, server: int, index: int, asked: RolloutRequest, seed: int, version: int) -> Rollout:
+    async def _request(self, server: int, index: int, request: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()
-        body = chat_body(asked, self._sampling, seed)
+        body = chat_body(request, self._sampling, seed)
         found: tuple[tuple[int, ...], ...] = ()
-        if asked.further is None:
-            answer = await self._answered(server, index, body, choices=1)
+        if request.further is None:
+            answer = await self._post_chat(server, index, body, choices=1)
         else:
-            others = further_body(asked, asked.further, self._sampling, seed)
-            answer, found = await self._with_further(server, index, body, others, count=asked.further.count)
-        (choice,) = answer.choices
-        return Rollout(
-            prompt_token_ids=answer.prompt_token_ids,
-            token_ids=choice.token_ids,
-            text=choice.message.content,
-            server=self.base_urls[server],
-            version=version,
-            finish_reason=choice.finish_reason,
-            seed=seed,
-            seconds=time.monotonic() - start,
-            further=found,
-        )
+            others = further_body(request, request.further, self._sampling, seed)
+            answer, found = await self._with_further(server, index, body, others, count=request.further.count)
+        seconds = time.monotonic() - start
+        return answer.rollout(server=self.base_urls[server], version=version, seed=seed, seconds=seconds, further=found)
 
     async def _with_further(
         self, server: int, index: int, body: dict[str, Any], others: dict[str, Any], *, count: int
     ) -> tuple[Answer, tuple[tuple[int, ...], ...]]:
         """Return an answer and the ids of `count` further ones, requested at the same time."""
-        further = asyncio.create_task(self._answered(server, index, others, choices=count))
+        further = asyncio.create_task(self._post_chat(server, index, others, choices=count))
         try:
-            answer = await self._answered(server, index, body, choices=1)
+            answer = await self._post_chat(server, index, body, choices=1)
             return answer, tuple(tuple(one.token_ids) for one in (await further).choices)
         finally:
             further.cancel()
             await asyncio.gather(further, return_exceptions=True)
 
-    async def _answered(self, server: int, index: int, body: dict[str, Any], *, choices: int) -> Answer:
+    async def _post_chat(self, server: int, index: int, body: dict[str, Any], *, choices: int) -> Answer:
         with TIMELINE.request(self.base_urls[server]):
-            content = await self._called(
+            content = await self._call_server(
                 server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
             )
         try:
@@ -282,7 +272,7 @@ class ServerBackend:
             raise self._error(server, f"request {index}: unusable answer: {error}") from error
 
     async def _version(self, server: int) -> int:
-        content = await self._called(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)
+        content = await self._call_server(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)
         try:
             info = read_object(content)
         except ValueError as error:
@@ -292,7 +282,7 @@ class ServerBackend:
         found = str(info["weight_version"])
         return int(found) if found.isdecimal() else UNSYNCED
 
-    async def _called(self, server: int, method: str, path: str, what: str, **options: Any) -> bytes:
+    async def _call_server(self, server: int, method: str, path: str, what: str, **options: Any) -> bytes:
         """Return the content of an answer. Raises ServerError for none, and for any status but 200."""
         url = self.base_urls[server].rstrip("/") + path
         try:

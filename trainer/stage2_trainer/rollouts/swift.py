@@ -71,16 +71,16 @@ class SwiftBackend:
         if not requests:
             return []
         chunks = contiguous_chunks(len(requests), len(self._clients))
-        asked = [
+        shares = [
             in_background(self._chunk, client, requests, range(start, end), seed_plan, version)
             for client, (start, end) in zip(self._clients, chunks, strict=True)
             if start < end
         ]
         outcomes: list[Outcome] = []
         failures = []
-        for part in asked:
+        for part in shares:
             try:
-                outcomes += _result(part)
+                outcomes += _wait_for_share(part)
             except ServerError as error:
                 failures.append(error)
         if failures:
@@ -109,43 +109,35 @@ class SwiftBackend:
             config = request_config(self._sampling, seed_plan.seed(call[0]))
             outcomes |= {
                 i: one if isinstance(one, Refused) else self._rollout(client, i, one, version)
-                for i, one in self._answered(client, sent, config).items()
+                for i, one in self._send(client, sent, config).items()
             }
         return [outcomes[i] for i in indices]
 
-    def _answered(
-        self, client: ServerClient, asked: Mapping[int, RolloutRequest], config: Mapping[str, Any]
+    def _send(
+        self, client: ServerClient, requests: Mapping[int, RolloutRequest], config: Mapping[str, Any]
     ) -> dict[int, Mapping[str, Any] | Refused]:
         """Return the answers to a call, or the server's refusals."""
 
-        def ask(requests: Sequence[RolloutRequest]) -> list[dict[str, Any]]:
+        def ask(part: Sequence[RolloutRequest]) -> list[dict[str, Any]]:
             with ExitStack() as under_way:
-                for _ in requests:
+                for _ in part:
                     under_way.enter_context(TIMELINE.request(client.base_url))
-                return infer(client, requests, config, phase=PHASE, timeout_s=self._infer_timeout_s)
+                return infer(client, part, config, phase=PHASE, timeout_s=self._infer_timeout_s)
 
         def refuses_one(error: Exception) -> bool:
             return isinstance(error, ServerError) and error.status in ONE_REQUEST
 
-        return dict(zip(asked, ask_in_parts(ask, [*asked.values()], refuses=refuses_one), strict=True))
+        return dict(zip(requests, ask_in_parts(ask, [*requests.values()], refuses=refuses_one), strict=True))
 
     def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:
         try:
             answer = read_answer(json.dumps(item).encode())
         except ValueError as error:
             raise ServerError(client.base_url, PHASE, f"request {index}: unusable answer: {error}") from error
-        (choice,) = answer.choices
-        return Rollout(
-            prompt_token_ids=answer.prompt_token_ids,
-            token_ids=choice.token_ids,
-            text=choice.message.content,
-            server=client.base_url,
-            version=UNSYNCED if version is None else version,
-            finish_reason=choice.finish_reason,
-        )
+        return answer.rollout(server=client.base_url, version=UNSYNCED if version is None else version)
 
 
-def _result(part: Future[list[Outcome]]) -> list[Outcome]:
+def _wait_for_share(part: Future[list[Outcome]]) -> list[Outcome]:
     """Wait for a server's share, and log a warning while it takes long."""
     start = time.monotonic()
     while True:

@@ -14,6 +14,7 @@ from stage2_trainer.wire.requests import (
     POLICY_MODEL,
     FinishReason,
     FurtherAnswers,
+    Rollout,
     RolloutRequest,
     Sampling,
     further_seed,
@@ -96,6 +97,17 @@ class Answer(_Strict):
     object: Literal["chat.completion"]
     prompt_token_ids: Annotated[list[int], Field(min_length=1)]
     choices: Annotated[list[Choice], Field(min_length=1)]
+
+    def rollout(self, **origin: Any) -> Rollout:
+        """Return the rollout of an answer with one choice. origin: the other fields of `Rollout`."""
+        (choice,) = self.choices
+        return Rollout(
+            prompt_token_ids=self.prompt_token_ids,
+            token_ids=choice.token_ids,
+            text=choice.message.content,
+            finish_reason=choice.finish_reason,
+            **origin,
+        )
 
 
 def chat_body(request: RolloutRequest, sampling: Sampling, seed: int) -> dict[str, Any]:

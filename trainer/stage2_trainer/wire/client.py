@@ -37,10 +37,10 @@ HEALTH_ROUTES: dict[ServerProtocol, str] = {"vllm": HEALTH_ROUTE, "swift": f"{HE
 
 MAX_ERROR_CHARS = 600
 MAX_ANSWER_BYTES = 64 << 20
-"""An answer of 32,000 tokens with their log-probabilities has a tenth of it; more is refused unread."""
+"""An answer of 32,000 tokens with their log-probabilities takes a tenth of it; larger answers are refused."""
 MAX_LIST_BYTES = 8 * MAX_ANSWER_BYTES
 NOT_COMPRESSED = {"Accept-Encoding": "identity"}
-"""A few compressed bytes can stand for any number, and bounds are on what travels."""
+"""A few compressed bytes can expand to any number, and the limits apply to the bytes that travel."""
 JSON_TYPE = {"Content-Type": "application/json"}
 CONNECT_TIMEOUT_S = 10.0
 FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
@@ -80,8 +80,8 @@ class ServerClient:
         sent = {"data": body, "headers": JSON_TYPE} if isinstance(body, str) else {"json": body}
         return self._call("POST", path, phase, timeout_s=timeout_s, **sent)
 
-    def in_order(self, phase: str, made: Sequence[calls.Call]) -> list[dict[str, Any]]:
-        """Let the server make calls of its own routes, in order, in one request; returns the answers of those made.
+    def in_order(self, phase: str, planned: Sequence[calls.Call]) -> list[dict[str, Any]]:
+        """Send calls of the server's own routes in one request, to be made in order; return the answers of those made.
 
         The calls after one whose answer lacks what it demands are not made. Each may take `timeout_s`.
 
@@ -93,7 +93,7 @@ class ServerClient:
 
         async def call() -> None:
             nonlocal began
-            sent = {"data": calls.calls_to_json(made), "headers": JSON_TYPE}
+            sent = {"data": calls.calls_to_json(planned), "headers": JSON_TYPE}
             async with self._open("POST", calls.CALLS_ROUTE, self.timeout_s, **sent) as response:
                 if response.status == HTTPStatus.NOT_FOUND:
                     raise ValueError("answered 404: learner and server must have the same version of stage2")
@@ -101,18 +101,18 @@ class ServerClient:
                     content = await read_content(response, MAX_ANSWER_BYTES, timeout_s=self.timeout_s)
                     self._require_ok(response.status, content, "POST", calls.CALLS_ROUTE, phase)
                 began = True
-                async for line in _lines(response, timeout_s=self.timeout_s, most=len(made)):
-                    answers.append(self._answer_to(made[len(answers)], line))
+                async for line in _lines(response, timeout_s=self.timeout_s, most=len(planned)):
+                    answers.append(self._answer_to(planned[len(answers)], line))
 
         try:
             asyncio.run(call())
         except (*FAILED_CALL, ValueError) as error:
             reason = explain_failure(error, self.base_url)
-            if began and len(answers) < len(made):
-                missing = made[len(answers)]
+            if began and len(answers) < len(planned):
+                missing = planned[len(answers)]
                 raise ServerError(self.base_url, missing.phase, f"{missing.method} {missing.path}: {reason}") from error
             raise ServerError(self.base_url, phase, f"POST {calls.CALLS_ROUTE}: {reason}") from error
-        return self._require_all(made, answers)
+        return self._require_all(planned, answers)
 
     def post_for_list(
         self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
@@ -209,14 +209,14 @@ class ServerClient:
         self._require_ok(found.status, content, call.method, call.path, call.phase)
         return self._object(content, call.method, call.path, call.phase)
 
-    def _require_all(self, made: Sequence[calls.Call], answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _require_all(self, planned: Sequence[calls.Call], answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the answers, if they end where they should: with the last call, or the first of an unmet demand."""
-        unmet = (i for i, one in enumerate(answers) if not calls.is_met(made[i].demand, one))
-        should = next(unmet, len(made) - 1) + 1
+        unmet = (i for i, one in enumerate(answers) if not calls.is_met(planned[i].demand, one))
+        should = next(unmet, len(planned) - 1) + 1
         if len(answers) != should:
-            call = made[max(min(len(answers), should) - 1, 0)]
-            detail = f"POST {calls.CALLS_ROUTE} made {len(answers)} of {len(made)} calls, and should have made {should}"
-            raise ServerError(self.base_url, call.phase, detail)
+            call = planned[max(min(len(answers), should) - 1, 0)]
+            counts = f"made {len(answers)} of {len(planned)} calls, and should have made {should}"
+            raise ServerError(self.base_url, call.phase, f"POST {calls.CALLS_ROUTE} {counts}")
         return answers
 
     def _require_ok(self, status: int, content: bytes, method: str, path: str, phase: str) -> None:
@@ -229,7 +229,7 @@ class ServerClient:
 def wait_until_healthy(
     base_urls: Sequence[str], token: str, *, timeout_s: float | None = None, protocol: ServerProtocol = "vllm"
 ) -> None:
-    """Return once every server answers its health route; until then, log now and then which ones do not, and why.
+    """Return once every server answers its health route; log from time to time which ones do not, and why.
 
     timeout_s: counted once for all servers, which must accept the token then; None = wait for as long as it takes.
 
@@ -343,11 +343,11 @@ async def _lines(response: aiohttp.ClientResponse, *, timeout_s: float, most: in
 
 def _require_uncompressed(response: aiohttp.ClientResponse) -> None:
     if encoding := response.headers.get("Content-Encoding"):
-        raise ValueError(f"answered in the encoding {shortened(encoding)}, which was not asked for")
+        raise ValueError(f"answered in the encoding {shortened(encoding)}, which was not requested")
 
 
 def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerClient, ServerError]]:
-    """Ask all servers at once, since one that stands still takes the whole time limit of a call."""
+    """Check all servers at once, since one that hangs takes the whole time limit of a call."""
 
     def failure(client: ServerClient) -> ServerError | None:
         try:

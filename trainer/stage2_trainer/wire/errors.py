@@ -11,17 +11,17 @@ NAMED_CHARS = 64  # of what a call says; a group's name is 32
 
 
 class ServerError(RuntimeError):
-    """A rollout server did not do what was asked of it, or not in time.
+    """A rollout server did not do what was requested, or not in time.
 
     The message names the server, the phase and, where there is one, the request or the tensor. It is worth another
     try (a server may have been restarted), so a learner that gives up on it exits with `EXIT_RETRYABLE`.
 
-    status: the HTTP status of a server that answered, and refused; None of one that did not answer, or said that it
-    cannot now (503, as one does whose engine has died): it is waited for.
+    status: the HTTP status of a refusal; None if the server did not answer, or is unavailable (503, as when its engine
+    has died): the learner waits for it.
     """
 
     def __init__(self, server: str, phase: str, detail: str, *, status: int | None = None) -> None:
-        detail = one_line(detail)  # it may be what the server said
+        detail = one_line(detail)  # it may come from the server
         super().__init__(f"server {server}, phase {phase}: {detail}")
         self.server = server
         self.phase = phase
@@ -50,7 +50,7 @@ def join_errors(errors: list[ServerError]) -> ServerError:
 
 
 class LinkError(RuntimeError):
-    """A link between the learner and a server's worker could not be made, broke, or was too slow."""
+    """A link between the learner and a server's worker could not be opened, broke, or was too slow."""
 
 
 class OtherGroupError(RuntimeError):

@@ -102,7 +102,7 @@ def test_an_answer_that_has_begun_has_a_deadline_where_a_request_has_none(server
 
 
 def test_a_compressed_answer_is_refused(refused):
-    assert "encoding 'gzip', which was not asked for" in refused(Answer(gzip.compress(VERSION), encoding="gzip"))
+    assert "encoding 'gzip', which was not requested" in refused(Answer(gzip.compress(VERSION), encoding="gzip"))
 
 
 def test_an_error_that_looks_like_a_record_stays_in_its_line(refused):
