@@ -17,3 +17,17 @@ def stack():
 def folder(tmp_path, image_paths):
     harness.write_records(tmp_path, image_paths[:2])
     return tmp_path
+
+
+@pytest.fixture
+def make(folder, stack, model, encoder):
+    """A function that builds a trainer on the folder's records; its answers are scripted unless it has a source."""
+
+    def build(*patches, source=None):
+        model.train()
+        source = source or harness.Scripted(encoder, harness.answers(encoder))
+        trainer = harness.build(folder, harness.config(folder, *patches), model, encoder, source, stack)
+        trainer.current_gradient_accumulation_steps = 1
+        return trainer
+
+    return build

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from stage2_api.parsing import parse_run_config
 from stage2_api.pod.report import SyncStatus
 from stage2_api.runconfig import RunConfig
@@ -153,3 +155,20 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     )
     args = grpo_arguments(run, world_size=1, adapted=run.tuner.train_type == "lora")
     return GrpoTrainer(components=components, model=model, args=args, processing_class=encoder.processor)
+
+
+def answers(encoder: Encoder) -> list[list[int]]:
+    """Four answers: a right one, an empty one, one without form, and one of the wrong colour."""
+    right = '<DOMAIN=S>, <TASK=T>\n{"items": [{"desc": "box", "colour": {"red": 1}}]}'
+    texts = [right, "<DOMAIN=S>, <TASK=T>\n{}", "nothing", right.replace("red", "blue")]
+    return [encoder.tokenizer.encode(text) + encoder.end_of_turn_ids[:1] for text in texts]
+
+
+def scored(trainer: GrpoTrainer, *indices: int) -> dict[str, Any]:
+    """Generate and score answers to these records."""
+    return trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in indices])
+
+
+def gradient(loss: Any, model: Any) -> Any:
+    """Return the gradient of a loss at one weight of the text model."""
+    return torch.autograd.grad(loss, model.model.language_model.layers[0].mlp.up_proj.weight, retain_graph=True)[0]

@@ -17,7 +17,7 @@ from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest
 from tests.unit.trainer.grpo import harness
-from tests.unit.trainer.grpo.test_trainer import answers, gradient
+from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.processes import run_members
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,30 +51,19 @@ class Reading(harness.Scripted):
         return harness.RolloutBatch(outcomes, None, request.seeds(0))
 
 
-def build(folder, stack, model, encoder, source, *patches):
-    model.train()
-    trainer = harness.build(folder, harness.config(folder, *patches), model, encoder, source, stack)
-    trainer.current_gradient_accumulation_steps = 1
-    return trainer
-
-
-def scored(trainer, *indices):
-    return trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in indices])
-
-
 def noted(folder):
     lines = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == "bad_sample"]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
-def test_a_refused_prompt_moves_nothing_of_the_others(folder, stack, model, encoder, estimator):
+def test_a_refused_prompt_moves_nothing_of_the_others(make, folder, model, encoder, estimator):
     script = answers(encoder)
     patches = BY_TOKENS, {"rlhf": {"advantage_estimator": estimator}}
-    alone = build(folder, stack, model, encoder, harness.Scripted(encoder, script), *patches)
+    alone = make(*patches, source=harness.Scripted(encoder, script))
     alone.num_generations = 2
     expected = scored(alone, 0, 0)
-    trainer = build(folder, stack, model, encoder, Refusing(encoder, script, (2, 3)), *patches)
+    trainer = make(*patches, source=Refusing(encoder, script, (2, 3)))
     found = scored(trainer, 0, 0, 1, 1)
     assert expected["advantages"].abs().min() > 0
     torch.testing.assert_close(found["advantages"], torch.cat([expected["advantages"], torch.zeros(2)]))
@@ -89,12 +78,12 @@ def test_a_refused_prompt_moves_nothing_of_the_others(folder, stack, model, enco
     assert "too long" in line["reason"]
 
 
-def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(folder, stack, model, encoder, image_paths):
+def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(make, folder, encoder, image_paths):
     cut_off = folder / "cut-off.png"
     cut_off.write_bytes(Path(image_paths[1]).read_bytes()[:60])
     harness.write_records(folder, [image_paths[0], cut_off])
     saves = {"training": {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}}
-    trainer = build(folder, stack, model, encoder, Reading(encoder, answers(encoder)), saves)
+    trainer = make(saves, source=Reading(encoder, answers(encoder)))
     row = pickle.loads(pickle.dumps(trainer.components.rows.row(1)))  # as from a data loader's process
     assert str(cut_off) in str(row["fault"])
     trainer.train()
@@ -105,33 +94,41 @@ def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(folder, stack
     assert [one["image"] for one in kept] == [str(cut_off)]
 
 
-def test_with_one_sample_too_many_the_run_ends_with_its_name(folder, stack, model, encoder):
-    none = {"training": {"max_bad_samples": 0}}
-    trainer = build(folder, stack, model, encoder, Refusing(encoder, answers(encoder), (2, 3)), none)
+def test_with_one_sample_too_many_the_run_ends_with_its_name(make, encoder):
+    trainer = make({"training": {"max_bad_samples": 0}}, source=Refusing(encoder, answers(encoder), (2, 3)))
     with pytest.raises((TooManyBadSamples, ServerError), match="too long"):
         trainer.train()
 
 
-def test_a_step_of_bad_samples_alone_ends_the_run(folder, stack, model, encoder):
-    trainer = build(folder, stack, model, encoder, Refusing(encoder, answers(encoder), (0, 1, 2, 3)))
+def test_a_step_of_bad_samples_alone_ends_the_run(make, encoder):
+    trainer = make(source=Refusing(encoder, answers(encoder), (0, 1, 2, 3)))
     with pytest.raises(BadStepError, match="all 2 samples"):
         trainer.train()
 
 
-def evaluated(folder, stack, model, encoder, images):
-    """A trainer that evaluates two answers at a time to held-out records of these images."""
-    harness.write_records(folder, images, name="held-out.jsonl")
-    held_out = {
-        "training": {"eval_strategy": "steps", "per_device_eval_batch_size": 2},
-        "custom": {"val_jsonl": str(folder / "held-out.jsonl")},
-    }
-    return build(folder, stack, model, encoder, Reading(encoder, answers(encoder)), held_out)
+@pytest.fixture
+def evaluated(make, folder, encoder):
+    """A function that builds a trainer which evaluates two answers at a time to held-out records of these images."""
+
+    def build(images):
+        harness.write_records(folder, images, name="held-out.jsonl")
+        custom = {"val_jsonl": str(folder / "held-out.jsonl")}
+        training = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
+        return make({"training": training, "custom": custom}, source=Reading(encoder, answers(encoder)))
+
+    return build
 
 
-def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(folder, stack, model, encoder, image_paths):
-    cut_off = folder / "cut-off.png"
-    cut_off.write_bytes(b"")
-    trainer = evaluated(folder, stack, model, encoder, [image_paths[0], cut_off, cut_off, cut_off, image_paths[1]])
+@pytest.fixture
+def cut_off(folder):
+    """An image that cannot be read."""
+    path = folder / "cut-off.png"
+    path.write_bytes(b"")
+    return path
+
+
+def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(evaluated, folder, cut_off, image_paths):
+    trainer = evaluated([image_paths[0], cut_off, cut_off, cut_off, image_paths[1]])
     for _ in range(2):  # each evaluation meets them again
         assert trainer.evaluate()["eval_bad_samples"] == 3.0
     names = [trainer.components.held_out.records[index].sample_id for index in (1, 2, 3)]
@@ -140,10 +137,8 @@ def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(folder, s
     assert trainer.components.bad.total == 0
 
 
-def test_an_evaluation_of_bad_samples_alone_ends_the_run(folder, stack, model, encoder):
-    cut_off = folder / "cut-off.png"
-    cut_off.write_bytes(b"")
-    trainer = evaluated(folder, stack, model, encoder, [cut_off] * 4)
+def test_an_evaluation_of_bad_samples_alone_ends_the_run(evaluated, cut_off):
+    trainer = evaluated([cut_off] * 4)
     with pytest.raises(BadStepError, match=r"all 4 held-out samples .*cut-off"):
         trainer.evaluate()
 
@@ -165,14 +160,11 @@ def test_of_two_processes_a_held_out_sample_that_both_met_counts_once(tmp_path, 
     assert [line["sample_id"] for line in noted(tmp_path)] == ["a", "b", "c"] * 2
 
 
-def test_chord_takes_the_next_reference_where_an_image_cannot_be_read(folder, stack, model, encoder, image_paths):
-    cut_off = folder / "cut-off.png"
-    cut_off.write_bytes(b"")
+def test_chord_takes_the_next_reference_where_an_image_cannot_be_read(make, folder, cut_off, image_paths):
     harness.write_records(folder, [image_paths[0], cut_off])
-    trainer = build(folder, stack, model, encoder, harness.Scripted(encoder, answers(encoder)))
-    inputs, _ = trainer.components.references.batch(0, 2, 0)
+    inputs, _ = make().components.references.batch(0, 2, 0)
     assert torch.equal(inputs["input_ids"][0], inputs["input_ids"][1])
     harness.write_records(folder, [cut_off])
-    trainer = build(folder, stack, model, encoder, harness.Scripted(encoder, answers(encoder)))
+    trainer = make()
     with pytest.raises(ImageError, match="cut-off"):
         trainer.components.references.batch(0, 1, 0)

@@ -17,6 +17,7 @@ from stage2_trainer.grpo.trainer import _trl_reward
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
+from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.harness import read_log
 from tests.unit.trainer.log_page import explained
 
@@ -24,32 +25,25 @@ pytestmark = pytest.mark.timeout(300)
 KL = {"rlhf": {"beta": 0.5}}
 
 
-def answers(encoder):
-    right = '<DOMAIN=S>, <TASK=T>\n{"items": [{"desc": "box", "colour": {"red": 1}}]}'
-    texts = [right, "<DOMAIN=S>, <TASK=T>\n{}", "nothing", right.replace("red", "blue")]
-    return [encoder.tokenizer.encode(text) + encoder.end_of_turn_ids[:1] for text in texts]
-
-
-def theirs(run, model, processor):
-    """TRL's own trainer, with its own generation by transformers."""
+def theirs(run, model, processor, trainer=GRPOTrainer, args=None):
+    """TRL's own trainer, with its own generation by transformers, and its rows."""
     task, rlhf = Task.from_config(run), run.rlhf
     records = load_records(run.custom.train_jsonl, rules=record_rules(run))
     processor.tokenizer.padding_side = "left"
-    trainer = GRPOTrainer(
+    rewards = load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
+    made = trainer(
         model=model,
-        args=grpo_arguments(run, world_size=1, adapted=False),
-        reward_funcs=[
-            _trl_reward(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
-        ],
+        args=args or grpo_arguments(run, world_size=1, adapted=False),
+        reward_funcs=[_trl_reward(one, task.contract) for one in rewards],
         train_dataset=Rows(records, task).dataset(),
         processing_class=processor,
     )
-    return trainer, Rows(records, task)
+    return made, Rows(records, task)
 
 
 @pytest.mark.parametrize("patch", [{}, KL, {"rlhf": {"loss_type": "dapo", "scale_rewards": "batch"}}])
 def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_generation(
-    folder, stack, model, encoder, patch
+    make, folder, model, encoder, patch
 ):
     run = harness.config(folder, patch)
     reference, rows = theirs(run, model, encoder.processor)
@@ -63,13 +57,12 @@ def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_ge
     expected = reference._generate_and_score_completions([dict(row) for row in batch])
     loss = reference._compute_loss(model, expected)
 
-    ours = harness.build(folder, run, model, encoder, harness.Scripted(encoder, generated[0][0]), stack)
+    ours = make(patch, source=harness.Scripted(encoder, generated[0][0]))
     ours.reward_funcs = [_by_ids, _by_ids]
     found = ours._generate_and_score_completions([dict(row) for row in batch])
     assert expected["advantages"].abs().sum() > 0
     assert torch.equal(found["advantages"], expected["advantages"])
     assert torch.equal(found["completion_ids"], expected["completion_ids"])
-    ours.current_gradient_accumulation_steps = 1
     found_loss = ours._compute_loss(model, found)
     torch.testing.assert_close(found_loss, loss)
     # at the weights that answered, the loss may well be 0 and teach all the same: its gradient tells
@@ -77,18 +70,14 @@ def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_ge
     assert gradient(loss, model).norm() > 0
 
 
-def gradient(loss, model):
-    return torch.autograd.grad(loss, model.model.language_model.layers[0].mlp.up_proj.weight, retain_graph=True)[0]
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(folder, stack, model, encoder, beta):
+def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(make, folder, model, encoder, beta):
     patch = {"rlhf": {"advantage_estimator": "rloo", "kl_in_reward": True, "beta": beta, "num_generations": 4}}
     run = harness.config(folder, patch)
     script = answers(encoder)
     reference, rows = trls_rloo(run, model, encoder.processor)
     reference._generate_single_turn = lambda prompts, *_: [list(script[i]) for i in range(len(prompts))]
-    ours = harness.build(folder, run, model, encoder, harness.Scripted(encoder, script), stack)
+    ours = make(patch)
     with torch.no_grad():  # away from the reference model, so that there is a divergence
         model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
     model.train()
@@ -100,42 +89,30 @@ def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(folder, stack, model, e
 
 
 def trls_rloo(run, model, processor):
-    task, rlhf = Task.from_config(run), run.rlhf
-    records = load_records(run.custom.train_jsonl, rules=record_rules(run))
-    processor.tokenizer.padding_side = "left"
     args = RLOOConfig(
         output_dir=run.training.output_dir,
         per_device_train_batch_size=4,
         num_generations=4,
         generation_batch_size=4,
-        beta=rlhf.beta,
-        reward_weights=rlhf.resolved_weights,
+        beta=run.rlhf.beta,
+        reward_weights=run.rlhf.resolved_weights,
         normalize_advantages=False,
-        max_completion_length=rlhf.max_completion_length,
+        max_completion_length=run.rlhf.max_completion_length,
         report_to="none",
         use_cpu=True,
         bf16=False,
     )
-    trainer = RLOOTrainer(
-        model=model,
-        args=args,
-        reward_funcs=[
-            _trl_reward(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
-        ],
-        train_dataset=Rows(records, task).dataset(),
-        processing_class=processor,
-    )
-    return trainer, Rows(records, task)
+    return theirs(run, model, processor, RLOOTrainer, args)
 
 
 def _by_ids(completion_ids, **_):
     return [float(sum(ids) % 97) for ids in completion_ids]
 
 
-def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_the_log(folder, stack, model, encoder):
+def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_the_log(make, folder, model, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
-    harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
+    make(source=source).train()
     assert not torch.equal(before, model.model.language_model.layers[0].mlp.up_proj.weight)
     (step,) = read_log(folder)
     assert step["step"] == 1
@@ -153,24 +130,23 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     assert source.steps == [(0, 0)]
 
 
-def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
-    made = answers(encoder)
-    trainer = harness.build(folder, harness.config(folder), model, encoder, harness.Scripted(encoder, made), stack)
+def test_a_step_tells_how_fast_the_answers_came(make, folder, encoder):
+    trainer = make()
     trainer.train()
     (step,) = read_log(folder)
-    speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
+    speed = sum(len(ids) for ids in answers(encoder)) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
-def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(folder, stack, model, encoder):
+def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(make, folder, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     phases = dict.fromkeys(PHASES, 0.25)
     source.sync = SyncReport.create(
         0, 2.0, ["a"], bytes=100, tensors=3, wire_bytes=1_500_000_000, transport="nccl (NET/IB)", phase_seconds=phases,
         merge="server", merge_reason="why", rounding_kept=0.5,
     )  # fmt: skip
-    harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
+    make(source=source).train()
     (step,) = read_log(folder)
     assert {name: step[name] for name in explained("Weights and memory") if name.startswith("sync/")} == {
         "sync/version": 0.0,
@@ -186,9 +162,8 @@ def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(folder, s
     }
 
 
-def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):
-    source = harness.Scripted(encoder, answers(encoder))
-    trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
+def test_a_step_tells_where_its_time_went(make, folder):
+    trainer = make()
     TIMELINE.trace = TraceFile(folder / "trace.json", process="learner")
     trainer.train()
     TIMELINE.trace.close()
@@ -203,28 +178,18 @@ def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
-def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(
-    folder, stack, model, encoder, effective, needed
-):
+def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(make, effective, needed):
     batches = {"training": {"per_device_train_batch_size": 2, "effective_batch_size": effective}}
-    run = harness.config(folder, batches)
-    trainer = harness.build(folder, run, model, encoder, harness.Scripted(encoder, answers(encoder)), stack)
-    model.train()
-    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
-    assert ("old_per_token_logps" in found) is needed
+    assert ("old_per_token_logps" in scored(make(batches), 0, 0, 1, 1)) is needed
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(folder, stack, model, encoder, beta):
+def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(make, model, beta):
     patch = {"rlhf": {"kl_in_reward": True, "beta": beta, "advantage_estimator": "rloo"}}
-    trainer = harness.build(
-        folder, harness.config(folder, patch), model, encoder, harness.Scripted(encoder, answers(encoder)), stack
-    )
-    model.train()
+    trainer = make(patch)
     with torch.no_grad():
         model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
-    trainer.current_gradient_accumulation_steps = 1
+    found = scored(trainer, 0, 0, 1, 1)
     trainer._compute_loss(model, found)
     assert "kl" not in trainer._metrics["train"]
     rewards = trainer._scores @ trainer.reward_weights
@@ -232,35 +197,30 @@ def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(
     assert trainer.beta == beta
 
 
-def test_chord_mixes_the_reference_answers_in(folder, stack, model, encoder):
+def test_chord_mixes_the_reference_answers_in(make, folder):
     chord = {"enabled": True, "sft_per_device_train_batch_size": 2, "mu_warmup_steps": 0, "mu_decay_steps": 10,
              "mu_peak": 0.75, "mu_valley": 0.1, "enable_phi_function": False}  # fmt: skip
     patches = {"custom": {"grpo": {"chord": chord}}}, {"training": {"max_steps": 8, "learning_rate": 3e-3}}
-    trainer = harness.build(
-        folder, harness.config(folder, *patches), model, encoder, harness.Scripted(encoder, answers(encoder)), stack
-    )
-    trainer.train()
+    make(*patches).train()
     steps = read_log(folder)
     assert steps[0]["chord/mu"] == 0.75
     assert steps[-1]["chord/mu"] < 0.75
     assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]
 
 
-def test_a_server_that_reads_the_prompt_otherwise_is_refused(folder, stack, model, encoder):
+def test_a_server_that_reads_the_prompt_otherwise_is_refused(make, encoder):
     source = harness.Scripted(encoder, answers(encoder))
-    trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
+    trainer = make(source=source)
     source._encoder = type("Shifted", (), {"prompt": lambda self, chat: type(
         "Prompt", (), {"input_ids": encoder.prompt(chat).input_ids[1:]})()})()  # fmt: skip
     with pytest.raises(ConfigError, match="reads the same prompt"):
         trainer.train()
 
 
-def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(folder, stack, model, encoder):
+def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(make, encoder):
     image = encoder.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     source = harness.Scripted(encoder, [[50, 60, image, 70], [image, 50]])
-    trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
-    model.train()
-    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
+    found = scored(make(source=source), 0, 0, 1, 1)
     kept = [
         ids[there.bool()].tolist() for ids, there in zip(found["completion_ids"], found["completion_mask"], strict=True)
     ]
