@@ -1,6 +1,7 @@
 """An HTTP server of a test, in a thread."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,10 +40,17 @@ class Server(ThreadingHTTPServer):
     """A server whose clients may hang up at any time."""
 
     answer: Callable[[str, Any], tuple[int, Any]]
+    tls: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer, over TLS where the server has a certificate."""
+        if self.tls is not None:
+            request = self.tls.wrap_socket(request, server_side=True)
+        super().finish_request(request, client_address)
 
     def handle_error(self, *_: Any) -> None:
         """Print nothing."""

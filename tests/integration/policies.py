@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -114,11 +115,16 @@ def _move(parameters, amount):
 
 def grey_probe(model_path: Path, folder: Path) -> Probe:
     """A prompt with a grey image, by which servers and a learner are compared."""
-    path = folder / "image.png"
-    Image.fromarray(np.full((64, 96, 3), 200, dtype=np.uint8)).save(path)
-    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
-    chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+    chat = image_chat(folder / "image.png", np.full((64, 96, 3), 200, dtype=np.uint8))
     return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)
+
+
+def image_chat(path: Path, pixels: np.ndarray | None = None) -> list[dict[str, Any]]:
+    """The chat about an image, which is written first where its pixels are given."""
+    if pixels is not None:
+        Image.fromarray(pixels).save(path)
+    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
 
 
 def verify(model, probe, clients, *, tolerance, adapter=None, ask=server_logprobs):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from stage2_api.vllm import VllmSync
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer, Shipment
@@ -23,6 +24,7 @@ from stage2_trainer.sync.fleet.push import FullSync, WeightSync
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
 from tests import forked
 from tests.integration.conftest import Served, patience
 from tests.ports import free_port
@@ -135,6 +137,19 @@ def struck_server(served: Served, phase: str, blow: signal.Signals, who: int | N
         undo()
         with contextlib.suppress(ProcessLookupError):
             strike(served, signal.SIGCONT)
+
+
+def push_to_struck(
+    synchronizer: WeightSync, policy: nn.Module, healthy: Served, struck: Served, phase: str, blow: signal.Signals,
+    token: str, who: int | None = None,
+) -> None:  # fmt: skip
+    """Push version 2 while one of two servers is struck: it is named, and the other one has the weights."""
+    with struck_server(struck, phase, blow, who), pytest.raises(ServerError) as caught:
+        synchronizer.ensure_synced(policy, 2)
+    assert caught.value.server == struck.base_url
+    assert version_of(healthy, token) == "2"
+    if blow == signal.SIGKILL:
+        struck.process.wait(60)
 
 
 def _seen_to(order: Path) -> Callable[[], None]:

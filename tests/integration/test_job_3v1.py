@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests import forked
+from tests.integration.runs import learn
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def addresses(start_module_server):
 
 
 @pytest.fixture
-def trained(shapes, addresses, tmp_path, token_file):
+def trained(shapes, addresses, tmp_path, token_file, monkeypatch):
     """A function that trains one step of the job on the tiny model; it returns the step's record and its requests."""
 
     def run(**matching):
@@ -56,13 +55,9 @@ def trained(shapes, addresses, tmp_path, token_file):
         options["vllm"]["server"]["servers"] = addresses
         options["vllm"]["sync"]["verify_tolerance"] = 0.2  # the job computes in bfloat16, the stubs in float32
         options |= {"max_new_tokens": 128, **matching}
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-        command = [forked.STAGE2, "learn", tmp_path / "config.yaml"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "STAGE2_TOKEN_FILE": str(token_file)}
-        done = forked.run(command, imports=forked.LEARNER, env=environment)
-        assert done.returncode == 0, done.stderr[-4000:]
-        lines = map(json.loads, (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines())
-        return next(line for line in lines if line["event"] == "step"), tmp_path / "out"
+        monkeypatch.setenv("STAGE2_TOKEN_FILE", str(token_file))
+        (step,), _ = learn(config)
+        return step, tmp_path / "out"
 
     return run
 

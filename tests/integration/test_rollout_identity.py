@@ -7,14 +7,13 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.build import check_identity
 from stage2_trainer.wire.client import ServerClient
+from tests.integration.policies import image_chat
 from tests.unit.trainer.data.odd_images import FILES
 
 pytestmark = pytest.mark.timeout(600)
@@ -22,10 +21,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    path = tmp_path_factory.mktemp("identity") / "image.png"
-    Image.fromarray(np.full((48, 96, 3), 200, dtype=np.uint8)).save(path)
-    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
-    return [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+    folder = tmp_path_factory.mktemp("identity")
+    return image_chat(folder / "image.png", np.full((48, 96, 3), 200, dtype=np.uint8))
 
 
 @pytest.fixture(params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -61,8 +58,7 @@ def test_a_file_of_any_kind_is_seen_by_the_server_as_by_the_learner(client, mode
     """The check compares the processed pixels' hash and grid, as this server made them of what it was sent."""
     image, options = FILES[name]
     image.save(tmp_path / name, **options)
-    shown = {"type": "image_url", "image_url": {"url": image_url(str(tmp_path / name))}}
-    check(client, model_path, [{"role": "user", "content": [shown, {"type": "text", "text": "List the shapes."}]}])
+    check(client, model_path, image_chat(tmp_path / name))
 
 
 def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat):

@@ -10,13 +10,11 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.rollout_matching import RepeatTerminate
 from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.sync.fleet.proof import (
     BF16_TOLERANCE,
@@ -74,10 +72,7 @@ def chats(tmp_path_factory):
     for i, (width, height) in enumerate([(96, 96), (64, 96), (96, 48), (80, 80), (48, 48)]):
         pixels = np.full((height, width, 3), random.integers(180, 255, 3), dtype=np.uint8)
         pixels[height // 4 : height // 2, width // 4 : width // 2 + 8 * i % width] = random.integers(0, 255, 3)
-        path = folder / f"{i}.png"
-        Image.fromarray(pixels).save(path)
-        image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
-        made.append([{"role": "user", "content": [image, {"type": "text", "text": PROMPT}]}])
+        made.append(policies.image_chat(folder / f"{i}.png", pixels))
     return made
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from stage2_api.errors import EXIT_RETRYABLE
-from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import patience
 from tests.integration.strikes import (
@@ -21,9 +20,9 @@ from tests.integration.strikes import (
     deadline_s,
     every_case,
     proved,
+    push_to_struck,
     strike,
     struck_learner,
-    struck_server,
     version_of,
     waiting_learner,
 )
@@ -62,13 +61,8 @@ def test_so_is_one_that_merges_in_bfloat16(servers, renewed, make_sync, model_pa
 def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, token, push, phase, blow):
     sync = make_sync(healthy, struck, timeout_s=deadline_s(blow), **push.options())
     synchronizer = proved(sync, probe)
-    with struck_server(struck, phase, blow), pytest.raises(ServerError) as caught:
-        synchronizer.ensure_synced(policy, 2)
-    assert caught.value.server == struck.base_url
-    assert version_of(healthy, token) == "2"
-    if blow == signal.SIGKILL:
-        struck.process.wait()
-        struck = renewed("stub", struck.dtype, transport=struck.transport)
+    push_to_struck(synchronizer, policy, healthy, struck, phase, blow, token)
+    struck = renewed("stub", struck.dtype, transport=struck.transport)
     report = synchronizer.ensure_synced(policy, 3)
     assert report.merge == ("server" if push is MERGED else "learner")
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stage2_trainer.wire.errors import ServerError
-from tests.integration.conftest import patience, stop
-from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
+from tests.integration.conftest import patience
+from tests.integration.strikes import STANDSTILL_S, strike, version_of
 from tests.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,17 +30,6 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
     assert caught.value.server == lost.base_url
     assert "ClientConnectorError" in caught.value.detail
     assert version_of(healthy, token) == "2"
-
-
-def test_a_server_that_was_restarted_gets_everything_again(start_server, hasty, base, token):
-    first = start_server("stub")
-    sync = hasty(first, timeout_s=20)
-    sync.sync(base, version=1)
-    stop(first.process)
-    again = start_server("stub", ports=ports_of(first))
-    assert version_of(again, token) == "default"
-    sync.sync(base, version=2)
-    assert version_of(again, token) == "2"
 
 
 @pytest.mark.parametrize("bucket_bytes", [100_000, 2**29])

@@ -6,13 +6,11 @@ import signal
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.build import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, sample_probe, swift_logprobs
@@ -37,13 +35,8 @@ def served(start_module_server):
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swift")
-    made = []
-    for shade in (40, 120, 200):
-        path = folder / f"{shade}.png"
-        Image.fromarray(np.full((64, 96, 3), shade, dtype=np.uint8)).save(path)
-        image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
-        made.append([{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}])
-    return made
+    shades = (40, 120, 200)
+    return [policies.image_chat(folder / f"{k}.png", np.full((64, 96, 3), k, dtype=np.uint8)) for k in shades]
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, Seed
 from tests import certificates, forked
 from tests.integration import policies
 from tests.integration.conftest import patience
-from tests.integration.recorder import recording
 from tests.integration.test_fault_table import learner_config
 from tests.ports import free_port
+from tests.recorder import recording
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
@@ -25,8 +24,8 @@ from tests.integration.strikes import (
     deadline_s,
     every_case,
     proved,
+    push_to_struck,
     struck_learner,
-    struck_server,
     version_of,
     waiting_learner,
 )
@@ -80,13 +79,8 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
     healthy, struck = servers("stub", transport=transport), renewed("vllm", transport=transport)
     synchronizer = proved(make_sync(healthy, struck, timeout_s=deadline_s(blow), **push.options()), probe)
     engine = engine_of(struck) if who == "engine" else None
-    with struck_server(struck, phase, blow, engine), pytest.raises(ServerError) as caught:
-        synchronizer.ensure_synced(policy_of(push), 2)
-    assert caught.value.server == struck.base_url
-    assert version_of(healthy, token) == "2"
-    if blow == signal.SIGKILL:
-        struck.process.wait(60)
-        struck = renewed("vllm", transport=transport)
+    push_to_struck(synchronizer, policy_of(push), healthy, struck, phase, blow, token, engine)
+    struck = renewed("vllm", transport=transport)
     report = synchronizer.ensure_synced(policy_of(push), 3)
     assert report.merge == ("server" if push is MERGED else "learner")
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}

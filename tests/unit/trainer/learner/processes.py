@@ -1,11 +1,16 @@
 """Several learner processes of a test, without their imports: copies of the tests' fork server."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests import forked
+from tests.unit.trainer.conftest import TINY_MODEL
 
 IMPORTS = (*forked.LEARNER, "tests.unit.trainer.learner.harness")
 CODE = "import json, sys; from {module} import {name} as member; member(*json.loads(sys.argv[1]))"
@@ -22,3 +27,18 @@ def run_members(member: Callable[..., None], folder: Path, *arguments: object, c
             processes.append(forked.start(command, imports=IMPORTS, stdout=output))
     codes = [process.wait() for process in processes]
     assert codes == [0] * count, "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
+
+
+def join(rank: int, port: int) -> tuple[Any, Any]:
+    """Be one of two learner processes; returns the tiny model and an encoder."""
+    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+    from stage2_trainer.data.encode import Encoder
+    from stage2_trainer.process.transformers_compat import disable_cache
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    disable_cache(model)
+    return model, Encoder(AutoProcessor.from_pretrained(TINY_MODEL))

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.learner.listeners import rollout_document
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
@@ -23,6 +24,7 @@ from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.bad_samples import FILE
 from stage2_trainer.rollouts.errors import BadStepError
+from stage2_trainer.rollouts.replay import replay
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box, perfect, record
 
@@ -336,3 +338,48 @@ def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(train
     lines, _, _ = trained(records=records, max_steps=2, prepare=without_room)
     (told,) = [one for one in lines if one["event"] == "bad_sample"]
     assert (told["sample_id"], told["step"]) == ("record-0", 1)
+
+
+# --- answers too long for a row: cut after whole objects, skipped, or refused ----------------------------------------
+
+
+def too_long(trained, what, answer=endless_alone, rows=None, **options):
+    """Train a step with an answer that is too long for a row; returns what was matched and the step's record."""
+    lines, seen, _ = trained(
+        answer=answer, rows=rows or StepRowPlanner(ROW), overlong=OverlongRule(ROW, what), **options
+    )
+    return seen, [one for one in lines if one["event"] == "step"][-1]
+
+
+def test_an_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
+    seen, told = too_long(trained, "cut")
+    (cut,) = [one for one in seen if one.kept is not None]
+    assert (told["rollout/overlong_cut"], told["rollout/overlong_skipped"]) == (1, 0)
+    objects = json.loads(cut.target.y_train_text)
+    assert 1 < len(objects) < 9
+    assert objects["object_1"]["desc"] == "red box"
+    length = len(cut.rollout.prompt_token_ids) + cut.target.train_len + len(encoder.end_of_turn_ids)
+    one_object = (cut.target.train_len - 2) // len(objects)
+    assert ROW - one_object - 4 <= length <= ROW
+    lines = [rollout_document(one) for one in seen]
+    assert sum("kept_tokens" in line for line in lines) == 1
+    assert all(one.same for one in replay(lines, encoder.tokenizer)), "it can be replayed"
+
+
+@pytest.mark.parametrize("rows", [None, PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
+def test_nothing_of_a_skipped_answer_is_trained_on(trained, rows):
+    seen, told = too_long(trained, "skip", rows=rows)
+    assert [one.skipped for one in sorted(seen, key=lambda one: one.record.index)] == [False, True, False]
+    assert told["rollout/overlong_skipped"] == 1
+
+
+def test_a_sample_whose_true_objects_alone_are_too_long_is_skipped(trained, image_paths):
+    many = {f"object_{i}": box("red box", 100, 100, 400, 400 + i) for i in range(1, 9)}
+    records = [record(image_paths[0], 0, **many), record(image_paths[1], 1, object_1=many["object_1"])]
+    _, told = too_long(trained, "cut", answer=perfect, records=records)
+    assert (told["rollout/overlong_cut"], told["rollout/overlong_skipped"]) == (0, 1)
+
+
+def test_an_overlong_answer_is_refused_where_that_is_asked_for(trained):
+    with pytest.raises(PackingError, match="post_rollout_overlong"):
+        too_long(trained, "error")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration, TrainerCallback
+from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.encode import Encoder
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
 from tests.ports import free_port
-from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.harness import build, read_log, two_boxes
-from tests.unit.trainer.learner.processes import run_members
+from tests.unit.trainer.learner.processes import join, run_members
 
 BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
 EACH_SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -197,11 +194,7 @@ def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_pat
 
 def member(rank, port, folder, paths):
     """One of two learner processes, each on two records a step: of the second an image is lost, then a gradient."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    torch.set_num_threads(1)
-    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
+    model, encoder = join(rank, port)
     records = two_boxes([paths[0], paths[1], paths[2], paths[0] + ".gone"])
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "ddp_backend": "gloo", **EACH_SAVED}
     harness = build(Path(folder, f"rank-{rank}"), model, encoder, records, **options)

@@ -1,14 +1,28 @@
-"""Figures follow from counts; nothing divides by zero."""
+"""Figures follow from counts; nothing divides by zero; evaluation, `stage2 evaluate` and the page report the same."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from stage2_api.coordinates import coord_token
+from stage2_report.held_out import read_evaluations
+from stage2_trainer.data.records import load_records
+from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
+from stage2_trainer.learner.listeners import log_held_out_rollouts
 from stage2_trainer.learner.step_record import SampleStats, evaluation_metrics, rollout_metrics
+from stage2_trainer.matching import GTObject, serialize_objects
+from stage2_trainer.scores.answer_scores import AnswerScores
+from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.scored_image import scored_images
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
+from tests.unit.trainer.learner.harness import RecordingSync, ScriptedBackend, fresh_rollouts, perfect, sample_tools
+from tests.unit.trainer.scores.scenes import box, write_data
 
 GOOD = SampleStats(
     prompt_len=50, generated=40, valid_objects=3, gt_objects=2, matched=2, supervised=1, maskiou_sum=1.2,
@@ -96,3 +110,45 @@ def test_further_answers_have_figures_of_their_own_and_take_their_time():
 def test_beams_are_counted_apart():
     found = rollout_metrics([GOOD, replace(GOOD, beam=True), GOOD], top_k=5, generate_s=1.0)
     assert (found["rollout/decode_greedy"], found["rollout/decode_beam"]) == (2, 1)
+
+
+TRUTHS = [
+    [box("red box", 100, 100, 400, 400), box("blue box", 500, 500, 900, 800)],
+    [box("red box", 100, 100, 400, 400), box("red box", 0, 500, 300, 800)],
+    [box("blue box", 0, 0, 300, 300)],
+]
+
+
+def wrong(record):
+    """A wrong name, an object moved, one twice, one unknown; the last answer is cut off."""
+    first, *others = record.objects
+    said = [GTObject("blue box", "bbox", first.bins), *others, *others, box("unicorn", 0, 0, 90, 90)]
+    text = serialize_objects(said)
+    return text[:-30] if record.index == 2 else text
+
+
+@pytest.mark.parametrize("answer", [perfect, wrong])
+def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, image_paths, answer):
+    crowds = [{"desc": "unicorn", "bbox_2d": [coord_token(bin_) for bin_ in (0, 0, 90, 90)]}]
+    data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths, crowds=crowds)
+    records = load_records(data)
+    rollouts = JsonLines(tmp_path / "rollouts.jsonl")
+    evaluation = Evaluation(
+        tools=sample_tools(encoder),
+        rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None),
+        batch_size=2,
+        on_matched=log_held_out_rollouts(SilentLog(), rollouts),
+    )
+    learner = evaluation(records[::-1], model, global_step=4)
+    rollouts.close()
+    answered = read_rollouts(Rollouts(tmp_path / "rollouts.jsonl", 4), records, places_in(data))
+    offline = AnswerScores.from_images(scored_images(records, answered.answers)).figures(np.ones(3))
+    page = read_evaluations(tmp_path / "stage2_log.jsonl", {4})[4].scores.figures(np.ones(3))
+    said = {name: learner[f"rollout_{name}"] for name in METRICS.values()}
+    assert said == {name: offline[source] for source, name in METRICS.items()}
+    assert said == {name: page[source] for source, name in METRICS.items()}
+    assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(6 / 12))
+
+
+def test_an_evaluation_of_nothing_has_figures():
+    assert set(answer_metrics([], {}).values()) == {0.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from stage2_trainer.wire.requests import request_seed
 from tests.ports import free_port
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
-from tests.unit.trainer.learner.processes import run_members
+from tests.unit.trainer.learner.processes import join, run_members
 
 CLOSE = 1e-5
 ROW = 256  # tokens; two or three samples
@@ -196,19 +195,7 @@ def test_early_rows_keep_one_more_set_of_gradients(model):
 
 def member(rank, port, folder, paths):
     """One of two learner processes, each with its share of the records."""
-    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
-
-    from stage2_trainer.data.encode import Encoder
-    from stage2_trainer.process.transformers_compat import disable_cache
-    from tests.unit.trainer.conftest import TINY_MODEL
-
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )
-    torch.set_num_threads(1)
-    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    disable_cache(model)
-    encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
+    model, encoder = join(rank, port)
     options = whole(gradient_accumulation_steps=6, ddp_backend="gloo")
     # the second process has far more tokens: it needs more rows
     options["rows"] = StepRowPlanner(ROW if rank else 4 * ROW)

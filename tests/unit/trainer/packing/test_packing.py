@@ -15,6 +15,7 @@ from stage2_trainer.packing import (
 )
 from stage2_trainer.packing import window as packing_window
 from stage2_trainer.packing.window import Fillings, least_rows
+from tests.unit.trainer.matching.golden import golden
 
 
 def best_selection(lengths, cap):
@@ -214,3 +215,19 @@ def test_an_ended_search_is_not_called_a_proof(monkeypatch):
         monkeypatch.setattr(packing_window, name, 0)
     with pytest.raises(PackingError, match="whether they fit is not known: the search was ended after 0 steps"):
         pack_window([3, 4, 5, 6, 2, 8, 2], 10, 3)
+
+
+@pytest.mark.parametrize("case", golden()["select"])
+def test_select(case):
+    assert select_segments(case["lengths"], case["cap"]) == case["chosen"]
+
+
+@pytest.mark.parametrize("case", golden()["window"])
+def test_window(case):
+    if not case["feasible"]:
+        with pytest.raises(PackingError):
+            pack_window(case["lengths"], case["cap"], case["rows"])
+        return
+    rows = pack_window(case["lengths"], case["cap"], case["rows"])
+    assert len(rows) == case["rows"]
+    assert max(sum(case["lengths"][i] for i in row) for row in rows) <= case["cap"]

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.records import load_records
+from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare import annotations, record_writer, yolo
 from stage2_trainer.prepare.yolo import read_yolo
 from tests.unit.trainer.prepare.odd_sets import Imported, import_yolo
 from tests.unit.trainer.prepare.odd_sets import yolo as written
+from tiny_model.tokenizer import build_tokenizer
 
 BOX = "0 0.5 0.25 0.2 0.1"  # centre and size
 BINS = [400, 200, 600, 300]
@@ -202,3 +205,24 @@ def test_it_is_the_same_from_whichever_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "set" / "images")
     found = import_yolo(tmp_path, Path("data.yaml"))
     assert (len(found.objects), found.counts) == (1, {})
+
+
+@pytest.mark.parametrize("name", ["a<|coord_5|>b", "cat<|im_end|>", "<|image_pad|>"])
+def test_an_object_of_such_a_name_is_left_out_and_counted(tmp_path, name):
+    labels = {"a.png": "0 0.35 0.3 0.5 0.4\n1 0.5 0.5 0.5 0.5"}
+    found = import_yolo(tmp_path, written(tmp_path, labels, names=[name, "dog"]))
+    assert [desc for desc, _ in found.objects] == ["dog"]
+    assert found.counts == {record_writer.TOKEN_IN_DESC: 1}
+    assert len(load_records(found.output)[0].objects) == 1
+
+
+def test_every_special_token_of_the_stock_vocabulary_is_met_by_the_rule():
+    tokenizer = build_tokenizer(7, plain=False)
+    special = [one.content for one in tokenizer.added_tokens_decoder.values() if one.special]
+    assert {"<|im_end|>", "<|image_pad|>"} <= {*special}
+    assert all(holds_token(f"a{token}b") for token in special)
+
+
+@pytest.mark.parametrize("name", ["a < b | c > d", "<|>", "<| |>", "<cat>", "a|b", "|coord_5|"])
+def test_other_names_with_these_characters_are_names(name):
+    assert not holds_token(name)

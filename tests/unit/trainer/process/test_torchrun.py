@@ -1,4 +1,4 @@
-"""Exit codes of several learner processes, of real ones too."""
+"""Exit codes of several learner processes, of real ones too; SIGTERM is a request whenever it comes."""
 
 import os
 import subprocess
@@ -70,3 +70,22 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
 def test_the_command_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "stage2_cli", "--help"], capture_output=True, text=True, check=False)
     assert "learn" in done.stdout
+
+
+SIGNALS = 200_000  # of these some come while the one before is being taken
+LEARNER = f"""
+import os, subprocess, sys
+from stage2_trainer.process.interrupt import Interrupt
+
+Interrupt().listen()
+shower = "import os, signal, sys\\nfor _ in range({SIGNALS}): os.kill(int(sys.argv[1]), signal.SIGTERM)"
+sender = subprocess.Popen([sys.executable, "-c", shower, str(os.getpid())])
+while sender.poll() is None:
+    pass
+print("still answers")
+"""
+
+
+def test_signals_that_come_while_one_is_taken_block_nothing():
+    done = subprocess.run([sys.executable, "-c", LEARNER], capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "still answers\n", "")

@@ -55,15 +55,25 @@ async def settle():
         await asyncio.sleep(0)
 
 
-@pytest.fixture
+async def left_alone(server, timeout_s=0.0):
+    """Have a learner leave in the middle of an update that may take so long; returns the update, which goes on."""
+    hung_up = asyncio.Event()
+    await server.call("/init_weight_transfer_engine", json.dumps({"init_info": {"timeout_s": timeout_s}}).encode())
+    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
+    await settle()
+    hung_up.set()
+    await settle()
+    return update
+
+
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(routes, "LOADING_S", 0.0)
-    return b'{"init_info": {"timeout_s": 0.0}}'
 
 
-async def test_an_update_that_its_learner_waits_for_is_not_stuck(impatient):
+async def test_an_update_that_its_learner_waits_for_is_not_stuck():
     server = Server()
-    await server.call("/init_weight_transfer_engine", impatient)
+    await server.call("/init_weight_transfer_engine", b'{"init_info": {"timeout_s": 0.0}}')
     update = asyncio.ensure_future(server.call("/update_weights", b"names and shapes"))
     await settle()
     assert await server.call("/health") == 200
@@ -72,26 +82,18 @@ async def test_an_update_that_its_learner_waits_for_is_not_stuck(impatient):
     assert server.bodies == [b"names and shapes"]
 
 
-async def test_one_that_goes_on_although_its_learner_has_gone_is_told_by_health(impatient):
-    server, hung_up = Server(), asyncio.Event()
-    await server.call("/init_weight_transfer_engine", impatient)
-    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
-    await settle()
-    hung_up.set()
-    await settle()
+async def test_one_that_goes_on_although_its_learner_has_gone_is_reported_by_health():
+    server = Server()
+    update = await left_alone(server)
     assert await server.call("/health") == 503
     server.may_end.set()
     await update
     assert await server.call("/health") == 200
 
 
-async def test_it_has_as_long_as_its_own_deadline(impatient):
-    server, hung_up = Server(), asyncio.Event()
-    await server.call("/init_weight_transfer_engine", json.dumps({"init_info": {"timeout_s": 900}}).encode())
-    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
-    await settle()
-    hung_up.set()
-    await settle()
+async def test_it_has_as_long_as_its_own_deadline():
+    server = Server()
+    update = await left_alone(server, timeout_s=900)
     assert await server.call("/health") == 200
     server.may_end.set()
     await update

@@ -1,9 +1,7 @@
 """Calls made in order, as the learner asks for them: whatever a server answers is read, or an error of that server."""
 
 import contextlib
-import http.server
 import json
-import threading
 import time
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
+from tests.http_server import QuietHandler, serving
 
 PATIENCE_S = 0.4
 RESET = Call("reset caches", "/reset_prefix_cache", demand={"success": True})
@@ -19,47 +18,35 @@ WELL = {"status": 200, "content": "{}"}
 DONE = {"status": 200, "content": '{"success": true}'}
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """A server that answers `parts`: bytes, or seconds to wait."""
+class Handler(QuietHandler):
+    """Answers `server.parts`, each of them bytes or seconds to wait."""
 
     protocol_version = "HTTP/1.1"
-    parts: tuple[object, ...] = ()
-    status = 200
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(self.status)
+        self.send_response(self.server.status)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # the learner has given up, as some tests want
-            for part in (*self.parts, b""):
+            for part in (*self.server.parts, b""):
                 if isinstance(part, float):
                     time.sleep(part)
                 else:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
         self.close_connection = True
 
-    def log_message(self, *_):
-        """Say nothing."""
-
 
 @pytest.fixture
 def ask():
-    """A function that asks a server which answers these parts; what comes of it."""
-    servers = []
+    """A function that returns the outcome of calls to a server that answers these parts."""
+    with serving(Handler) as server:
 
-    def made(*parts, status=200):
-        handler = type("Answers", (Handler,), {"parts": parts, "status": status})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        servers.append(server)
-        client = ServerClient(f"http://127.0.0.1:{server.server_port}", "token", timeout_s=PATIENCE_S)
-        return client.in_order("finish", CALLS)
+        def answered(*parts, status=200):
+            server.parts, server.status = parts, status
+            return ServerClient(server.url, "token", timeout_s=PATIENCE_S).in_order("finish", CALLS)
 
-    yield made
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+        yield answered
 
 
 def line(answer):

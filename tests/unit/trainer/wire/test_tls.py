@@ -1,13 +1,10 @@
 """TLS between learner and servers: what is refused, on which side, and the sentence that says so."""
 
 import contextlib
-import json
 import os
 import socketserver
-import ssl
 import threading
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -17,48 +14,29 @@ from stage2_trainer.wire import credentials
 from stage2_trainer.wire.client import ServerClient, trusts_proxies
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests import certificates
+from tests import certificates, http_server
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=500)
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(http_server.QuietHandler):
     """Says that it holds no weights, and keeps what it is sent."""
 
     def do_GET(self):
         self.server.headers.append(self.headers.get("Authorization"))
-        body = json.dumps({"weight_version": "0"}).encode()
+        body = b'{"weight_version": "0"}'
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_):
-        pass
-
-
-class Server(ThreadingHTTPServer):
-    """Over TLS where it has a certificate; says nothing of handshakes that fail."""
-
-    context: ssl.SSLContext | None = None
-
-    def finish_request(self, request, client_address):
-        if self.context is not None:
-            request = self.context.wrap_socket(request, server_side=True)
-        super().finish_request(request, client_address)
-
-    def handle_error(self, request, client_address):
-        pass
-
 
 @contextlib.contextmanager
 def serving(files=None):
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with http_server.serving(Handler) as server:
         server.headers = []
-        server.context = credentials.Certificate(str(files.certificate), str(files.key)).context() if files else None
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.tls = credentials.Certificate(str(files.certificate), str(files.key)).context() if files else None
         yield server
-        server.shutdown()
 
 
 @pytest.fixture

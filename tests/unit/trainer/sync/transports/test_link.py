@@ -17,6 +17,7 @@ from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate
 from stage2_trainer.wire.errors import LinkError
 from tests import certificates
+from tests.recorder import recording
 
 LOOPBACK = "127.0.0.1"
 TOKEN = "a-token"
@@ -239,46 +240,16 @@ def test_a_link_is_lost_when_the_other_side_has_gone_and_not_before(links):
 # TLS
 
 
-class Between:
-    """Someone on the way between a worker and the learner, who hears everything and may change a byte."""
-
-    def __init__(self, stack, port, change_from=None):
-        self.heard = bytearray()
-        self._change_from = change_from
-        self._listening = stack.enter_context(socket.create_server((LOOPBACK, 0)))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._pass_on, args=(port,), daemon=True).start()
-
-    def _pass_on(self, port):
-        near, _ = self._listening.accept()
-        far = socket.create_connection((LOOPBACK, port))
-        for one, other in ((near, far), (far, near)):
-            threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
-
-    def _copy(self, one, other):
-        with contextlib.suppress(OSError):
-            while data := bytearray(one.recv(65536)):
-                self.heard += data
-                if self._change_from is not None and len(self.heard) > self._change_from:
-                    data[len(data) // 2] ^= 1
-                other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
-
-
 @contextlib.contextmanager
 def through(job, port, **options):
     """A link of a worker that dials through someone, with both its ends."""
-    with contextlib.ExitStack() as stack:
-        listener = job.listen(port)
-        stack.callback(listener.close)
-        between = Between(stack, port, **options)
+    with contextlib.closing(job.listen(port)) as listener, recording(port, **options) as between:
         (member,) = members(1)
         listener.expect([member])
-        worker = job.dial(between.port, member)
-        (learner,) = listener.take(PATIENCE_S, lambda: None)
-        stack.callback(worker.close)
-        stack.callback(learner.close)
-        yield learner, worker, between.heard
+        with contextlib.closing(job.dial(between.port, member)) as worker:
+            (learner,) = listener.take(PATIENCE_S, lambda: None)
+            with contextlib.closing(learner):
+                yield learner, worker, between.heard
 
 
 def test_over_tls_who_listens_hears_neither_weights_nor_proofs_and_without_it_the_weights(job, port):
@@ -389,12 +360,13 @@ def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, s
         job.listen(port)
 
 
-def test_more_silent_strangers_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch):
+@pytest.mark.parametrize("said", [b"", b"\0"], ids=["silent", "dripping"])
+def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch, said):
     monkeypatch.setattr(transfer, "MAX_HALF_OPEN", 8)
     expected = members(3)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5))
+            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5)).sendall(said)
         listener.expect(expected)
         dialled = dial_all(job, port, expected)
         assert len(taken(listener)) == 3
@@ -402,11 +374,19 @@ def test_more_silent_strangers_than_may_wait_keep_no_worker_out(listener, job, p
         assert len(listener._half_open) <= 8
 
 
-def test_a_silent_stranger_is_turned_away_at_the_deadline(listener, port, monkeypatch):
+def test_a_silent_stranger_reads_nothing_and_is_turned_away_at_the_deadline(listener, port, monkeypatch):
     monkeypatch.setattr(transfer, "ADMISSION_TIMEOUT_S", 0.2)
+    listener.expect(members(1))
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as silent:
-        while silent.recv(4096):
-            pass
+        assert silent.recv(4096) == b""
+
+
+def test_a_stranger_cannot_fill_the_learners_memory(listener, port):
+    poured = 0
+    with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
+        while poured < 2**28:
+            poured += stranger.send(bytes(2**16))
+    assert poured < 2**25, "the kernel's buffers, and no more"
 
 
 def test_nobody_else_takes_a_workers_place(listener, job, port):

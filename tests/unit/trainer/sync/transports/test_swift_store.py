@@ -3,7 +3,6 @@
 import pickle
 import random
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,34 +11,12 @@ from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, nc
 from vllm.distributed.utils import StatelessProcessGroup
 
 from stage2_trainer.sync.swift.swift_groups import BARRIER, UNIQUE_ID, SwiftStore
+from stage2_trainer.wire.background import in_background
 
 HOST = "127.0.0.1"
 ID = bytes(random.Random(4).randbytes(128))
 PATIENCE_S = 20.0
 KEY = "broadcast_from/0/{}"
-
-
-class Thread(threading.Thread):
-    """A step of another member, whose result or error is kept."""
-
-    def __init__(self, step, *arguments):
-        super().__init__(daemon=True)
-        self._step, self._arguments = step, arguments
-        self.result = self.error = None
-        self.start()
-
-    def run(self):
-        try:
-            self.result = self._step(*self._arguments)
-        except BaseException as error:  # noqa: BLE001  # for the test's own thread
-            self.error = error
-
-    def wait(self):
-        self.join(PATIENCE_S)
-        assert not self.is_alive()
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class Payload:
@@ -62,9 +39,9 @@ def group(port):
 
     def form(workers=1, timeout_s=PATIENCE_S):
         size = workers + 1
-        joining = [Thread(StatelessProcessGroup.create, HOST, port, rank, size) for rank in range(workers)]
+        joining = [in_background(StatelessProcessGroup.create, HOST, port, rank, size) for rank in range(workers)]
         store = SwiftStore(HOST, port, rank=workers, world_size=size, timeout_s=timeout_s)
-        return [one.wait() for one in joining], store
+        return [one.result(PATIENCE_S) for one in joining], store
 
     return form
 
@@ -77,14 +54,14 @@ def stranger(port):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_learner_gets_the_id_and_meets_the_workers_at_every_barrier(group, workers):
     members, store = group(workers)
-    got = [Thread(member.broadcast_obj, unique_id() if member.rank == 0 else None, 0) for member in members]
+    got = [in_background(member.broadcast_obj, unique_id() if member.rank == 0 else None, 0) for member in members]
     assert store.unique_id() == ID
-    assert all(bytes(bytearray(one.wait().internal)) == ID for one in got)
+    assert all(bytes(bytearray(one.result(PATIENCE_S).internal)) == ID for one in got)
     for _ in range(3):
-        meeting = [Thread(member.barrier, PATIENCE_S) for member in members]
+        meeting = [in_background(member.barrier, PATIENCE_S) for member in members]
         store.meet(PATIENCE_S)
         for one in meeting:
-            one.wait()
+            one.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("read", ["unique_id", "meet"])

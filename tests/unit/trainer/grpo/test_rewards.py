@@ -1,10 +1,161 @@
-"""Rewards on content, by worked examples."""
+"""Rewards on form and content, by worked examples; and by name: put together, weighed, and added by others."""
 
 from typing import Any
 
 import pytest
 
+from stage2_api.errors import ConfigError
+from stage2_trainer.grpo.rewards import Sample, load_rewards, score
+from stage2_trainer.grpo.rewards.registry import ENTRY_POINTS, known_rewards
 from tests.unit.trainer.grpo.summaries import IRRELEVANT, about, answer, irrelevant, sample, scored
+
+PACKAGE = """
+def brevity(sample):
+    return 1.0 / (1 + len(sample.text))
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A function that installs a package with rewards under the entry point, by their names."""
+
+    def install(**names):
+        (tmp_path / "their_rewards.py").write_text(PACKAGE)
+        information = tmp_path / "theirs-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = {target}" for name, target in names.items())
+        (information / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{lines}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+def test_scores_are_told_by_name_and_weighed_in_their_sum():
+    rewards = load_rewards(["summary.format", "summary.strict"], [2.0, 0.5])
+    found = score(rewards, sample("nothing"))
+    assert found.by_name == {"summary.format": 0.0, "summary.strict": -1.0}
+    assert found.total == -0.5
+    assert score(rewards, about({"统计": []}, {"统计": []})).total == 2.0
+
+
+def test_a_package_adds_a_reward_by_an_entry_point(package):
+    package(**{"theirs.brevity": "their_rewards:brevity"})
+    (reward,) = load_rewards(["theirs.brevity"], [1.0])
+    assert reward(Sample("abc")) == 0.25
+
+
+def test_a_name_that_is_taken_is_refused(package):
+    package(**{"summary.format": "their_rewards:brevity"})
+    with pytest.raises(ConfigError, match=r"summary\.format.*rename"):
+        load_rewards(["summary.format"], [1.0])
+
+
+def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(package):
+    package(**{"theirs.gone": "their_rewards:gone"})
+    with pytest.raises(ConfigError, match=r"theirs\.gone.*their_rewards:gone"):
+        load_rewards(["theirs.gone"], [1.0])
+
+
+def test_all_rewards_that_do_not_exist_are_named_with_those_that_do():
+    with pytest.raises(ConfigError) as refused:
+        load_rewards(["summary.format", "summary.fromat", "theirs.brevity"], [1.0] * 3)
+    assert [problem.path for problem in refused.value.problems] == ["rlhf.reward_funcs[1]", "rlhf.reward_funcs[2]"]
+    assert "summary.format" in refused.value.problems[0].rule
+
+
+def test_summaries_without_a_contract_are_refused():
+    (reward,) = load_rewards(["summary.format"], [1.0])
+    with pytest.raises(ConfigError, match=r"custom\.grpo\.summary"):
+        reward(Sample("x"))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "path"),
+    [({"_fusion_template": "summary_space"}, "_fusion_template"), ({"summary_ref": "nothing"}, "summary_ref")],
+)
+def test_a_record_outside_the_contract_is_refused(metadata, path):
+    (reward,) = load_rewards(["summary.content_f1"], [1.0])
+    one = about({"统计": []}, {"统计": []})
+    with pytest.raises(ConfigError, match=path):
+        reward(Sample(one.raw, {**one.metadata, **metadata}, one.contract))
+
+
+RIGHT = answer({"统计": []})
+OTHER_DOMAIN = answer({"统计": []}, domain="OUTDOOR")
+NO_JSON = answer("{'统计': []}")
+LIST = answer("[]")
+THREE_LINES = f"{RIGHT}\nmore"
+ONE_LINE = '{"统计": []}'
+TWICE = answer('{"统计": [{"类别": "cable", "fit": 1, "fit": 2}]}')
+FORBIDDEN = answer({"统计": [], "dataset": "x"})
+
+EXAMPLES = [
+    ("format", RIGHT, 1.0),
+    ("format", f"  {RIGHT}<|im_end|><|endoftext|>\n", 1.0),
+    ("format", OTHER_DOMAIN, 1.0),
+    ("format", NO_JSON, 1.0),
+    ("format", LIST, 0.0),
+    ("format", THREE_LINES, 0.0),
+    ("format", ONE_LINE, 0.0),
+    ("format", RIGHT.replace("INDOOR", "indoor"), 0.0),
+    ("header", RIGHT, 1.0),
+    ("header", THREE_LINES, 1.0),
+    ("header", OTHER_DOMAIN, 0.0),
+    ("header", ONE_LINE, 0.0),
+    ("strict", RIGHT, 0.0),
+    ("strict", NO_JSON, 0.0),
+    ("strict", OTHER_DOMAIN, -1.0),
+    ("strict", THREE_LINES, -1.0),
+    ("strict", ONE_LINE, -1.0),
+    ("parse", RIGHT, 0.0),
+    ("parse", OTHER_DOMAIN, 0.0),
+    ("parse", NO_JSON, -1.0),
+    ("parse", LIST, -1.0),
+    ("parse", ONE_LINE, -1.0),
+    ("parse", FORBIDDEN, -1.0),
+    ("no_dup_keys", RIGHT, 0.0),
+    ("no_dup_keys", TWICE, -1.0),
+    ("no_dup_keys", ONE_LINE, 0.0),
+    ("dataset", RIGHT, 1.0),
+    ("dataset", OTHER_DOMAIN, 0.0),
+    ("dataset", NO_JSON, 0.0),
+    ("dataset", FORBIDDEN, 0.0),
+]
+ABOUT_IRRELEVANT = [
+    ("format", IRRELEVANT, 1.0),
+    ("format", f"{IRRELEVANT}。", 0.0),
+    ("format", RIGHT, 0.0),
+    ("header", IRRELEVANT, 0.0),
+    ("header", RIGHT, -1.0),
+    ("header", f"{IRRELEVANT}<TASK=", -1.0),
+    ("strict", IRRELEVANT, 0.0),
+    ("parse", IRRELEVANT, 0.0),
+    ("no_dup_keys", TWICE, 0.0),
+    ("dataset", RIGHT, 0.0),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), EXAMPLES)
+def test_an_answer_scores_what_its_form_is_worth(name: str, text: str, expected: float) -> None:
+    assert scored(name, sample(text)) == expected
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), ABOUT_IRRELEVANT)
+def test_an_irrelevant_image_wants_its_fixed_text(name: str, text: str, expected: float) -> None:
+    assert scored(name, irrelevant(text)) == expected
+
+
+@pytest.mark.parametrize("name", sorted(known_rewards()))
+def test_a_record_that_is_no_summary_scores_nothing(name: str) -> None:
+    assert known_rewards()[name](sample(ONE_LINE, _fusion_mode="dense")) == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(known_rewards()))
+def test_a_reward_is_a_pure_function(name: str) -> None:
+    function = known_rewards()[name]
+    assert function(sample(RIGHT)) == function(sample(RIGHT))
+
 
 Summary = dict[str, Any]
 CONTENT = [

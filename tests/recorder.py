@@ -1,18 +1,23 @@
-"""Somebody on the network between learner and server, who passes everything on and keeps what was sent."""
+"""Somebody on the network between two ends, who passes everything on, keeps what was sent, and may change it."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
 
 class Recorder:
-    """A port of this machine that stands for another one; `heard` is all bytes, of both sides."""
+    """A port of this machine that stands for another one; `heard` is all bytes, of both sides.
 
-    def __init__(self, port: int) -> None:
+    change_from: behind so many bytes one of each message is changed.
+    """
+
+    def __init__(self, port: int, change_from: int = sys.maxsize) -> None:
         self.heard = bytearray()
+        self._change_from = change_from
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -36,16 +41,17 @@ class Recorder:
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(2**16):
+            while data := bytearray(source.recv(2**16)):
                 self.heard += data
+                data[len(data) // 2] ^= len(self.heard) > self._change_from
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager
-def recording(port: int) -> Iterator[Recorder]:
+def recording(port: int, **options: int) -> Iterator[Recorder]:
     """Stand between a port and who asks it, until the end of the block."""
-    recorder = Recorder(port)
+    recorder = Recorder(port, **options)
     try:
         yield recorder
     finally:
