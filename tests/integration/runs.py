@@ -1,12 +1,13 @@
 """The example job as processes: what the tests of `stage2 run` share."""
 
+import contextlib
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ def learn(
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
+
+
+@contextlib.contextmanager
+def learning(config: Path, log: Path, **environment: object) -> Iterator[forked.Forked]:
+    """Start a learner that writes into a log, and kill it with the block. environment: variables beside ours."""
+    variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    with log.open("wb") as output:
+        process = forked.start([STAGE2, "learn", config], imports=forked.LEARNER, env=variables, stdout=output)
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 def assert_resumes_alike(whole: Path, steps: Sequence[Mapping[str, Any]], middle: int, configuration: Any) -> None:

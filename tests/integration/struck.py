@@ -92,22 +92,21 @@ def in_save(own: WholeCheckpoints, model: nn.Module, trial, staged: Path) -> Non
         strike()
 
 
+PHASES = {
+    "rollouts": (HfBackend, "generate", in_rollouts),
+    "evaluation": (HfBackend, "generate", in_evaluation),
+    "engine": (ColocateEngine, "generate", in_engine),
+    "gradients": (RolloutMatchingTrainer, "compute_loss", in_gradients),
+    "optimizer": (RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep())),
+    "save": (WholeCheckpoints, "_write_aside", in_save),
+}
+
+
 def install(phase: str) -> None:
-    if phase == "rollouts":
-        before(HfBackend, "generate", in_rollouts)
-    elif phase == "evaluation":
-        before(HfBackend, "generate", in_evaluation)
-    elif phase == "engine":
-        before(ColocateEngine, "generate", in_engine)
-    elif phase == "gradients":
-        before(RolloutMatchingTrainer, "compute_loss", in_gradients)
-    elif phase == "optimizer":
-        before(RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep()))
-    elif phase.startswith("save"):
-        before(WholeCheckpoints, "_write_aside", in_save)
-    else:
-        assert phase == "loading", phase
+    if phase == "loading":
         strike()
+    else:
+        before(*PHASES[phase])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ tests/unit/trainer/rollouts/test_http, ports and tokens in test_serve and test_s
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -25,8 +24,8 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Sampling
-from tests import forked
 from tests.integration.conftest import patience, stop
+from tests.integration.runs import learning
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
 from tests.shapes import make_shapes
 
@@ -195,18 +194,12 @@ def test_a_learner_that_loses_its_server_for_good_stops_with_a_checkpoint_and_ex
 ):
     served = start_server("stub")
     config, log = learner_config(tmp_path, served, model_path), tmp_path / "learner.log"
-    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
-    with log.open("wb") as output:
-        command = [forked.STAGE2, "learn", config]
-        process = forked.start(command, imports=forked.LEARNER, env=environment, stdout=output)
-    try:
+    with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:
         while '"event": "step"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.2)
         strike(served, signal.SIGKILL)
         assert process.wait(timeout=120) == 75, log.read_text()
-    finally:
-        process.kill()
     said = log.read_text()
     assert f"server {served.base_url}" in said
     assert "not healthy within 5 s" in said

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import yaml
@@ -59,6 +61,17 @@ def run_job(folder: Path, *, backoff: int = 0, sharded: int | None = None, **tra
     return forked.start(command, imports=(*forked.GRPO, *forked.STUB, *more, "stage2_cli.run"), env=environment)
 
 
+@contextlib.contextmanager
+def running_job(folder: Path, **options: Any) -> Iterator[forked.Forked]:
+    """Run the tiny twin, and end it with the block."""
+    process = run_job(folder, **options)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(END_S)
+
+
 def finished(folder: Path, **training: object) -> list[dict]:
     process = run_job(folder, **training)
     assert process.wait(END_S) == 0, (folder / "logs" / "learner.log").read_text()[-4000:]
@@ -96,24 +109,19 @@ def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:
 
 def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(tmp_path: Path) -> None:
     victims = ["rank 0", "rank 1", LAUNCHER]
-    process = run_job(tmp_path, backoff=len(victims) - 1, max_steps=1000)
-    try:
+    with running_job(tmp_path, backoff=len(victims) - 1, max_steps=1000) as process:
         for victim in victims:
             learner = learner_that_trains(tmp_path)
             os.kill(learner[victim], signal.SIGKILL)
             wait_for(partial(ended, learner.values()))
         assert process.wait(END_S) != 0
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(END_S)
 
 
 @pytest.mark.parametrize("sharded", [None, 2], ids=["plain", "ZeRO-2"])
 def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_last_step(
     tmp_path: Path, sharded: int | None
 ) -> None:
-    process = run_job(tmp_path, sharded=sharded, max_steps=1000)
-    try:
+    with running_job(tmp_path, sharded=sharded, max_steps=1000):
         learner = learner_that_trains(tmp_path)
         (stub,) = processes(tmp_path, STUB_MODULE)
         os.kill(stub, signal.SIGSTOP)
@@ -125,22 +133,15 @@ def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_la
         assert "no answer in time" not in log.read_text()
         saved = {step for one in tmp_path.rglob("checkpoint-*") if (step := one.name.partition("-")[2]).isdecimal()}
         assert max(map(int, saved)) == steps(log)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(END_S)
 
 
 def test_when_the_server_cannot_come_back_all_learner_processes_end_with_the_retryable_code(tmp_path: Path) -> None:
-    process = run_job(tmp_path, max_steps=1000)
-    try:
+    with running_job(tmp_path, max_steps=1000) as process:
         learner_that_trains(tmp_path)
         (tmp_path / "etc" / "token" / "token").write_text("another")  # a server that starts again refuses the learner
         (stub,) = processes(tmp_path, STUB_MODULE)
         os.kill(stub, signal.SIGKILL)
         assert process.wait(END_S) == 75
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(END_S)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

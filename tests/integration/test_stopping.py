@@ -5,7 +5,6 @@ Servers are given minutes for an answer here, so a learner that waited for one w
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import time
@@ -14,8 +13,8 @@ import pytest
 import yaml
 
 from stage2_trainer.process.checkpoints import newest_whole
-from tests import forked
 from tests.integration.conftest import patience
+from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config, strike
 
 pytestmark = pytest.mark.timeout(300)
@@ -40,24 +39,10 @@ def learn(tmp_path, token_file, model_path):
         config["custom"]["val_jsonl"] = str(tmp_path / "shapes" / "held-out.jsonl")
         path.write_text(yaml.safe_dump(config))
         log = tmp_path / "learner.log"
-        environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
-        with log.open("wb") as output:
-            command = [forked.STAGE2, "learn", path]
-            process = stack.enter_context(
-                killed_at_the_end(forked.start(command, imports=forked.LEARNER, env=environment, stdout=output))
-            )
-        return process, log
+        return stack.enter_context(learning(path, log, STAGE2_TOKEN_FILE=token_file)), log
 
     with contextlib.ExitStack() as stack:
         yield start
-
-
-@contextlib.contextmanager
-def killed_at_the_end(process):
-    try:
-        yield process
-    finally:
-        process.kill()
 
 
 def said(process, log, words):

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import json
-import os
 import ssl
 import time
 from dataclasses import replace
@@ -17,9 +16,10 @@ from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan
-from tests import certificates, forked
+from tests import certificates
 from tests.integration import policies
 from tests.integration.conftest import patience
+from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config
 from tests.ports import free_port
 from tests.recorder import recording
@@ -111,29 +111,20 @@ def test_a_learner_trains_over_tls_and_tells_its_progress_over_it(
     tmp_path, start_server, token, token_file, files, model_path
 ):
     served, port = start_server("stub", tls=files), free_port()
-    environment = {
-        **os.environ,
-        **files.environment(),
-        "STAGE2_TOKEN_FILE": str(token_file),
-        "STAGE2_PROGRESS_PORT": str(port),
-    }
+    environment = {**files.environment(), "STAGE2_TOKEN_FILE": token_file, "STAGE2_PROGRESS_PORT": port}
     trusted, log = ssl.create_default_context(cafile=files.authority), tmp_path / "learner.log"
-    with overheard(served) as (reached, heard), log.open("wb") as output:
+    with overheard(served) as (reached, heard):
         path = learner_config(tmp_path, reached, model_path)
         config = yaml.safe_load(path.read_text())
         config["training"]["max_steps"] = STEPS
         path.write_text(yaml.safe_dump(config))
-        command = [forked.STAGE2, "learn", path]
-        process = forked.start(command, imports=forked.LEARNER, env=environment, stdout=output)
         told = None
-        try:
+        with learning(path, log, **environment) as process:
             while process.poll() is None:
                 with contextlib.suppress(httpx.TransportError):
                     url, header = f"https://{certificates.HOST}:{port}/progress", {"Authorization": f"Bearer {token}"}
                     told = httpx.get(url, headers=header, trust_env=False, verify=trusted).json()
                 time.sleep(0.1)
-        finally:
-            process.kill()
     assert process.returncode == 0, log.read_text()
     assert told is not None
     assert told["phase"] in ("loading", "waiting-for-servers", "syncing", "rollout", "training", "done")

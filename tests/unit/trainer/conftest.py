@@ -81,6 +81,22 @@ def chats(image_paths):
 
 
 @pytest.fixture
+def token(tmp_path, monkeypatch):
+    """The token of a job, in the file where its processes read it."""
+    (tmp_path / "token").write_text("secret\n")
+    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
+    return "secret"
+
+
+@pytest.fixture
+def termination_log(tmp_path, monkeypatch):
+    """The file in which a learner of one process leaves its last words."""
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return tmp_path / "termination.json"
+
+
+@pytest.fixture
 def servers_forgotten():
     """Make the process's timeline forget its servers when the test ends."""
     from stage2_trainer.telemetry.timeline import TIMELINE

@@ -13,27 +13,20 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.main import EXIT_FAILURE, check, learn
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import newest_whole, run_course, write_course
-from tests.unit.trainer.learner.configs import SERVER, run_config
-from tests.unit.trainer.learner.harness import box
+from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
 
 
 @pytest.fixture
-def environment(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+def environment(token, termination_log, monkeypatch):
     return monkeypatch
 
 
 @pytest.fixture
 def config(tmp_path, model_path, image_paths):
-    objects = [box("red box", 100, 100, 400, 400)]
-    line = {"images": [image_paths[0]], "width": 96, "height": 96, "units": "bins", "objects": objects}
-    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+    data = write_box_records(tmp_path / "train.jsonl", image_paths[0])
 
     def server(changed):
         return {**SERVER, "timeout_s": 0.5, **changed}
@@ -41,7 +34,7 @@ def config(tmp_path, model_path, image_paths):
     return lambda **changes: run_config(
         matching={"vllm": {"mode": "server", "server": server(changes.pop("server", {})), **changes.pop("vllm", {})}},
         training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False, **changes.pop("training", {})},
-        **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **changes},
+        **{"model": {"model": str(model_path)}, "train_jsonl": data, **changes},
     )
 
 

@@ -23,8 +23,7 @@ from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.serve.launch import serve
 from tests.hostile_checkpoints import Command
-from tests.unit.trainer.learner.configs import SERVER
-from tests.unit.trainer.learner.harness import box
+from tests.unit.trainer.learner.configs import SERVER, write_box_records
 
 WITH_CODE = "from pathlib import Path\nPath({made!r}).mkdir()\nclass Config: pass\n"
 KINDS = {"pickled": "model.allow_pickled_weights: true", "code": "model.allow_remote_code: true"}
@@ -75,13 +74,11 @@ def bad(request):
 
 def document(folder, tmp_path, image, **model):
     """A configuration of stage 2 with servers, whose records are right."""
-    line = {"width": 96, "height": 96, "units": "bins", "objects": [box("red box", 100, 100, 400, 400)]}
-    (tmp_path / "train.jsonl").write_text(json.dumps({"images": [str(image)], **line}))
     return {
         "model": {"model": str(folder), **model},
         "training": {"output_dir": str(tmp_path / "out")},
         "custom": {
-            "train_jsonl": str(tmp_path / "train.jsonl"),
+            "train_jsonl": write_box_records(tmp_path / "train.jsonl", image),
             "extra": {"rollout_matching": {"vllm": {"mode": "server", "server": SERVER}}},
         },
     }
@@ -92,19 +89,11 @@ def config(bad, tmp_path, image_paths):
     return parse_run_config(document(bad[0], tmp_path, image_paths[0]))
 
 
-@pytest.fixture
-def token(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
 @pytest.mark.parametrize("start", [main.learn, lambda config: main.check(config, world_size=1)], ids=["learn", "check"])
-def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, tmp_path, made, start):
+def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, termination_log, made, start):
     folder, way_out = bad
     assert start(config) == EXIT_CONFIG
-    said = json.loads((tmp_path / "termination.json").read_text())["message"]
+    said = json.loads(termination_log.read_text())["message"]
     assert said.startswith(f"model.model: '{str(folder)[:20]}")
     assert way_out in said
     assert not made.exists()

@@ -1,6 +1,5 @@
 """The doctor: what a run needs is compared with what a machine has, and every lack has a way out."""
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -24,8 +23,7 @@ from stage2_trainer.doctor.resources import (
     total,
 )
 from stage2_trainer.process.policy import load_policy, trainable_parameters
-from tests.unit.trainer.learner.configs import SERVER, run_config
-from tests.unit.trainer.learner.harness import box
+from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 
 GPU = Gpu(0, "NVIDIA H100", 80 * GIB, 0)
 
@@ -36,14 +34,13 @@ def machine(gpus=4, **changes):
 
 @pytest.fixture
 def config(tmp_path, model_path, image_paths):
-    line = {"images": [image_paths[0]], "width": 96, "height": 96, "units": "bins"}
-    (tmp_path / "train.jsonl").write_text(json.dumps(line | {"objects": [box("red box", 1, 1, 4, 4)]}))
+    data = write_box_records(tmp_path / "train.jsonl", image_paths[0])
 
     def make(*, training=(), matching=(), **top):
         return run_config(
             matching={"vllm": {"mode": "server", "server": SERVER, "max_model_len": 1000}, **dict(matching)},
             training={"output_dir": str(tmp_path / "out"), "save_total_limit": 2, **dict(training)},
-            **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **top},
+            **{"model": {"model": str(model_path)}, "train_jsonl": data, **top},
         )
 
     return make

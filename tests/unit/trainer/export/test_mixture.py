@@ -1,7 +1,5 @@
 """Exported mixtures of experts: transformers computes the same with them, in the stock layout, which vLLM needs."""
 
-import json
-
 import pytest
 import torch
 from peft import PeftModel
@@ -15,8 +13,7 @@ from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model
 from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
-from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import box
+from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 
@@ -56,20 +53,13 @@ def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_lay
 
 @pytest.mark.parametrize("tuner", [{"train_type": "full"}, {"modules_to_save": ["experts"]}])
 def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(mixture, tmp_path, image_paths, tuner):
-    line = {
-        "images": [image_paths[0]],
-        "width": 96,
-        "height": 96,
-        "units": "bins",
-        "objects": [box("cat", 1, 2, 30, 40)],
-    }
-    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+    data = write_box_records(tmp_path / "train.jsonl", image_paths[0])
     times = {"max_steps": 1, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
     config = run_config(
         model={"model": str(mixture), "torch_dtype": "float32"},
         tuner=tuner,
         training={"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, **times},
-        custom={"train_jsonl": str(tmp_path / "train.jsonl"), "trainer_variant": "sft"},
+        custom={"train_jsonl": data, "trainer_variant": "sft"},
     )
     assert learn(config) == 0
     opened = open_checkpoint(tmp_path / "run" / "checkpoint-1", model=str(mixture))

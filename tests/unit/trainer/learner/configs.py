@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from stage2_api.parsing import parse_run_config
 from stage2_api.runconfig import RunConfig
 
 SERVER = {"servers": [{"base_url": "http://127.0.0.1:1", "group_port": 2}]}
+
+
+def write_box_records(path: Path, *images: object, boxes: int = 1) -> str:
+    """Write a record of 96 by 96 pixels for each image, with a red box or none; return the file's name."""
+    line = {"width": 96, "height": 96, "units": "bins"}
+    objects = [{"desc": "red box", "bbox_2d": [100, 100, 400, 400]}] * boxes
+    path.write_text("\n".join(json.dumps({"images": [str(one)], **line, "objects": objects}) for one in images))
+    return str(path)
 
 
 def run_config(

@@ -75,22 +75,17 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
             tmp_path / f"{records}-{micro_steps}", model, encoder, some, rows=rows,
             per_device_train_batch_size=records, gradient_accumulation_steps=micro_steps,
         ).trainer  # fmt: skip
-        counted, train, finish = Counted(), type(trainer).train_rows, type(trainer)._finish_step
-        norm = type(trainer)._get_grad_norm
+        counted = Counted()
 
-        def train_rows(*args, **kwargs):
-            with OperatorReads(counted), PythonReads(counted):
-                return train(trainer, *args, **kwargs)
+        def counting(method):
+            def call(*args, **kwargs):
+                with OperatorReads(counted), PythonReads(counted):
+                    return method(*args, **kwargs)
 
-        def grad_norm(*args, **kwargs):
-            with OperatorReads(counted), PythonReads(counted):
-                return norm(trainer, *args, **kwargs)
+            return call
 
-        def finish_step(*args):
-            with OperatorReads(counted), PythonReads(counted):
-                return finish(trainer, *args)
-
-        trainer.train_rows, trainer._finish_step, trainer._get_grad_norm = train_rows, finish_step, grad_norm
+        for name in ("train_rows", "_finish_step", "_get_grad_norm"):
+            setattr(trainer, name, counting(getattr(trainer, name)))
         trainer.train()
         return counted
 

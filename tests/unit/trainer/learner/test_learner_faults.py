@@ -25,7 +25,7 @@ from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.bad_samples import FILE
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.replay import replay
-from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import box, perfect, record
 
 ROW = 200
@@ -64,30 +64,24 @@ class Run:
 
 
 @pytest.fixture
-def learn(tmp_path, model_path, monkeypatch):
+def learn(tmp_path, model_path, termination_log):
     """A function that runs `learn` on records of these images, two to a step; the first of them is whole."""
-    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
 
     def run(images: Sequence[Path], *, objects=True, model=model_path, held_out=(), **training) -> Run:
-        data = tmp_path / "train.jsonl"
-        found = [box("red box", 100, 100, 400, 400)] if objects else []
-        for path, some in ((data, images), (tmp_path / "val.jsonl", held_out or images[:1])):
-            line = {"width": 96, "height": 96, "units": "bins", "objects": found}
-            lines = [{"images": [str(one)], **line} for one in some]
-            path.write_text("\n".join(map(json.dumps, lines)))
+        data = write_box_records(tmp_path / "train.jsonl", *images, boxes=int(objects))
+        val = write_box_records(tmp_path / "val.jsonl", *(held_out or images[:1]), boxes=int(objects))
         config = run_config(
             matching={"rollout_backend": "hf", "max_new_tokens": 8, "rollout_generate_batch_size": 4},
             training={
                 "output_dir": str(tmp_path / "out"), "max_steps": 4, "per_device_train_batch_size": 2, "save_steps": 1,
                 "gradient_checkpointing": False, **training,
             },
-            train_jsonl=str(data),
+            train_jsonl=data,
             model={"model": str(model), "torch_dtype": "float32", "attn_impl": "sdpa"},
             tuner={"train_type": "lora", "lora_rank": 2},
         )  # fmt: skip
         config = config.model_copy(update={"custom": config.custom.model_copy(
-            update={"val_jsonl": str(tmp_path / "val.jsonl")}
+            update={"val_jsonl": val}
         )})  # fmt: skip
         return Run(tmp_path, main.learn(config))
 

@@ -155,31 +155,33 @@ def test_a_step_on_the_way_out_is_not_saved_either(make, model, tmp_path):
     assert newest_whole(tmp_path) is None
 
 
-def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(make, model):
+@pytest.fixture
+def half(make):
+    """A trainer in float16. There is no scaler on a CPU; what it would skip counts."""
     trainer = make()
-    object.__setattr__(trainer.args, "fp16", True)  # there is no scaler on a CPU; what it would skip counts
+    object.__setattr__(trainer.args, "fp16", True)
+    return trainer
+
+
+def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(half, model):
     for one in model.parameters():
         one.grad = torch.full_like(one, math.inf)
     for _ in range(MOST_OVERFLOWS - 1):
-        assert not math.isfinite(trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf)))
+        assert not math.isfinite(half._get_grad_norm(model, grad_norm=torch.tensor(math.inf)))
     with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
-        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
 
 
-def test_a_step_without_overflow_begins_the_count_again(make, model):
-    trainer = make()
-    object.__setattr__(trainer.args, "fp16", True)
+def test_a_step_without_overflow_begins_the_count_again(half, model):
     for _ in range(2 * MOST_OVERFLOWS):
-        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
-        trainer._get_grad_norm(model, grad_norm=torch.tensor(1.0))
+        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        half._get_grad_norm(model, grad_norm=torch.tensor(1.0))
 
 
-def test_a_weight_that_breaks_under_float16_is_no_overflow(make, model):
-    trainer = make()
-    object.__setattr__(trainer.args, "fp16", True)
+def test_a_weight_that_breaks_under_float16_is_no_overflow(half, model):
     break_weight(model)
     with pytest.raises(NonFiniteError, match=BROKEN):
-        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
 
 
 def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_path):

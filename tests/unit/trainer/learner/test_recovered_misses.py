@@ -8,7 +8,7 @@ from stage2_trainer.learner.rows import PackedRowPlanner, SingleRowPlanner, Step
 from stage2_trainer.wire.requests import FurtherAnswers
 from tests.unit.trainer.learner.harness import ScriptedBackend, build, only_first, perfect
 
-ROUNDING = 1e-5
+ROUNDING = 2e-5  # float32, another order of additions
 TWO = FurtherAnswers(2, 0.7)
 
 
@@ -57,7 +57,7 @@ def test_rows_do_not_matter(stepped, rows):
     single = stepped(perfect, perfect, rows=SingleRowPlanner())[0][-1]
     found = stepped(perfect, perfect, rows=rows)[0][-1]
     assert found["packing/post_rollout_segments"] == 3
-    assert told(found) == pytest.approx(told(single), rel=1e-4)
+    assert told(found) == pytest.approx(told(single), rel=ROUNDING)
 
 
 def test_steps_that_train_again_on_a_rollout_keep_its_weights(stepped):

@@ -19,7 +19,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
 from tests.http_server import answering
-from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
 from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
 
@@ -162,12 +162,9 @@ def without_version(path, body):
 
 
 @pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_for_a_server_is_named(say, said, monkeypatch, tmp_path, model_path, image_paths):
-    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
-    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": []}
-    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+def test_a_proxy_that_answers_for_a_server_is_named(
+    say, said, token, termination_log, tmp_path, model_path, image_paths
+):
 
     def health_alone(path, body):
         return (200, b"") if path == "/health" else say(path, body)
@@ -177,11 +174,11 @@ def test_a_proxy_that_answers_for_a_server_is_named(say, said, monkeypatch, tmp_
         config = run_config(
             matching={"vllm": {"mode": "server", "server": server}},
             training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
-            train_jsonl=str(tmp_path / "train.jsonl"),
+            train_jsonl=write_box_records(tmp_path / "train.jsonl", image_paths[0]),
             model={"model": str(model_path)},
         )
         assert main.learn(config) == EXIT_RETRYABLE
-    last_words = json.loads((tmp_path / "termination.json").read_text())["message"]
+    last_words = json.loads(termination_log.read_text())["message"]
     assert last_words.startswith(f"server {http.url}, phase version: GET /weight_info answered ")
     assert said in last_words
 

@@ -13,7 +13,7 @@ from stage2_trainer.learner.rows import PackedRowPlanner
 from stage2_trainer.learner.step import run_inside
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.wire.requests import request_seed
-from tests.unit.trainer.learner.harness import only_first, perfect, shifted
+from tests.unit.trainer.learner.harness import only_first, perfect
 
 ROUNDING = 2e-5  # float32, another order of additions
 
@@ -31,18 +31,6 @@ def test_a_step_changes_weights_and_is_told_in_one_record(make, model):
     assert step["rollout/fn_appended"] == 3
     assert step["grad_norm"] > 0
     assert (harness.reporter.current.step, harness.reporter.current.loss) == (1, step["loss"])
-
-
-def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model):
-    found = {}
-    for name, rows in (("single", None), ("packed", PackedRowPlanner(600, capacity=8, min_fill=0.1))):
-        model.zero_grad()
-        harness = make(answer=shifted, rows=rows, learning_rate=0.0, max_grad_norm=0.0)
-        harness.train()
-        found[name] = harness.lines("step")[-1]
-    for key in ("loss", "loss/ce", "loss/coord_prefix", "grad_norm"):
-        assert found["packed"][key] == pytest.approx(found["single"][key], rel=ROUNDING), key
-    assert found["packed"]["packing/post_rollout_segments"] == 3
 
 
 def test_what_does_not_fit_a_row_is_trained_on_later(make):

@@ -154,15 +154,6 @@ def test_thousands_of_small_windows_are_packed_or_rightly_refused():
     assert 1000 < packed < 3000
 
 
-def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
-    binpacking = pytest.importorskip("binpacking")
-    for cap, _, lengths in small_cases(2000, most=12):
-        room = cap - lengths[0]
-        others = [length for length in lengths[1:] if length <= room]
-        bins = binpacking.to_constant_volume(others, room) if others else [[]]
-        assert sum(lengths[i] for i in select_segments(lengths, cap)) >= lengths[0] + max(map(sum, bins))
-
-
 def tight_cases(count):
     """Windows of as many rows as the first bound asks for, which longest first onto the emptiest row does not place."""
     random_ = random.Random(29)

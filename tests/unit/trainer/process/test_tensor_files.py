@@ -14,8 +14,7 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_trainer import main
 from stage2_trainer.process.tensor_files import FORCED, UNFORCED, load_tensors, refuse_code, tensors_alone
 from tests.hostile_checkpoints import Command, plant
-from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import box
+from tests.unit.trainer.learner.configs import run_config, write_box_records
 
 STEPS = 2
 
@@ -23,9 +22,7 @@ STEPS = 2
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, model_path, image_paths):
     """A function that learns, in a folder, up to a step, and the folder of a run of one step."""
-    data = tmp_path_factory.mktemp("data") / "train.jsonl"
-    line = {"width": 96, "height": 96, "units": "bins", "objects": [box("red box", 100, 100, 400, 400)]}
-    data.write_text(json.dumps({"images": [str(image_paths[0])], **line}))
+    data = write_box_records(tmp_path_factory.mktemp("data") / "train.jsonl", image_paths[0])
 
     def learn(folder, steps):
         config = run_config(
@@ -34,7 +31,7 @@ def trained(tmp_path_factory, model_path, image_paths):
                 "gradient_checkpointing": False, "resume": "allow-changes", "eval_strategy": "no",
                 "save_strategy": "steps",
             },
-            train_jsonl=str(data),
+            train_jsonl=data,
             model={"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},
             tuner={"train_type": "lora", "lora_rank": 2},
             global_max_length=512,
@@ -48,15 +45,14 @@ def trained(tmp_path_factory, model_path, image_paths):
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_path, monkeypatch, name):
+def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_path, termination_log, name):
     learn, whole = trained
-    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
     shutil.copytree(whole, tmp_path / "run")
     file, made = tmp_path / "run" / "checkpoint-1" / name, tmp_path / "made"
     assert file.exists()
     plant(file, made)
     assert learn(tmp_path / "run", STEPS) == EXIT_CONFIG
-    said = json.loads((tmp_path / "termination.json").read_text())["message"]
+    said = json.loads(termination_log.read_text())["message"]
     assert f"{file.name} must hold tensors and settings only" in said
     assert "it names posix.mkdir" in said
     assert "remove this one" in said

@@ -1,4 +1,7 @@
-"""Proofs of colocated engines in two processes: a contradiction of one ends both, and only both prove a step."""
+"""Colocated engines in several processes: a contradiction of one ends all, and all together prove a step.
+
+Requests of a tensor-parallel group are gathered and divided again.
+"""
 
 import json
 from pathlib import Path
@@ -10,7 +13,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.rollouts.colocate import EngineProver
+from stage2_trainer.rollouts.colocate import EngineProver, TensorParallel
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
 from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
 from tests.unit.trainer.conftest import TINY_MODEL
@@ -73,3 +76,24 @@ def test_a_process_that_is_asked_to_stop_during_a_proof_holds_nobody_up(tmp_path
     (steps, said), (other_steps, other_said) = run(tmp_path, 1, (0.0, 0.0), (STOP, 0.0))
     assert (steps, said) == ([0], "asked to stop")
     assert (other_steps, other_said) == ([0, 0], "")
+
+
+COUNTS = (2, 0, 1, 3)
+
+
+def gathering(rank, folder):
+    """One of two groups of two processes, each with requests of its own."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(COUNTS))
+    mine = [f"{rank}.{i}" for i in range(COUNTS[rank])]
+    everyone, own = TensorParallel(2).together(mine)
+    Path(folder, f"{rank}.json").write_text(json.dumps([mine, everyone, everyone[own]]))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(300)
+def test_every_member_sees_its_whole_group_and_keeps_its_own(tmp_path):
+    run_members(gathering, tmp_path, str(tmp_path), count=len(COUNTS))
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(len(COUNTS))]
+    assert all(mine == kept for mine, _, kept in found)
+    assert found[0][1] == found[1][1] == ["0.0", "0.1"]
+    assert found[2][1] == found[3][1] == ["2.0", "3.0", "3.1", "3.2"]

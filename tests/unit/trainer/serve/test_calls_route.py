@@ -64,9 +64,7 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("secret")
-    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
+def server(token):
     return Server()
 
 

@@ -5,8 +5,6 @@ import socket
 
 import pytest
 
-from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
-
 LOOPBACK = "127.0.0.1"
 
 
@@ -15,14 +13,6 @@ def port():
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
-
-
-@pytest.fixture
-def token(tmp_path, monkeypatch):
-    path = tmp_path / "token"
-    path.write_text("a-token-of-this-test\n")
-    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(path))
-    return "a-token-of-this-test"
 
 
 @pytest.fixture
