@@ -29,9 +29,9 @@ def examine(file: Path, *, mapped: Sequence[str]) -> int:
         devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
         paths = PathMap({**host_paths(job), **mappings})
         config = type(spec.config).model_validate(paths.localise(spec.config.model_dump()))
-        examination = Examination(config, Machine.this(), devices)
+        examination = Examination(config, Machine.detect(), devices)
     else:
-        examination = Examination(load_config(file), Machine.this())
+        examination = Examination(load_config(file), Machine.detect())
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     with console.status("checking"):
         findings = list(examination.findings())

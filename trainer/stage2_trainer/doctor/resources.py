@@ -183,7 +183,7 @@ class Machine:
         return min((gpu.total for gpu in self.gpus), default=None)
 
     @classmethod
-    def this(cls) -> Machine:
+    def detect(cls) -> Machine:
         """Return the machine, or the container, in which this process runs."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0  # a driver may be too old for PyTorch
         return cls(

@@ -57,7 +57,7 @@ class Evaluation:
         """
         start = perf_counter()
         batches = batches_of_rank(records, self.batch_size)
-        matched, found = self._answered(batches, model, global_step=global_step)
+        matched, found = self._generate_and_match(batches, model, global_step=global_step)
         bad = self.tools.bad.note_held_out(found, step=global_step, of=len(records))
         self.on_matched(global_step, matched)
         answers = {one.record.index: from_parsed(one.target.parsed, one.rollout.finish_reason) for one in matched}
@@ -73,7 +73,7 @@ class Evaluation:
             **answer_metrics(records, {index: one for *_, share in everywhere for index, one in share.items()}),
         }
 
-    def _answered(
+    def _generate_and_match(
         self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
     ) -> tuple[list[Matched], list[BadSample]]:
         """Return the matched samples of this process, all requested at once, and the bad ones."""

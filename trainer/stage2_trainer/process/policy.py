@@ -57,7 +57,7 @@ def load_policy(config: RunConfig) -> Any:
 
     The random values with which adapters begin are seeded: runs are repeatable, and all processes begin alike.
     """
-    if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
+    if problem := unused_gpu(Installation.detect(os.environ), available=torch.cuda.is_available()):
         raise ConfigError((problem,))
     set_seed(config.training.seed)
     attention = attention_here(config.model.attn_impl)

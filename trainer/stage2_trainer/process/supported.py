@@ -31,7 +31,7 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         *_deepspeed(config),
         *_trackers(config),
     ]
-    if driver := learner_problem(Installation.here(os.environ)):
+    if driver := learner_problem(Installation.detect(os.environ)):
         problems.append(driver)
     if problems:
         raise ConfigError(problems)

@@ -150,7 +150,7 @@ class ColocateEngine:
         mine = [_Call(list(one.messages), seed_plan.seed(i), one.further) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
-        answers = [answer for part in self._calls(everyone) for answer in self._answered(part)]
+        answers = [answer for part in self._calls(everyone) for answer in self._generate_part(part)]
         self._sleep()
         return [one if isinstance(one, Refused) else _rollout(*one, version or 0) for one in answers[own]]
 
@@ -171,7 +171,7 @@ class ColocateEngine:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
-    def _answered(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
+    def _generate_part(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
         """Return vLLM's answers with the further ones, or its refusals; all members of the group send the same."""
         from vllm.exceptions import VLLMClientError
 

@@ -44,7 +44,7 @@ class Installation:
     visible: str | None
 
     @classmethod
-    def here(cls, environment: Mapping[str, str]) -> Installation:
+    def detect(cls, environment: Mapping[str, str]) -> Installation:
         """Look at this environment and this machine; no library is imported, and no GPU touched."""
         if not is_for_gpus(installed_names(), has_device=_DEVICE.exists()):
             return cls(False, None, None, environment.get(VISIBLE_VARIABLE))

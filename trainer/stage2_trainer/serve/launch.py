@@ -51,7 +51,7 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     if (
         engine == "vllm"
         and installed_platform() == "cuda"
-        and (problem := server_problem(Installation.here(os.environ)))
+        and (problem := server_problem(Installation.detect(os.environ)))
     ):
         raise ConfigError((problem,))
     command, env = server_process(with_local_model(config), server, endpoint, engine)

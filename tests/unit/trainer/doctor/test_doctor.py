@@ -202,14 +202,14 @@ def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-    found = Machine.this()
+    found = Machine.detect()
     assert [(gpu.index, gpu.used // GIB) for gpu in found.gpus] == [(0, 0), (1, 70), (2, 79)]
     assert found.smallest_gpu == 80 * GIB
 
 
 def test_a_machine_without_gpus_has_no_smallest_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert Machine.this().smallest_gpu is None
+    assert Machine.detect().smallest_gpu is None
 
 
 def test_images_are_looked_at_by_their_headers(tmp_path):

@@ -104,7 +104,7 @@ def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tm
 def test_a_learner_says_so_before_it_reads_a_model(monkeypatch, start):
     old = installation(driver="570.86.15")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(Installation, "here", classmethod(lambda cls, environment: old))
+    monkeypatch.setattr(Installation, "detect", classmethod(lambda cls, environment: old))
     with pytest.raises(ConfigError, match=r"driver.*570\.86\.15"):
         start(run_config())
 
