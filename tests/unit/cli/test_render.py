@@ -10,17 +10,14 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.config_files import CLUSTER, set_fields
 from stage2_cli.render import render_job
+from tests.unit.api.wrong_jobs import merge_patch
 
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
 
 
 def job(**spec: Any) -> dict[str, Any]:
-    made: dict[str, Any] = yaml.safe_load(JOB.read_text())
-    del made["spec"]["activeDeadlineSeconds"]
-    for key, value in spec.items():
-        found = made["spec"].get(key)
-        made["spec"][key] = {**found, **value} if isinstance(found, dict) else value
-    return made
+    whole = yaml.safe_load(JOB.read_text())
+    return dict(merge_patch(whole, {"spec": {"activeDeadlineSeconds": None, **spec}}))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from stage2_controller.plan import Plan
 from stage2_controller.plan import plan as make_plan
 from stage2_controller.spec import credentials, names
 from stage2_controller.spec.settings import Settings
+from tests.unit.api.wrong_jobs import merge_patch
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test", kueue=True)
@@ -36,7 +37,7 @@ def job(name: str = "job-3v1", *, config: Mapping[str, Any] | None = None, **spe
         "rollout": {"servers": 3, "gpusPerServer": 1, "port": 8000},
         "learner": {"gpus": 1, "backoffLimit": 3},
         "volumes": [{"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "data"}}],
-        "config": _merge(_CONFIG, config or {}),
+        "config": merge_patch(copy.deepcopy(_CONFIG), config or {}),
         **spec,
     }
     metadata = {"name": name, "namespace": "team-a", "uid": f"uid-of-{name}", "generation": 1, "resourceVersion": "1"}
@@ -241,14 +242,6 @@ def termination(**fields: Any) -> str:
 def owner(raw: Object) -> manifest.Owner:
     """The job as the owner of its children."""
     return manifest.Owner(*(raw["metadata"][key] for key in ("name", "namespace", "uid")))
-
-
-def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
-    merged = copy.deepcopy(dict(base))
-    for key, value in more.items():
-        known = merged.get(key)
-        merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def edited(raw: Object, **spec: Any) -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,15 @@ SEED = 7
 def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of every file below a folder, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def written_twice(folder: Path, script: str, *options: str) -> Path:
+    """A folder that a script has written, as it has a second one."""
+    for name in ("a", "b"):
+        command = [sys.executable, str(EXAMPLES / script), str(folder / name), *options]
+        subprocess.run(command, check=True, capture_output=True)
+    assert contents(folder / "a") == contents(folder / "b")
+    return folder / "a"
 
 
 @pytest.fixture(scope="session", autouse=True)

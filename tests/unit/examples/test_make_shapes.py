@@ -1,8 +1,6 @@
 """The data set script: the same arguments give the same files."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ from PIL import Image
 
 from stage2_trainer.data.records import load_records
 from stage2_trainer.matching import GTObject
-from tests.unit.examples.conftest import EXAMPLES, contents
+from tests.unit.examples.conftest import written_twice
 from tiny_model.answers import truth
 from tiny_model.dataset import Part, write_part
 from tiny_model.scenes import draw
@@ -58,9 +56,6 @@ def test_an_image_on_disk_holds_the_scene_pixel_for_pixel(tmp_path):
 
 
 def test_the_same_command_writes_the_same_bytes(tmp_path):
-    for name in ("a", "b"):
-        script = [sys.executable, str(EXAMPLES / "make_shapes.py"), str(tmp_path / name)]
-        subprocess.run([*script, "--train", "5", "--held-out", "3"], check=True, capture_output=True)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert len((tmp_path / "a" / "train.jsonl").read_text().splitlines()) == 5
-    assert len((tmp_path / "a" / "held-out.jsonl").read_text().splitlines()) == 3
+    folder = written_twice(tmp_path, "make_shapes.py", "--train", "5", "--held-out", "3")
+    assert len((folder / "train.jsonl").read_text().splitlines()) == 5
+    assert len((folder / "held-out.jsonl").read_text().splitlines()) == 3
