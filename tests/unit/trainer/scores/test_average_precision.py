@@ -10,7 +10,7 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from stage2_trainer.scores.average_precision import average_precision, by_class, class_matches, image_matches
+from stage2_trainer.scores.answer_scores import average_precision, by_class, class_matches, image_matches
 from stage2_trainer.scores.scored_image import scored_images
 from tests.unit.trainer.scores.scenes import answer, box, random_scene, record
 
