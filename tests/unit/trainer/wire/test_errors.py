@@ -4,7 +4,9 @@ import pickle
 
 import pytest
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.sync.fleet.merge_location import MergeMismatch
+from stage2_trainer.sync.fleet.report import DigestError
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
 from tests.http_server import QuietHandler, serving
@@ -21,6 +23,8 @@ URL = "http://127.0.0.1:8000"
         join_errors([ServerError(URL, "push", "a", status=500), ServerError(URL, "push", "b")]),
         OtherGroupError("of-a-dead-learner", "of-this-one"),
         LinkError("the connection broke"),
+        ConfigError([Problem("rlhf.beta", -1, "must be at least 0", "raise it")], unlisted=2),
+        DigestError("other weights"),
     ],
     ids=lambda error: type(error).__name__,
 )
