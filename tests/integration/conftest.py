@@ -33,6 +33,7 @@ START_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 20.0
 LOG_LINES = 40
 MAX_MODEL_LEN = 1024
+BOTH_DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"], indirect=True, scope="module")
 
 
 def patience(seconds: float) -> float:
@@ -167,9 +168,9 @@ def servers(server_settings):
 
 
 @pytest.fixture(scope="module")
-def dtype():
-    """The number format of `base` and `served`; a module that tries several gives it parameters."""
-    return "float32"
+def dtype(request):
+    """The number format of `base` and `served`; a module marked with BOTH_DTYPES tries both."""
+    return getattr(request, "param", "float32")
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from stage2_trainer.sync.fleet.proof import server_logprobs
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
+from tests.integration.conftest import BOTH_DTYPES
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), BOTH_DTYPES]
 
 NEW_TOKENS = 24
 TOKEN_BYTES = 4096  # at most: the first message of each link, on the first push
@@ -16,11 +17,6 @@ TOKEN_BYTES = 4096  # at most: the first message of each link, on the first push
 
 @pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def dtype(request):
     return request.param
 
 

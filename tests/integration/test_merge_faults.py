@@ -18,13 +18,9 @@ from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors import recipe
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
+from tests.integration.conftest import BOTH_DTYPES
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def dtype(request):
-    return request.param
+pytestmark = [pytest.mark.timeout(300), BOTH_DTYPES]
 
 
 @pytest.fixture

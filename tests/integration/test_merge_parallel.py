@@ -15,10 +15,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from stage2_api.vllm import VllmSync
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
-from tests.integration.conftest import ROOT, launch, stop, wait_until_healthy
+from tests.integration.conftest import BOTH_DTYPES, ROOT, launch, stop, wait_until_healthy
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm, BOTH_DTYPES]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2
@@ -36,11 +36,6 @@ def halved(model_path, tmp_path_factory):
     torch.manual_seed(5)
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def dtype(request):
-    return request.param
 
 
 @pytest.fixture(scope="module")

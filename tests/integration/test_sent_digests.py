@@ -15,14 +15,10 @@ from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.integration import policies
+from tests.integration.conftest import BOTH_DTYPES
 from tests.integration.sent_faults import FAULTS, LAYER
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def dtype(request):
-    return request.param
+pytestmark = [pytest.mark.timeout(300), BOTH_DTYPES]
 
 
 @pytest.fixture(params=["dora merged by the learner", "full training"])

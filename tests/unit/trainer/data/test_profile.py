@@ -87,12 +87,6 @@ def test_lines_that_are_no_records_are_counted_and_the_first_reported(look):
     assert "must say whether they are bins or pixels" in str(found.problems[1])
 
 
-def test_a_file_without_records_or_that_is_missing_is_reported(look, tmp_path):
-    assert "at least one record" in look().problems[0].rule
-    with pytest.raises(ConfigError, match="must be an existing JSONL file"):
-        profile(tmp_path / "lost.jsonl", RecordRules(), len)
-
-
 SUSPICIOUS = {
     module.TWO_AT_ONE_PLACE: {"objects": [BOX, TRIANGLE, BOX | {"desc": "other"}]},
     module.NO_AREA: {"objects": [{"desc": "a", "bbox_2d": [5, 5, 5, 50]}]},

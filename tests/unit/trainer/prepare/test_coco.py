@@ -170,7 +170,7 @@ def test_a_file_that_is_none_of_cocos_is_refused_and_writes_nothing(tmp_path, ch
     assert not data.output.parent.exists() or not list(data.output.parent.iterdir())
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"images": [', b"\xff", b"[" * 100_000])
 def test_a_file_that_is_no_json_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ConfigError, match="must be JSON"):

@@ -56,19 +56,14 @@ def test_the_data_yaml_of_a_folder_is_a_regular_file(tmp_path, odd):
 
 
 @odd_file
-def test_a_label_file_is_a_regular_file(tmp_path, odd):
+@pytest.mark.parametrize(
+    ("file", "reason"), [("labels/train/a.txt", yolo.BROKEN_LABELS), ("images/train/a.png", record_writer.UNREADABLE)]
+)
+def test_a_label_file_or_an_image_is_a_regular_file(tmp_path, odd, file, reason):
     data = odd_sets.yolo(tmp_path, {"a.png": BOX, "b.png": BOX})
-    odd(tmp_path / "labels" / "train" / "a.txt")
+    odd(tmp_path / file)
     found = import_yolo(tmp_path, data)
-    assert (len(found.records), found.counts) == (1, {yolo.BROKEN_LABELS: 1})
-
-
-@odd_file
-def test_an_image_is_a_regular_file(tmp_path, odd):
-    data = odd_sets.yolo(tmp_path, {"a.png": BOX, "b.png": BOX})
-    odd(tmp_path / "images" / "train" / "a.png")
-    found = import_yolo(tmp_path, data)
-    assert (len(found.records), found.counts) == (1, {record_writer.UNREADABLE: 1})
+    assert (len(found.records), found.counts) == (1, {reason: 1})
 
 
 @odd_file

@@ -1,21 +1,14 @@
 """What an adapter sync sends, and what vLLM could not serve."""
 
-import copy
 import json
 import re
 
 import pytest
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from stage2_trainer.sync.fleet.adapter import adapter_config, adapter_obstacle, adapter_weights
 from stage2_trainer.sync.tensors.merge import base_weights, merged_weights
-
-LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
-
-
-def adapted(model, **options):
-    return get_peft_model(copy.deepcopy(model), LoraConfig(**{"r": 4, "target_modules": LANGUAGE, **options}))
+from tests.unit.trainer.sync.test_merge import adapted
 
 
 def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path):
