@@ -90,7 +90,7 @@ def test_rewards_alone_teach_the_model(records: list[dict]) -> None:
     assert fmean(rewards[-quarter:]) > fmean(rewards[:quarter]) + RISE
 
 
-def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[dict]) -> None:
+def test_rewards_are_logged_one_by_one_and_weights_are_pushed_each_step(records: list[dict]) -> None:
     steps = [record for record in records if record["event"] == "step"]
     assert all("rewards/summary.content_f1/mean" in step and "rewards/summary.content_f1/std" in step for step in steps)
     assert [step["sync/version"] for step in steps] == list(range(STEPS))

@@ -86,7 +86,7 @@ def test_permuted_layers_are_named(sync_by, policy, monkeypatch):
         sync.sync(policy, version=1)
 
 
-def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(sync_by, policy, monkeypatch):
+def test_a_server_that_must_merge_ends_the_run_when_it_cannot(sync_by, policy, monkeypatch):
     tampered(monkeypatch, lost_layer)
     with pytest.raises(ProofError, match=r"sync.merge is server, .*layers.1.mlp.down_proj.*set it to auto"):
         sync_by(merge="server").sync(policy, version=1)

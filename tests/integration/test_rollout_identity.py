@@ -105,7 +105,7 @@ def test_other_colours_are_found_though_the_ids_are_the_same(client, model_path,
     assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} image_pixels_sha256"]
 
 
-def test_a_server_that_cannot_tell_is_refused_with_a_way_out(token, model_path, chat):
+def test_a_server_without_an_identity_is_refused_with_a_way_out(token, model_path, chat):
     with HTTPServer(("127.0.0.1", 0), type("Silent", (BaseHTTPRequestHandler,), {"do_GET": _not_found})) as other:
         Thread(target=other.handle_request, daemon=True).start()
         client = ServerClient(f"http://127.0.0.1:{other.server_port}", token, timeout_s=10)

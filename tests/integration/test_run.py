@@ -51,7 +51,7 @@ def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) 
     )
 
 
-def test_the_termination_log_tells_the_end(finished: Path) -> None:
+def test_the_termination_log_reports_the_end(finished: Path) -> None:
     last = json.loads((finished / "etc" / "termination-log").read_text())
     assert (last["phase"], last["step"], last["maxSteps"]) == ("done", STEPS, STEPS)
 

@@ -142,7 +142,7 @@ def test_every_route_but_health_demands_the_token(engine, served, token, model_p
         assert http.get("/health").status_code == 200
 
 
-def test_a_learner_with_another_token_is_told_so(served):
+def test_a_learner_with_another_token_is_refused(served):
     with pytest.raises(ServerError, match="401"):
         wait_until_healthy([served.base_url], "another", timeout_s=20)
 

@@ -107,9 +107,7 @@ def test_plain_http_is_not_answered_and_the_way_out_is_named(served, token):
         client.weight_version()
 
 
-def test_a_learner_trains_over_tls_and_tells_its_progress_over_it(
-    tmp_path, start_server, token, token_file, files, model_path
-):
+def test_a_learner_trains_and_reports_progress_over_tls(tmp_path, start_server, token, token_file, files, model_path):
     served, port = start_server("stub", tls=files), free_port()
     environment = {**files.environment(), "STAGE2_TOKEN_FILE": token_file, "STAGE2_PROGRESS_PORT": port}
     trusted, log = ssl.create_default_context(cafile=files.authority), tmp_path / "learner.log"

@@ -85,7 +85,7 @@ def test_hostile_answers_stay_text(run):
     assert sum("alert(1)" in text for _, text in page.all("bdi")) == 3
 
 
-def test_long_answers_are_cut_and_a_cut_answer_is_said(run):
+def test_long_answers_are_cut_and_a_cut_answer_is_marked(run):
     write_lines(run / "rollouts.jsonl", [answer(0, 0, 0.5, run, text="x" * 5000, finish_reason="length")])
     page = page_of(run)
     assert [len(text) for _, text in page.all("bdi") if text.startswith("xxx")] == [reward_cards.TEXT_CHARACTERS + 1]

@@ -37,7 +37,7 @@ def test_the_worst_sample_comes_first_and_counts_are_beside_it(tmp_path):
     assert all("hidden" in own for own in first)
 
 
-def test_the_change_is_told_with_its_interval(tmp_path):
+def test_the_change_is_shown_with_its_interval(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     assert [text for _, text in page.all("th")][:4] == ["", "step 0", "step 2", "change"]
     cells = [text.strip() for own, text in page.all("td")]

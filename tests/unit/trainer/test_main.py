@@ -108,7 +108,7 @@ def test_a_mount_that_does_not_answer_is_no_mistake_of_a_person(environment, con
     assert "Stale file handle" in last_words(tmp_path)["message"]
 
 
-def test_a_full_disk_is_told_before_several_processes_start_too(environment, config, tmp_path):
+def test_a_full_disk_is_reported_before_several_processes_start_too(environment, config, tmp_path):
     environment.setattr("tempfile.TemporaryFile", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert check(config(), world_size=1) == EXIT_RETRYABLE
     assert "Make room" in last_words(tmp_path)["message"]

@@ -57,7 +57,7 @@ def test_a_run_that_has_all_it_needs_is_good(config):
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
 
 
-def test_gpus_that_are_too_few_or_in_use_are_said(config):
+def test_gpus_that_are_too_few_or_in_use_are_reported(config):
     assert found(config(), on=machine(gpus=2), devices=Devices(3, 1, 1))["GPUs"].verdict == "missing"
     busy = replace(machine(), gpus=(GPU, GPU, GPU, replace(GPU, index="7", used=9 * GIB)))
     one = found(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
@@ -72,11 +72,11 @@ def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(c
     assert findings["records"].verdict == "missing"
 
 
-def test_a_model_that_is_not_there_is_said(config, tmp_path):
+def test_a_model_that_is_not_there_is_reported(config, tmp_path):
     assert "no folder here" in found(config(model={"model": str(tmp_path / "lost")}))["model"].status
 
 
-def test_memory_that_is_too_small_is_said(config):
+def test_memory_that_is_too_small_is_reported(config):
     small = replace(machine(), gpus=(replace(GPU, total=2 * GIB),))
     findings = found(config(), on=small)
     assert findings["learner memory"].verdict == "doubtful"
@@ -89,7 +89,7 @@ def test_little_shared_memory_and_endless_checkpoints_are_doubtful(config):
     assert findings["disk"].verdict == "doubtful"
 
 
-def test_a_disk_that_is_too_small_is_said(config, monkeypatch):
+def test_a_disk_that_is_too_small_is_reported(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
     assert found(config())["disk"].verdict == "missing"
 

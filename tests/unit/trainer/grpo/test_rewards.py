@@ -31,7 +31,7 @@ def package(tmp_path, monkeypatch):
     return install
 
 
-def test_scores_are_told_by_name_and_weighed_in_their_sum():
+def test_scores_are_reported_by_name_and_weighed_in_their_sum():
     rewards = load_rewards(["summary.format", "summary.strict"], [2.0, 0.5])
     found = score(rewards, sample("nothing"))
     assert found.by_name == {"summary.format": 0.0, "summary.strict": -1.0}

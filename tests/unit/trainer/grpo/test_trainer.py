@@ -130,7 +130,7 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     assert source.steps == [(0, 0)]
 
 
-def test_a_step_tells_how_fast_the_answers_came(make, folder, encoder):
+def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
     trainer = make()
     trainer.train()
     (step,) = read_log(folder)
@@ -139,7 +139,7 @@ def test_a_step_tells_how_fast_the_answers_came(make, folder, encoder):
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
-def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(make, folder, encoder):
+def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     phases = dict.fromkeys(PHASES, 0.25)
     source.sync = SyncReport.create(
@@ -162,7 +162,7 @@ def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(make, fol
     }
 
 
-def test_a_step_tells_where_its_time_went(make, folder):
+def test_a_step_reports_where_its_time_went(make, folder):
     trainer = make()
     TIMELINE.trace = TraceFile(folder / "trace.json", process="learner")
     trainer.train()

@@ -83,7 +83,7 @@ def test_an_answer_that_holds_an_image_token_is_cut_before_it(encoder, matcher, 
     assert sample_stats(matched).truncated
 
 
-def test_a_sample_is_told_with_its_matches(e_step):
+def test_a_sample_is_logged_with_its_matches(e_step):
     document = sample_document(e_step(shifted)[1][0])
     assert document["sample_id"] == "record-0"
     assert document["predictions"][0] == {

@@ -137,7 +137,7 @@ def test_descriptions_are_compared_by_their_meaning(matched, sentence_model):
     assert figures["desc/semantic_mean"] < 0.999
 
 
-def test_a_model_that_cannot_be_loaded_is_left_out_and_said(matched, tmp_path, caplog):
+def test_a_model_that_cannot_be_loaded_is_left_out_with_a_warning(matched, tmp_path, caplog):
     found = agreement(mode="both", semantic_model=str(tmp_path / "lost"))
     for step in range(2):
         found(step, [matched("red box", "blue box")])

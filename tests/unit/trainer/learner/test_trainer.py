@@ -18,7 +18,7 @@ from tests.unit.trainer.learner.harness import only_first, perfect
 ROUNDING = 2e-5  # float32, another order of additions
 
 
-def test_a_step_changes_weights_and_is_told_in_one_record(make, model):
+def test_a_step_changes_weights_and_writes_one_record(make, model):
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     harness = make(answer=only_first)
     harness.train()
@@ -67,7 +67,7 @@ def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(mak
     assert step["loss/coord_prefix"] > 0
 
 
-def test_an_evaluation_syncs_first_and_tells_its_metrics(make):
+def test_an_evaluation_syncs_first_and_logs_its_metrics(make):
     harness = make(answer=only_first)
     metrics = harness.trainer.evaluate()
     assert harness.sync.versions == [0]

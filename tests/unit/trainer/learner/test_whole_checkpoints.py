@@ -71,7 +71,7 @@ def test_wherever_the_disk_is_full_the_run_says_so_and_loses_nothing(saved):
         assert not (folder / UNFINISHED).exists()
 
 
-def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(folder, caplog):
+def test_a_checkpoint_that_was_cut_off_elsewhere_is_skipped_with_a_warning(folder, caplog):
     newer = shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-7")
     (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
     assert newest_whole(folder).name == "checkpoint-1"

@@ -38,7 +38,7 @@ def test_every_difference_is_named_with_both_values_and_the_ways_out(checkpoint)
     assert "allow-changes" in words
 
 
-def test_differences_that_are_allowed_are_said(checkpoint, caplog):
+def test_differences_that_are_allowed_are_logged(checkpoint, caplog):
     check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
     assert "training.seed: 2, and 1" in caplog.text
 
@@ -47,7 +47,7 @@ def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):
     check_course(checkpoint, {"training.seed": 1, "training.new_key": True}, allow_changes=False)
 
 
-def test_a_checkpoint_that_says_nothing_is_taken_and_said(tmp_path, caplog):
+def test_a_checkpoint_without_a_record_is_taken_with_a_warning(tmp_path, caplog):
     check_course(tmp_path, COURSE, allow_changes=False)
     assert "does not record what its run was made of" in caplog.text
 
@@ -62,7 +62,7 @@ def test_a_model_is_the_same_wherever_it_lies(model_path, copied):
 
 
 @pytest.mark.parametrize("where", ["config", "first", "last"])
-def test_another_model_is_told_by_its_configuration_and_its_tensors(model_path, copied, where):
+def test_another_model_is_recognised_by_its_configuration_and_its_tensors(model_path, copied, where):
     if where == "config":
         config = json.loads((copied / "config.json").read_text())
         (copied / "config.json").write_text(json.dumps({**config, "another": 1}))

@@ -96,7 +96,7 @@ def test_a_mixture_in_the_cache_is_refused_by_the_name_that_a_hub_knows_it_by(tm
         check_supported(mixture, world_size=1)
 
 
-def test_several_learner_processes_are_refused_beside_servers_and_told_why():
+def test_several_learner_processes_are_refused_beside_servers_with_the_reason():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)
     for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}):
@@ -122,7 +122,7 @@ def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
         run_config(matching=offload, deepspeed={"zero_optimization": {"stage": 2}})
 
 
-def test_offload_without_effect_is_said(caplog):
+def test_offload_without_effect_is_logged(caplog):
     check_supported(run_config(matching={"offload": {"enabled": True, "offload_model": True}}), world_size=1)
     assert "offload has no effect" in caplog.text
 

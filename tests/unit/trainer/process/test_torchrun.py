@@ -22,7 +22,7 @@ from stage2_trainer.process.torchrun import joined_exit_code, run_processes
         ([1, 3], 3),
     ],
 )
-def test_the_code_that_tells_most_is_returned(codes: list[int], joined: int) -> None:
+def test_the_most_specific_code_is_returned(codes: list[int], joined: int) -> None:
     assert joined_exit_code(codes) == joined
 
 

@@ -41,7 +41,7 @@ def test_the_defaults_are_careful_with_a_shared_gpu():
     assert "distributed_executor_backend" not in found
 
 
-def test_four_processes_share_one_engine_unless_told_otherwise():
+def test_four_processes_share_one_engine_unless_configured_otherwise():
     assert options(world_size=4)["tensor_parallel_size"] == 4
     assert options(world_size=4, tensor_parallel_size=2)["tensor_parallel_size"] == 2
     assert options(world_size=8)["tensor_parallel_size"] == 1

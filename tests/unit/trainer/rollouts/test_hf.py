@@ -168,7 +168,7 @@ def rules(**keys):
         ([], {"ngram_size": 1}, False),
     ],
 )
-def test_a_repetition_is_told_from_what_only_resembles_one(answer, keys, ends):
+def test_a_repetition_is_distinguished_from_what_only_resembles_one(answer, keys, ends):
     assert repeats(answer, rules(**keys)) is ends
 
 

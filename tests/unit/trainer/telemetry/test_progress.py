@@ -42,7 +42,7 @@ def ask(server, route="/progress", token="secret"):
     return httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
 
 
-def test_progress_is_told_in_the_documents_words(server):
+def test_progress_is_served_in_the_documents_words(server):
     assert ask(server).json() == {
         "step": 3,
         "maxSteps": 9,
@@ -110,7 +110,7 @@ def guarded(reporter, tmp_path):
         yield server, ssl.create_default_context(cafile=files.authority)
 
 
-def test_progress_is_told_over_tls(guarded):
+def test_progress_is_served_over_tls(guarded):
     server, trusted = guarded
     url = f"https://localhost:{server.port}/progress"
     found = httpx.get(url, headers={"Authorization": "Bearer secret"}, trust_env=False, verify=trusted)
@@ -123,7 +123,7 @@ def test_who_speaks_no_tls_keeps_nobody_waiting_and_leaves_no_traceback(guarded,
         ask(server)
     silent = socket.create_connection(("127.0.0.1", server.port), timeout=10)
     started = time.monotonic()
-    test_progress_is_told_over_tls((server, trusted))
+    test_progress_is_served_over_tls((server, trusted))
     assert time.monotonic() - started < 5
     silent.close()
     assert "Traceback" not in capfd.readouterr().err

@@ -47,7 +47,7 @@ def served():
         yield log, reporter, scrape
 
 
-def test_figures_of_the_last_step_and_sums_over_all_are_told(served):
+def test_figures_of_the_last_step_and_sums_over_all_are_served(served):
     log, _, scrape = served
     log.write("step", STEP)
     log.write("evaluation", {"loss": 99.0})
@@ -57,7 +57,7 @@ def test_figures_of_the_last_step_and_sums_over_all_are_told(served):
     assert (found["stage2_sync_bytes_total"], found["stage2_sync_seconds_total"]) == (200.0, 1.0)
 
 
-def test_the_parts_of_a_step_and_each_server_are_told(served):
+def test_the_parts_of_a_step_and_each_server_are_served(served):
     log, _, scrape = served
     servers = [{"server": "http://a", "busy_share": 0.5, "in_flight": 3.0}]
     log.write("step", {**STEP, "step/wall_s": 4.0, "step/generate_s": 3.0, "servers": servers})
@@ -67,7 +67,7 @@ def test_the_parts_of_a_step_and_each_server_are_told(served):
     assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
 
 
-def test_phase_and_sync_are_told_as_they_are_now(served):
+def test_phase_and_sync_are_served_as_they_are_now(served):
     _, reporter, scrape = served
     sync = SyncStatus(requested_mode="full", effective_mode="full", version=3)
     reporter.update(phase="rollout", step=3, max_steps=9, sync=sync)

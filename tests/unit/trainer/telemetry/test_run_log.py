@@ -98,7 +98,7 @@ def log(tmp_path):
         (ValueError("x" * 5000), ("failed", "x" * 1000)),
     ],
 )
-def test_an_early_end_is_told_with_its_reason(tmp_path, log, error, told):
+def test_an_early_end_is_logged_with_its_reason(tmp_path, log, error, told):
     with pytest.raises(type(error)) as met, logged_end(log, Reporter()):
         raise error
     assert met.value is error

@@ -83,7 +83,7 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
     assert second.servers[0].busy_share < 0.5
 
 
-def test_a_step_tells_what_it_cost_in_cpu_time_beside_how_long_it_took():
+def test_a_step_reports_its_cpu_time_beside_its_wall_time():
     timeline = Timeline()
     timeline.begin()
     time.sleep(0.3)

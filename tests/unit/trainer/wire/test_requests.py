@@ -59,7 +59,7 @@ def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_s
         ([1, 2, 3, 4, 5, 1, 2, 3, 4, 6], 5, 2, False),
     ],
 )
-def test_a_loop_is_told_from_what_only_resembles_one(answer, size, times, found):
+def test_a_loop_is_distinguished_from_what_only_resembles_one(answer, size, times, found):
     assert check(size, times).ends_in_loop(answer) is found
 
 

@@ -37,7 +37,7 @@ def make_transfer(port, token):
         transfer.close()
 
 
-def test_what_is_handed_to_nccl_is_counted_and_what_it_chose_is_told(make_transfer, tmp_path, monkeypatch):
+def test_bytes_handed_to_nccl_are_counted_and_its_choice_is_reported(make_transfer, tmp_path, monkeypatch):
     log, line = tmp_path / "nccl.log", "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{}/0\n"
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
     log.write_text(line.format("IB"))  # of a group in which the learner's processes train

@@ -50,7 +50,7 @@ NOTHING = [
 ]
 
 
-def test_each_way_is_told_once_without_the_numbers_of_devices():
+def test_each_way_is_listed_once_without_the_numbers_of_devices():
     assert ways_in(NET_IB.encode()) == ("NET/IB/GDRDMA", "P2P/CUMEM")
     assert ways_in(NET_SOCKET.encode()) == ("NET/Socket", "SHM")
 
@@ -61,12 +61,12 @@ def test_lines_of_other_versions_and_networks(line, expected):
 
 
 @pytest.mark.parametrize("text", NOTHING)
-def test_what_tells_no_way_is_nothing(text):
+def test_lines_without_a_way_list_nothing(text):
     assert ways_in(text.encode()) == ()
     assert ways_in(text.encode() + b"\xff\xfe\n" + NET_SOCKET.encode()) == ("NET/Socket", "SHM")
 
 
-def test_what_is_told_is_bounded_however_many_ways_there_are():
+def test_the_list_is_bounded_however_many_ways_there_are():
     lines = [
         f"h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{'abcdefghij'[i] * 99}/0" for i in range(10)
     ]

@@ -146,7 +146,7 @@ def test_a_server_that_stands_still_costs_a_deadline(make_servers):
         all_at_once(lambda transfer: transfer.send(great), servers.transfers)
 
 
-def test_whoever_waits_for_the_others_is_told_that_the_group_was_left(make_servers):
+def test_a_wait_for_the_others_ends_when_the_group_is_left(make_servers):
     group = make_servers().group
     waiting, errors = outcome_of(group.ranks, 0, 1)
     group.end()

@@ -197,7 +197,7 @@ def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(t
     arrives(transfer, worker)
 
 
-def test_a_learner_that_sends_over_another_transport_is_told_so():
+def test_a_learner_that_sends_over_another_transport_is_refused():
     info = GroupInfo("nccl", "127.0.0.1", 1, 2, LIMIT, "0" * 32, 1.0)
     with pytest.raises(ValueError, match=r"over nccl and this server receives them over tcp.*sync\.transport"):
         tcp_receiver().join(info, 1)
