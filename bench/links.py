@@ -13,16 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.sync import (
-    RECIPE_RANK,
-    RECIPE_WIDTH,
-    TRAINED_LAYERS,
-    Policy,
-    adapted,
-    merged,
-    saved,
-    servers,
-)
+from bench.sync import RECIPE_RANK, RECIPE_WIDTH, TRAINED_LAYERS, Policy, adapted, merged, saved, servers
 from bench.tables import Row, Table
 
 NAMESPACE, NEAR, FAR = "stage2-links", "stage2-near", "stage2-far"

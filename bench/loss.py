@@ -22,12 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_trainer.learner.loss import (
-    LossTargets,
-    coord_losses,
-    stage2_loss,
-    stage2_loss_from_hidden,
-)
+from stage2_trainer.learner.loss import LossTargets, coord_losses, stage2_loss, stage2_loss_from_hidden
 
 TIMED = (4096, 32768, 64)
 LARGE = (16384, 151936, 16)

@@ -22,11 +22,7 @@ class Files:
 
     def environment(self) -> Mapping[str, str]:
         """The environment of a server."""
-        return {
-            **self.trust(),
-            TLS_CERT_FILE_VARIABLE: str(self.certificate),
-            TLS_KEY_FILE_VARIABLE: str(self.key),
-        }
+        return {**self.trust(), TLS_CERT_FILE_VARIABLE: str(self.certificate), TLS_KEY_FILE_VARIABLE: str(self.key)}
 
     def trust(self) -> Mapping[str, str]:
         """The environment of a client."""

@@ -38,12 +38,7 @@ def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any
     found = {term: _of_terms(study, term, images, seed) for term in TERMS}
     if not found["steps"]:
         raise SystemExit(f"{study.folder}: no run is done; begin with `python -m bench.pays run {study.folder}`")
-    return {
-        "sizes": vars(study.sizes),
-        "draws": draws,
-        START: _figures(start, _draws(start, images, seed)),
-        **found,
-    }
+    return {"sizes": vars(study.sizes), "draws": draws, START: _figures(start, _draws(start, images, seed)), **found}
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[str]:

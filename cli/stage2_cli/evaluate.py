@@ -215,7 +215,7 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
     )
     lines = [
         f"{mark}{one['rollouts']}: {one['images']:,} images, {one['objects']:,} objects,"
-        f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}",
+        f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}"
     ]
     if lacking:
         lines.append(f"{mark}{lacking:,} records have no answer, and count as empty (--answered-only leaves them out)")

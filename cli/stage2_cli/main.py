@@ -21,8 +21,7 @@ OptionalConfig = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)
 ]
 Mapped = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers."),
+    list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
@@ -131,8 +130,7 @@ def data(
 
 @app.command()
 def render(
-    file: JobFile,
-    namespace: Annotated[str | None, typer.Option(help="Namespace, where the file has none.")] = None,
+    file: JobFile, namespace: Annotated[str | None, typer.Option(help="Namespace, where the file has none.")] = None
 ) -> None:
     """Print the objects that the controller would create, as static YAML."""
     from stage2_cli.render import render_job

@@ -205,11 +205,7 @@ def _run(local: LocalRun, *, overwrite: bool = False) -> int:
 
 
 def prepare(
-    job: RolloutMatchingJob,
-    mapped: Mapping[str, Path],
-    work_dir: Path,
-    engine: str,
-    ports: LearnerPorts = POD_PORTS,
+    job: RolloutMatchingJob, mapped: Mapping[str, Path], work_dir: Path, engine: str, ports: LearnerPorts = POD_PORTS
 ) -> LocalRun:
     """Write configuration, token and certificates, and find a local folder for every volume; start nothing."""
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})

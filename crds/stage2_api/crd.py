@@ -116,11 +116,7 @@ def _immutable() -> list[dict[str, str]]:
 
 def _managed_by_forever() -> dict[str, str]:
     """Return the transition rule that a job keeps its controller."""
-    return {
-        "rule": _same("", "managedBy"),
-        "message": f"can never change; {_APPLY_AGAIN}",
-        "fieldPath": ".managedBy",
-    }
+    return {"rule": _same("", "managedBy"), "message": f"can never change; {_APPLY_AGAIN}", "fieldPath": ".managedBy"}
 
 
 def _same(parent: str, key: str) -> str:

@@ -160,12 +160,7 @@ def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | 
 
 
 def _answer(
-    label: str,
-    rollout: HeldOutRollout,
-    image: ScoredImage,
-    judged: Sequence[str],
-    score: float,
-    picture: Thumbnail,
+    label: str, rollout: HeldOutRollout, image: ScoredImage, judged: Sequence[str], score: float, picture: Thumbnail
 ) -> Pane:
     note = f"{counted(len(judged), 'object')}, F1 {score:.2f}" + (", cut off" if image.answer.truncated else "")
     text = rollout.text[:TEXT_CHARACTERS] + ("…" if len(rollout.text) > TEXT_CHARACTERS else "")

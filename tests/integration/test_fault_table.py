@@ -161,10 +161,7 @@ def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Pa
     vllm = {
         "mode": "server",
         "max_model_len": 512,
-        "server": {
-            "timeout_s": 5.0,
-            "servers": [{"base_url": served.base_url, "group_port": served.group_port}],
-        },
+        "server": {"timeout_s": 5.0, "servers": [{"base_url": served.base_url, "group_port": served.group_port}]},
     }
     config = {
         "model": {"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},

@@ -94,11 +94,7 @@ def grpo(tmp_path):
         found["training"] |= {"per_device_train_batch_size": 8, "effective_batch_size": 8}
         ports = {"vllm_server_port": [int(served.base_url.rpartition(":")[2])]}
         ports["vllm_server_group_port"] = [served.group_port]
-        found["rlhf"] |= {
-            **ports,
-            "vllm_server_timeout": PATIENCE_S,
-            "generation_batch_size": 8,
-        }
+        found["rlhf"] |= {**ports, "vllm_server_timeout": PATIENCE_S, "generation_batch_size": 8}
         found["custom"]["train_jsonl"] = str(tmp_path / "summaries" / "train.jsonl")
         found["custom"]["extra"]["rollout_matching"] = {"vllm": {"sync": {"verify_every": EVERY}}}
         return found

@@ -16,13 +16,7 @@ from stage2_api.rollout_matching import RepeatTerminate
 from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.proof import (
-    BF16_TOLERANCE,
-    FLOAT32_TOLERANCE,
-    Probe,
-    server_logprobs,
-    text_tokens,
-)
+from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, text_tokens
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.recipe import Recipe

@@ -30,12 +30,7 @@ def test_each_byte_leaves_the_learner_once_and_every_server_has_it(servers, rene
 
 @pytest.mark.parametrize(
     ("phase", "blow"),
-    [
-        ("connect", signal.SIGKILL),
-        ("pack", signal.SIGSTOP),
-        ("confirm", signal.SIGSTOP),
-        ("finish", signal.SIGKILL),
-    ],
+    [("connect", signal.SIGKILL), ("pack", signal.SIGSTOP), ("confirm", signal.SIGSTOP), ("finish", signal.SIGKILL)],
 )
 def test_a_server_that_is_struck_costs_the_others_one_push(
     servers, renewed, make_sync, policy, probe, token, phase, blow

@@ -48,10 +48,7 @@ def swift_python() -> Path:
 
 
 def test_ms_swift_reads_our_requests_without_losing_a_field(swift_python: Path) -> None:
-    parts = [
-        {"type": "image_url", "image_url": {"url": IMAGE}},
-        {"type": "text", "text": "List the shapes."},
-    ]
+    parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "List the shapes."}]
     chat = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": parts}]
     requests = [infer_request(RolloutRequest(chat))] * 2
     configs = [request_config(sampling, seed=17) for sampling in SAMPLINGS]

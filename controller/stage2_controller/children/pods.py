@@ -55,10 +55,7 @@ _FAIL_AT_ONCE = {
     "action": "FailJob",
     "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG, EXIT_EXHAUSTED]},
 }
-_IGNORE_DISRUPTION = {
-    "action": "Ignore",
-    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-}
+_IGNORE_DISRUPTION = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 @dataclass(frozen=True)
@@ -280,10 +277,7 @@ def _none_of(avoided: Iterable[tuple[str, str]]) -> Manifest:
 
 
 def _with_rollout_pod(job: str) -> Manifest:
-    term = {
-        "topologyKey": HOSTNAME,
-        "labelSelector": {"matchLabels": manifest.selector(job, names.ROLE_ROLLOUT)},
-    }
+    term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": manifest.selector(job, names.ROLE_ROLLOUT)}}
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 

@@ -29,13 +29,7 @@ class Election:
     """One candidate. `acquire` returns when it leads, and `hold` when it no longer does."""
 
     def __init__(
-        self,
-        api: Api,
-        namespace: str,
-        name: str,
-        *,
-        identity: str,
-        clock: Callable[[], float] = time.monotonic,
+        self, api: Api, namespace: str, name: str, *, identity: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._api = api
         self._name = name

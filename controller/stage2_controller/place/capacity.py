@@ -126,10 +126,7 @@ class Capacity:
     """The live account. `freed` is called each time that room becomes free while a job waits for some."""
 
     def __init__(
-        self,
-        freed: Callable[[], object] = lambda: None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, freed: Callable[[], object] = lambda: None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._freed = freed
         self._clock = clock
@@ -351,8 +348,5 @@ def _slim(body: Object) -> dict[str, Any]:
     return {
         "metadata": {"name": metadata["name"], "uid": metadata["uid"], "labels": metadata.get("labels", {})},
         "spec": {"unschedulable": bool(spec.get("unschedulable")), "taints": spec.get("taints") or ()},
-        "status": {
-            "ready": states.get("Ready") == "True",
-            "allocatable": parse_amounts(status.get("allocatable", {})),
-        },
+        "status": {"ready": states.get("Ready") == "True", "allocatable": parse_amounts(status.get("allocatable", {}))},
     }

@@ -65,13 +65,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def invalid_status(
-    previous: Mapping[str, Any],
-    *,
-    message: str,
-    started: bool,
-    ended: Outcome | None,
-    generation: int,
-    now: datetime,
+    previous: Mapping[str, Any], *, message: str, started: bool, ended: Outcome | None, generation: int, now: datetime
 ) -> dict[str, Any]:
     """Return the status of a job whose spec breaks a rule; a running job keeps running with its earlier spec.
 

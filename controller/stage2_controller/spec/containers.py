@@ -88,11 +88,7 @@ class Processes:
 
 
 def containers(
-    job: RolloutMatchingJob,
-    host_for: Callable[[int], str],
-    learner_ports: LearnerPorts = POD_PORTS,
-    *,
-    tls: bool,
+    job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS, *, tls: bool
 ) -> Processes:
     """Return the processes of a job.
 

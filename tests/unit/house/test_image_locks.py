@@ -12,11 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-IMAGE = {
-    "python_version": "3.11",
-    "python_full_version": "3.11.2",
-    "sys_platform": "linux",
-}
+IMAGE = {"python_version": "3.11", "python_full_version": "3.11.2", "sys_platform": "linux"}
 ENTRY = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; (?P<marker>[^\\]+?))?"
     r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",

@@ -8,14 +8,7 @@ from typing import Any
 from PIL import Image
 
 from stage2_cli.inspect_sample import Spelling, read_spelling
-from stage2_trainer.matching import (
-    GroundTruth,
-    GTObject,
-    MatchedTarget,
-    MatchOptions,
-    build_target,
-    serialize_objects,
-)
+from stage2_trainer.matching import GroundTruth, GTObject, MatchedTarget, MatchOptions, build_target, serialize_objects
 
 TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-qwen3-vl"
 

@@ -7,13 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from stage2_report.inspection import (
-    Inspection,
-    answer_text,
-    document,
-    supervision_table,
-    supervision_text,
-)
+from stage2_report.inspection import Inspection, answer_text, document, supervision_table, supervision_text
 from stage2_trainer.matching import segment_meta, supervision
 from stage2_trainer.matching.masks import IGNORED
 from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, SCENE, TRUNCATED, target_of, tiny_spelling

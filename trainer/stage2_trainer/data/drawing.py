@@ -44,10 +44,7 @@ def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.
     """Return a table of pictures of equal size, with a title above each column."""
     cell_width, cell_height = rows[0][0].size
     head = 24
-    size = (
-        len(titles) * (cell_width + _MARGIN) + _MARGIN,
-        head + len(rows) * (cell_height + _MARGIN) + _MARGIN,
-    )
+    size = (len(titles) * (cell_width + _MARGIN) + _MARGIN, head + len(rows) * (cell_height + _MARGIN) + _MARGIN)
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=14)

@@ -25,13 +25,7 @@ from stage2_trainer.learner.listeners import (
     log_held_out_rollouts,
     log_training_rollouts,
 )
-from stage2_trainer.learner.rows import (
-    PackedRowPlanner,
-    RowPlanner,
-    SingleRowPlanner,
-    StepRowPlanner,
-    WindowRowPlanner,
-)
+from stage2_trainer.learner.rows import PackedRowPlanner, RowPlanner, SingleRowPlanner, StepRowPlanner, WindowRowPlanner
 from stage2_trainer.learner.step_record import RunawayWatch
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
@@ -105,12 +99,7 @@ def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Pro
 
 
 def _rollouts(
-    config: RunConfig,
-    policy: Policy,
-    cache: PromptCache,
-    state: TrainingState,
-    context: RunContext,
-    stack: ExitStack,
+    config: RunConfig, policy: Policy, cache: PromptCache, state: TrainingState, context: RunContext, stack: ExitStack
 ) -> RolloutSource:
     """Return the source of rollouts: this process, or servers, which are waited for."""
     if not config.makes_rollouts:

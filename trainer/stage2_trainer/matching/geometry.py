@@ -75,12 +75,7 @@ def _area(boxes: IntArray) -> IntArray:
 
 
 def mask_iou(
-    pred: Sequence[Shape],
-    gt: Sequence[Shape],
-    pairs: IntArray,
-    *,
-    resolution: int = 256,
-    mode: MaskIouMode = "canvas",
+    pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, *, resolution: int = 256, mode: MaskIouMode = "canvas"
 ) -> FloatArray:
     """Return mask IoU of the given pairs.
 

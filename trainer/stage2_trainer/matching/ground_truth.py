@@ -15,14 +15,7 @@ from typing import Any, Literal
 
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
-from stage2_trainer.matching.parse import (
-    BLANK_DESC,
-    KIND_OF_KEY,
-    NO_OBJECT_VALUE,
-    NOT_ONE_GEOMETRY,
-    WRONG_COUNT,
-    Kind,
-)
+from stage2_trainer.matching.parse import BLANK_DESC, KIND_OF_KEY, NO_OBJECT_VALUE, NOT_ONE_GEOMETRY, WRONG_COUNT, Kind
 from stage2_trainer.matching.scan import OBJECT_KEY
 from stage2_trainer.matching.tokens import MatchingError
 

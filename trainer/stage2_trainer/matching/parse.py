@@ -148,12 +148,7 @@ def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
 
 def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str, ...]:
     after = found.closed_at >= 0 and bool(text[found.closed_at :].strip())
-    happened = {
-        UNKNOWN_ID: unknown,
-        NO_JSON: found.first_open < 0,
-        TEXT_BEFORE_JSON: before,
-        TEXT_AFTER_JSON: after,
-    }
+    happened = {UNKNOWN_ID: unknown, NO_JSON: found.first_open < 0, TEXT_BEFORE_JSON: before, TEXT_AFTER_JSON: after}
     return tuple(note for note, true in happened.items() if true)
 
 

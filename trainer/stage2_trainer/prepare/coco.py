@@ -226,11 +226,7 @@ def _federated(entry: Mapping[str, Any], names: Mapping[Any, str], path: Path, t
 
 
 def _annotated_objects(
-    annotations: Iterable[Mapping[str, Any]],
-    names: Mapping[Any, str],
-    tally: Tally,
-    *,
-    outlines: bool,
+    annotations: Iterable[Mapping[str, Any]], names: Mapping[Any, str], tally: Tally, *, outlines: bool
 ) -> Iterator[AnnotatedObject]:
     for annotation in annotations:
         try:

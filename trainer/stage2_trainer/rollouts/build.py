@@ -258,11 +258,7 @@ def make_training_state(config: RunConfig, device: torch.device) -> TrainingStat
 
 
 def local_rollouts(
-    config: RunConfig,
-    policy: Policy,
-    cache: PromptCache,
-    context: RunContext,
-    state: TrainingState,
+    config: RunConfig, policy: Policy, cache: PromptCache, context: RunContext, state: TrainingState
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
@@ -279,10 +275,7 @@ def local_rollouts(
         engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
         sampling=Sampling.from_config(matching),
         prover=EngineProver(
-            policy.probe,
-            every=vllm.sync.verify_every,
-            tolerance=vllm.sync.verify_tolerance,
-            proved=context.proved,
+            policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance, proved=context.proved
         ),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
@@ -290,13 +283,7 @@ def local_rollouts(
     )
     engine.stops = lambda: interrupt.requested
     return ColocateRollouts(
-        engine,
-        state.offload,
-        sync_mode=vllm.sync.mode,
-        seed=seed,
-        reporter=reporter,
-        interrupt=interrupt,
-        whole=whole,
+        engine, state.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, interrupt=interrupt, whole=whole
     )
 
 

@@ -89,10 +89,7 @@ class StepTime:
 
 
 def step_time(
-    window: Interval,
-    training: Sequence[Named],
-    beside: Sequence[Named],
-    requests: Mapping[str, Sequence[Interval]],
+    window: Interval, training: Sequence[Named], beside: Sequence[Named], requests: Mapping[str, Sequence[Interval]]
 ) -> StepTime:
     """Return the split of a step's window.
 

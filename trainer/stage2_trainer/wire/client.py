@@ -69,12 +69,7 @@ class ServerClient:
         return self._call("GET", path, phase)
 
     def post(
-        self,
-        path: str,
-        phase: str,
-        *,
-        body: Mapping[str, Any] | str | None = None,
-        timeout_s: float | None = None,
+        self, path: str, phase: str, *, body: Mapping[str, Any] | str | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
         """POST a JSON object, or its text, and return the JSON object that comes back ({} for an empty answer)."""
         sent = {"data": body, "headers": JSON_TYPE} if isinstance(body, str) else {"json": body}

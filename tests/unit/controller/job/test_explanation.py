@@ -169,11 +169,9 @@ def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None
         for item in b.planned(b.job(name), Observed(pods=(b.rollout_pod(True, True, True),))).children
     }
     made["Workload"] = b.child(b.planned(raw), "Workload")
-    reason = {
-        "Deployment": reasons.SERVER_CRASHED,
-        "Job": reasons.LEARNER_RETRYING,
-        "Workload": reasons.QUOTA_PENDING,
-    }[kind]
+    reason = {"Deployment": reasons.SERVER_CRASHED, "Job": reasons.LEARNER_RETRYING, "Workload": reasons.QUOTA_PENDING}[
+        kind
+    ]
     words = explanation._fix(reason, raw).replace("/", " ").replace(";", " ").split()
     assert made[kind]["metadata"]["name"] in words
 

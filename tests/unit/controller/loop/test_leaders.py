@@ -81,9 +81,7 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     assert stage.account.snapshot(KEY).promised is None
 
 
-async def test_a_job_whose_workload_kueue_wrote_meanwhile_has_another_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_job_whose_workload_kueue_wrote_meanwhile_has_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
 
     async def overtaken(key: Key, made: Plan) -> bool:

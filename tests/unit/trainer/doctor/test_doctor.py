@@ -13,15 +13,7 @@ from transformers import AutoConfig
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record
 from stage2_trainer.doctor.examination import Devices, Examination, check_images, missing_from
-from stage2_trainer.doctor.resources import (
-    GIB,
-    Gpu,
-    Machine,
-    activations_per_token,
-    footprint,
-    memory_left,
-    total,
-)
+from stage2_trainer.doctor.resources import GIB, Gpu, Machine, activations_per_token, footprint, memory_left, total
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 
@@ -110,12 +102,7 @@ COLOCATE = {"vllm": {"mode": "colocate", "max_model_len": 1000}}
 
 @pytest.mark.parametrize(
     ("matching", "custom", "pushed"),
-    [
-        ({}, {}, True),
-        ({"rollout_backend": "hf"}, {}, False),
-        (COLOCATE, {}, False),
-        ({}, SFT, False),
-    ],
+    [({}, {}, True), ({"rollout_backend": "hf"}, {}, False), (COLOCATE, {}, False), ({}, SFT, False)],
     ids=["servers", "hf", "colocate", "stage 1"],
 )
 def test_only_a_run_that_pushes_needs_buckets(config, model_path, matching, custom, pushed):
@@ -140,12 +127,7 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
 
 @pytest.mark.parametrize(
     ("matching", "devices", "engines"),
-    [
-        ({}, Devices(3, 0, 0), 3),
-        ({}, None, 1),
-        (COLOCATE, None, 1),
-        ({"rollout_backend": "hf"}, None, 0),
-    ],
+    [({}, Devices(3, 0, 0), 3), ({}, None, 1), (COLOCATE, None, 1), ({"rollout_backend": "hf"}, None, 0)],
     ids=["a job's servers", "servers of this host", "colocated", "hf"],
 )
 def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, devices, engines):

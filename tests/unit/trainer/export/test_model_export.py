@@ -152,14 +152,7 @@ def test_the_card_describes_the_run(model_path, tmp_path):
     checkpoint = saved(model, model_path, tmp_path / "run", course=course, log_history=[{"loss": 1.0}, evaluated])
     export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    for line in (
-        "stage 2",
-        "DoRA, rank 4",
-        "3 of 9",
-        "4 records",
-        "`rollout_f1` | 0.25",
-        "`training.learning_rate`",
-    ):
+    for line in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_f1` | 0.25", "`training.learning_rate`"):
         assert line in card
 
 

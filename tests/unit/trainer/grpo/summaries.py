@@ -12,13 +12,7 @@ from stage2_trainer.grpo.rewards.registry import known_rewards
 HEADER = "<DOMAIN={domain}>, <TASK={task}>"
 IRRELEVANT = "无关图片"
 SUMMARY: dict[str, Any] = {
-    "keys": {
-        "items": "统计",
-        "category": "类别",
-        "notes": "备注",
-        "groups": "分组统计",
-        "forbidden": ["dataset"],
-    },
+    "keys": {"items": "统计", "category": "类别", "notes": "备注", "groups": "分组统计", "forbidden": ["dataset"]},
     "irrelevant": {"source": "irrelevant_summary", "text": IRRELEVANT},
     "text_attributes": ["文本"],
     "number_attributes": ["distance"],

@@ -12,13 +12,7 @@ from stage2_trainer.learner.listeners import ParseFailureLog, sample_document
 from stage2_trainer.learner.supervise import sample_stats
 from stage2_trainer.matching import supervision
 from stage2_trainer.wire.requests import Rollout
-from tests.unit.trainer.learner.harness import (
-    ScriptedBackend,
-    build_e_step,
-    only_first,
-    segments_of,
-    shifted,
-)
+from tests.unit.trainer.learner.harness import ScriptedBackend, build_e_step, only_first, segments_of, shifted
 
 
 @pytest.fixture

@@ -5,13 +5,7 @@ import copy
 import pytest
 from transformers import TrainerCallback
 
-from stage2_trainer.process.checkpoints import (
-    MANIFEST,
-    list_checkpoints,
-    newest_whole,
-    proved_step_of,
-    step_of,
-)
+from stage2_trainer.process.checkpoints import MANIFEST, list_checkpoints, newest_whole, proved_step_of, step_of
 from stage2_trainer.telemetry.run_log import remove_run
 from tests.unit.trainer.learner.harness import box, build, record
 

@@ -157,8 +157,7 @@ def run(tmp_path, model, encoder, records):
 
 
 @pytest.mark.parametrize(
-    ("saves", "left"),
-    [({"save_strategy": "best"}, [1]), ({"save_steps": 1, "load_best_model_at_end": True}, [1, 3])],
+    ("saves", "left"), [({"save_strategy": "best"}, [1]), ({"save_steps": 1, "load_best_model_at_end": True}, [1, 3])]
 )
 def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run, saves, left):
     folder = run(

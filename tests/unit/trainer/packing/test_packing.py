@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.packing import (
-    PackingBuffer,
-    PackingError,
-    pack_window,
-    select_segments,
-)
+from stage2_trainer.packing import PackingBuffer, PackingError, pack_window, select_segments
 from stage2_trainer.packing import window as packing_window
 from stage2_trainer.packing.window import Fillings, least_rows
 from tests.unit.trainer.matching.golden import golden

@@ -77,10 +77,7 @@ IMAGES = {
         (KEPT, record_writer.TURNED, KEPT),
     ),
     "mirrored": (encoded(form="JPEG", orientation=2), record_writer.TURNED),
-    "half the size": (
-        encoded(size=(50, 100)),
-        (record_writer.OTHER_SIZE, KEPT, record_writer.OTHER_SIZE),
-    ),
+    "half the size": (encoded(size=(50, 100)), (record_writer.OTHER_SIZE, KEPT, record_writer.OTHER_SIZE)),
 }
 
 
@@ -145,11 +142,7 @@ ANNOTATION = {"id": 7, "image_id": 1, "category_id": 1, "bbox": [10, 20, 50, 80]
 
 
 def document(**changes):
-    whole = {
-        "images": [IMAGE],
-        "annotations": [ANNOTATION],
-        "categories": [{"id": 1, "name": "cat"}],
-    }
+    whole = {"images": [IMAGE], "annotations": [ANNOTATION], "categories": [{"id": 1, "name": "cat"}]}
     return json.dumps(whole | changes).encode()
 
 

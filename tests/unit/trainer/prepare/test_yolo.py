@@ -163,10 +163,7 @@ NESTED = b"names: " + b"[" * 3000 + b"]" * 3000
 MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"{", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"],
-)
+@pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"])
 def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"data\.yaml: "):

@@ -118,10 +118,7 @@ def test_what_trains_is_known(tiny):
     assert touches_vision(trained_names(merged_weights(tiny)))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"lora_bias": True}, {"use_dora": True, "target_modules": ["embed_tokens"]}],
-)
+@pytest.mark.parametrize("options", [{"lora_bias": True}, {"use_dora": True, "target_modules": ["embed_tokens"]}])
 def test_an_adapter_without_a_known_merge_is_refused_by_name(tiny, options):
     with pytest.raises(TypeError, match="no merge is known"):
         merged_weights(adapted(tiny, **options))

@@ -46,10 +46,7 @@ class Client:
 
 @pytest.mark.parametrize(
     ("vision_moved", "resets"),
-    [
-        (False, ["/reset_prefix_cache"]),
-        (True, ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]),
-    ],
+    [(False, ["/reset_prefix_cache"]), (True, ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"])],
 )
 def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_moved, resets):
     client = Client()

@@ -81,9 +81,7 @@ def format_(sample: Sample) -> float:
     if sample.irrelevant:
         return float(sample.text == sample.agreed.summary.irrelevant.text)
     lines = sample.lines
-    return float(
-        len(lines) == HEADER_LINES and _is_header(sample, lines[0]) and lines[1].strip().endswith("}"),
-    )
+    return float(len(lines) == HEADER_LINES and _is_header(sample, lines[0]) and lines[1].strip().endswith("}"))
 
 
 def header(sample: Sample) -> float:

@@ -146,13 +146,7 @@ def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
 
 def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(transfer, monkeypatch):
     """A worker may be let into a group just before it is given up, and come to know that after it is in the next."""
-    worker, let_in, go_on, failures, dial = (
-        tcp_receiver(),
-        threading.Event(),
-        threading.Event(),
-        [],
-        receiver.dial,
-    )
+    worker, let_in, go_on, failures, dial = (tcp_receiver(), threading.Event(), threading.Event(), [], receiver.dial)
 
     def linger(*arguments, **options):
         link = dial(*arguments, **options)
