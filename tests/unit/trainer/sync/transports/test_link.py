@@ -398,9 +398,9 @@ def test_nobody_else_takes_a_workers_place(listener, job, port):
         with pytest.raises(LinkError, match=r"closed|broke"):
             job.dial(port, other, token=token)
     first = job.dial(port, member)
+    (ours,) = taken(listener)
     with pytest.raises(LinkError, match=r"closed|broke"):  # at the latest of its first message
         job.dial(port, member).receive(1, 5)
-    (ours,) = taken(listener)
     ours.send([b"a"], 5)
     assert first.receive(1, 5) == b"a"
 
