@@ -36,12 +36,12 @@ class Problem:
     way_out: str
 
     @property
-    def found(self) -> str:
+    def shown_value(self) -> str:
         """The shortened repr of the value, or "nothing"."""
         return "nothing" if self.value is None else shortened(self.value)
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.found}; {self.rule}; {self.way_out}"
+        return f"{self.path}: {self.shown_value}; {self.rule}; {self.way_out}"
 
 
 class ConfigError(ValueError):

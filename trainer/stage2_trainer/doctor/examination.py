@@ -58,7 +58,7 @@ def good(what: str, status: str) -> Requirement:
 def missing_from(what: str, error: ConfigError) -> list[Requirement]:
     """Return a missing requirement for each problem of a configuration error."""
     return [
-        Requirement(what, "missing", f"{problem.path}: {problem.found}; {problem.rule}", problem.way_out)
+        Requirement(what, "missing", f"{problem.path}: {problem.shown_value}; {problem.rule}", problem.way_out)
         for problem in error.problems
     ]
 

@@ -71,7 +71,7 @@ class SwiftRoutes:
         app.add_api_route("/health/", _health, methods=["GET"])
         app.add_api_route("/get_world_size/", _world_size, methods=["GET"])
         app.add_api_route("/init_communicator/", self.join, methods=["POST"])
-        app.add_api_route("/close_communicator/", self.leave, methods=["POST"])
+        app.add_api_route("/close_communicator/", self.close_communicator, methods=["POST"])
         app.add_api_route("/update_flattened_params/", self.update, methods=["POST"])
         for name in ("process_weights_after_loading", "reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"):
             app.add_api_route(f"/{name}/", self.settle, methods=["POST"], name=name)
@@ -84,7 +84,7 @@ class SwiftRoutes:
         threading.Thread(target=self._join, args=(host, port, world_size), daemon=True).start()
         return {"message": "Request received, initializing communicator"}
 
-    async def leave(self) -> dict[str, str]:
+    async def close_communicator(self) -> dict[str, str]:
         """Leave the group."""
         self._group = None
         return {"message": "Request received, closing communicator"}

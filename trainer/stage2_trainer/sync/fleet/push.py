@@ -130,10 +130,8 @@ class WeightSync:
             try:
                 return self._adapter.sync(model, version=version)
             except ServerError as error:
-                refused = (
-                    error.status is not None
-                )  # without a status a server is lost: the caller waits and calls again
-                if not (refused and self._fallback):
+                # without a status the server is lost: the caller waits for it, and calls again
+                if error.status is None or not self._fallback:
                     raise
                 logger.warning("adapter sync failed, and the rest of the run uses full syncs: %s", error)
             self._adapter = None
@@ -350,9 +348,8 @@ def _contents(report: SyncReport) -> str:
     if report.adapter is not None:
         return f"adapter {report.adapter}" + (" and base" if report.everything else "")
     if report.merge == "server":
-        return "adapters, merged by the servers, and " + (
-            "their own folders" if report.everything else "what else trains"
-        )
+        rest = "everything else from their own folders" if report.everything else "what else trains"
+        return f"adapters, merged by the servers, and {rest}"
     return "everything" if report.everything else "what can have changed"
 
 
