@@ -1,5 +1,6 @@
 """hack/local-cluster is a real cluster: devices are pinned, names resolve, Services carry, pods reach the API."""
 
+import ipaddress
 import json
 import re
 import subprocess
@@ -14,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from local_cluster import buildah, images, locks
 from local_cluster.containerd import ctr
-from local_cluster.layout import HUB, Layout
+from local_cluster.layout import HUB, SERVICE_CIDR, Layout
 from tests.clusters import ON_A_KUBELET
 
 Kubectl = Callable[..., str]
@@ -32,6 +33,20 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code)
 """
+
+CALL_SERVICE = """
+import sys, time, urllib.error, urllib.request
+deadline = time.monotonic() + 60
+while True:
+    try:
+        print(urllib.request.urlopen(sys.argv[1], timeout=10).status)
+        break
+    except urllib.error.URLError as error:
+        if isinstance(error, urllib.error.HTTPError) or time.monotonic() > deadline:
+            raise
+        time.sleep(0.2)
+"""
+"""kube-proxy carries a Service some moments after its pod is ready."""
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +132,15 @@ def test_service_names_resolve_to_cluster_addresses(kubectl: Kubectl, pod: str) 
 
 
 def test_a_pod_reaches_itself_through_its_service(kubectl: Kubectl, pod: str) -> None:
-    script = "import urllib.request; print(urllib.request.urlopen('http://web/', timeout=10).status)"
-    assert _python(kubectl, pod, script) == "200"
+    assert _python(kubectl, pod, CALL_SERVICE, "http://web/") == "200"
+
+
+def test_no_router_answers_for_a_service_address_that_nobody_has(kubectl: Kubectl, pod: str) -> None:
+    services = kubectl("get", "services", "--all-namespaces", "--output=jsonpath={.items[*].spec.clusterIP}")
+    addresses = ipaddress.ip_network(SERVICE_CIDR).hosts()
+    free = next(str(address) for address in addresses if str(address) not in services.split())
+    script = f"import socket\ntry: socket.create_connection(('{free}', 80), timeout=10)\nexcept OSError as e: print(e)"
+    assert "Network is unreachable" in _python(kubectl, pod, script)
 
 
 def test_a_service_account_token_opens_the_api_and_only_what_rbac_allows(kubectl: Kubectl, pod: str) -> None:
@@ -127,8 +149,7 @@ def test_a_service_account_token_opens_the_api_and_only_what_rbac_allows(kubectl
 
 
 def test_the_container_log_can_be_read(kubectl: Kubectl, pod: str) -> None:
-    script = "import urllib.request; print(urllib.request.urlopen('http://web/?marked', timeout=10).status)"
-    _python(kubectl, pod, script)
+    _python(kubectl, pod, CALL_SERVICE, "http://web/?marked")
     assert "GET /?marked" in kubectl("logs", pod, "--container=first")
 
 

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from local_cluster.layout import NODE_IP, NODE_LINK, POD_CIDR, Layout
+from local_cluster.layout import NODE_IP, NODE_LINK, POD_CIDR, SERVICE_CIDR, Layout
 from local_cluster.processes import run
 
 SYSCTLS = (
@@ -26,11 +26,22 @@ CNI_NAME = "stage2-local"
 FORWARD, POSTROUTING = "STAGE2-FORWARD", "STAGE2-POSTROUTING"
 FIREWALL_CHAIN = re.compile(r"^KUBE-(ROUTER|NWPLCY|POD-FW)-")
 FIREWALL_SETS = ("KUBE-SRC-", "KUBE-DST-", "kube-router-")
+_UNCARRIED = (
+    "from",
+    POD_CIDR,
+    "to",
+    SERVICE_CIDR,
+    "unreachable",
+)  # routing sees what no rule of kube-proxy's translated
 OWN_CHAIN = re.compile(r"^(KUBE-|STAGE2-)")
 
 
 def set_up(layout: Layout) -> None:
-    """Create the node's address, let pods reach the world, and write the CNI configuration."""
+    """Create the node's address, let pods reach the world, and write the CNI configuration.
+
+    Pods cannot reach an address of a Service that kube-proxy does not carry (yet): a router of the machine's network
+    might answer for it.
+    """
     _save_sysctls(layout)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
     run(["ip", "link", "add", NODE_LINK, "type", "bridge"])
@@ -49,6 +60,7 @@ COMMIT
 COMMIT
 """
     run(["iptables-restore", "--noflush"], stdin=rules)
+    run(["ip", "rule", "add", *_UNCARRIED])
     _write_cni(layout)
 
 
@@ -71,6 +83,8 @@ def tear_down(layout: Layout) -> None:
     """Remove the link, every chain of ours and of kube-proxy's, and restore the kernel's settings."""
     if Path(f"/sys/class/net/{NODE_LINK}").exists():
         run(["ip", "link", "delete", NODE_LINK])
+    while subprocess.run(["ip", "rule", "delete", *_UNCARRIED], capture_output=True, check=False).returncode == 0:
+        pass
     for family in ("iptables", "ip6tables"):
         if shutil.which(family):
             _remove_chains(family, OWN_CHAIN)
