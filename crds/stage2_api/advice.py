@@ -39,6 +39,12 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         "set it to auto, or install the package into an image of your own",
     ),
     (
+        "tuner.lora_dropout",
+        lambda c: c.rlhf is not None and "lora_dropout" in c.tuner.model_fields_set and c.tuner.lora_dropout > 0,
+        "GRPO trains adapters without dropout, because its servers answer without it",
+        "set it to 0, or remove it",
+    ),
+    (
         "training.packing_length",
         lambda c: c.training.packing_length is not None,
         "is deprecated, and used only if no other length is set",

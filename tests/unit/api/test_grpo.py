@@ -281,9 +281,10 @@ def test_the_spread_of_each_estimator_is_its_own_unless_it_is_set() -> None:
     [
         (rlhf(truncation_strategy="delete"), "rlhf.truncation_strategy"),
         (server(vllm_use_async_engine=True), f"{SERVER}.vllm_use_async_engine"),
+        ({"tuner": {"lora_dropout": 0.1}}, "tuner.lora_dropout"),
     ],
 )
-def test_settings_that_only_ms_swift_needs_get_advice(patch: dict[str, Any], path: str) -> None:
+def test_settings_that_grpo_ignores_get_advice(patch: dict[str, Any], path: str) -> None:
     assert [problem.path for problem in idle_settings(good(patch))] == [path]
 
 

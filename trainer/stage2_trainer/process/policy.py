@@ -296,12 +296,15 @@ def frozen_parts(config: RunConfig) -> list[str]:
 
 
 def adapter_options(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of peft's LoraConfig."""
+    """Return the fields of peft's LoraConfig.
+
+    Without dropout in a GRPO run: its servers answer without, and the ratio of log-probabilities would show the masks.
+    """
     tuner = config.tuner
     return {
         "r": tuner.lora_rank,
         "lora_alpha": tuner.lora_alpha,
-        "lora_dropout": tuner.lora_dropout,
+        "lora_dropout": 0.0 if config.rlhf is not None else tuner.lora_dropout,
         "bias": tuner.lora_bias,
         "use_dora": tuner.use_dora,
         "target_modules": tuner.target_modules,

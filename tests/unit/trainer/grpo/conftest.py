@@ -23,10 +23,10 @@ def folder(tmp_path, image_paths):
 def make(folder, stack, model, encoder):
     """A function that builds a trainer on the folder's records; its answers are scripted unless it has a source."""
 
-    def build(*patches, source=None):
-        model.train()
+    def build(*patches, source=None, policy=model):
+        policy.train()
         source = source or harness.Scripted(encoder, harness.answers(encoder))
-        trainer = harness.build(folder, harness.config(folder, *patches), model, encoder, source, stack)
+        trainer = harness.build(folder, harness.config(folder, *patches), policy, encoder, source, stack)
         trainer.current_gradient_accumulation_steps = 1
         return trainer
 

@@ -14,6 +14,7 @@ from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.grpo.trainer import _trl_reward
+from stage2_trainer.process.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
@@ -226,3 +227,19 @@ def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(make, enc
     ]
     assert kept[:2] == [[50, 60], encoder.end_of_turn_ids[:1]]
     assert not (found["completion_ids"] == image).any()
+
+
+def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
+    tuner = {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.5}
+    weights_move = {"per_device_train_batch_size": 2, "effective_batch_size": 2}
+    patch = {"tuner": tuner, "training": weights_move}
+    adapted = load_policy(harness.config(folder, patch))
+    with torch.no_grad():  # a fresh adapter adds nothing, whatever is dropped
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+    trainer = make(patch, policy=adapted)
+    adapted.train()
+    found = scored(trainer, 0, 0, 1, 1)
+    assert found["old_per_token_logps"].abs().sum() > 0
+    torch.testing.assert_close(trainer._logprobs(found), found["old_per_token_logps"])
