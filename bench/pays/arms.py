@@ -162,7 +162,7 @@ def _rewarded(found: Config, sizes: Sizes) -> Config:
     found["rlhf"] = {
         "use_vllm": True,
         "vllm_mode": "server",
-        "reward_funcs": ["digits.f1_class"],
+        "reward_funcs": ["objects.f1_class"],
         "num_generations": GROUP,
         "generation_batch_size": answers,
         "max_completion_length": sizes.answer,

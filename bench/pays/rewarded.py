@@ -5,18 +5,16 @@ A GRPO job has a server of vLLM, so a configuration demands one; what it says of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import GIB, Encoder, PromptCache
-from stage2_trainer.data.records import Record, load_records
+from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.objective import References
-from stage2_trainer.grpo.rewards import Reward, Sample
+from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
@@ -25,28 +23,8 @@ from stage2_trainer.process.policy import load_policy, load_processor
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import HfRollouts
-from stage2_trainer.scores.image_counts import image_counts
-from stage2_trainer.scores.scored_image import read_answer, scored_images
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
-
-REWARD = "digits.f1_class"
-PLACE = "place"  # of a record, in its metadata
-
-
-class F1Reward:
-    """The class-aware F1 at IoU 0.5 of an answer to one of these records, 0 to 1."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = records
-
-    def __call__(self, sample: Sample) -> float:
-        """Return the score of an answer."""
-        record = self._records[sample.metadata[PLACE]]
-        (image,) = scored_images([record], [read_answer(sample.text)])
-        counts = image_counts(image)
-        whole = counts.class_judged + counts.truth
-        return 2 * counts.class_right / whole if whole else 0.0
 
 
 def learn_rewarded(config: RunConfig) -> None:
@@ -66,8 +44,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     log, rollout_log = RunLog(output), JsonLines(output / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
-    read = load_records(config.custom.train_jsonl)
-    records = [replace(record, metadata={PLACE: record.index}) for record in read]
+    records = load_records(config.custom.train_jsonl)
     processor = load_processor(config.model.model, **config.template.pixel_limits())
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     answers = config.training.per_device_train_batch_size
@@ -77,7 +54,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     source = HfRollouts(backend, seed=config.training.seed, reporter=reporter, interrupt=interrupt)
     components = GrpoComponents(
         rlhf=rlhf,
-        rewards=[Reward(REWARD, 1.0, F1Reward(records))],
+        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=None,
         rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
         rows=Rows(records, task),

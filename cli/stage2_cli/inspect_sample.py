@@ -24,7 +24,7 @@ from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, cut_
 from stage2_trainer.wire.errors import ServerError
 
 if TYPE_CHECKING:
-    from stage2_trainer.grpo.rewards import Reward, Scores
+    from stage2_trainer.grpo.rewards import Reward
     from stage2_trainer.wire.requests import Rollout
 
 _WAY_OUT = (
@@ -239,7 +239,7 @@ def read_text(path: Path, option: str) -> str:
 def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
     """Print the rewards of an answer to a training record, and their weighted sum; return 0. Raises ConfigError."""
     from stage2_trainer.grpo import task
-    from stage2_trainer.grpo.rewards import Sample, load_rewards, score
+    from stage2_trainer.grpo.rewards import Sample, load_rewards
 
     run = load_config(_required_file(config, "CONFIG"))
     if run.rlhf is None:
@@ -249,22 +249,24 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
     record = load_record(custom.train_jsonl, number, limit=custom.train_sample_limit, rules=rules, named="--sample")
     rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
     text = read_text(_required_file(answer, "--response-file"), "--response-file")
-    scores = score(rewards, Sample(text, record.metadata, task.Task.from_config(run).contract))
+    answered = Sample(text, record, task.Task.from_config(run).contract)
+    scores = [reward(answered) for reward in rewards]
+    total = sum(reward.weight * score for reward, score in zip(rewards, scores, strict=True))
     if as_json:
-        print(json.dumps({"sample": number, "rewards": dict(scores.by_name), "total": scores.total}))
+        by_name = {reward.name: score for reward, score in zip(rewards, scores, strict=True)}
+        print(json.dumps({"sample": number, "rewards": by_name, "total": total}))
     else:
-        Console().print(table(rewards, scores))
+        Console().print(_table(rewards, scores, total))
     return 0
 
 
-def table(rewards: list[Reward], scores: Scores) -> Table:
+def _table(rewards: list[Reward], scores: list[float], total: float) -> Table:
     """Return the rewards of one answer: score, weight, and weighted score."""
     shown = Table("reward", "score", "weight", "adds")
-    for reward in rewards:
-        value = scores.by_name[reward.name]
-        shown.add_row(reward.name, f"{value:.3f}", f"{reward.weight:g}", f"{reward.weight * value:.3f}")
+    for reward, score in zip(rewards, scores, strict=True):
+        shown.add_row(reward.name, f"{score:.3f}", f"{reward.weight:g}", f"{reward.weight * score:.3f}")
     shown.add_section()
-    shown.add_row("total", "", "", f"{scores.total:.3f}")
+    shown.add_row("total", "", "", f"{total:.3f}")
     return shown
 
 

@@ -1,6 +1,7 @@
 """`stage2 validate`: checks the rules of `kubectl apply` and of the learner's start locally.
 
 Data files and the model folder are checked too if they are on this machine; a job refers to them by container paths.
+Names of rewards must be those of stage2, or of a package that is installed here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
-from stage2_trainer.preflight import record_rules
+from stage2_trainer.preflight import check_rewards, record_rules
 
 FIRST_RECORDS = 1000
 
@@ -73,10 +74,12 @@ def _load(path: Path, mappings: Mapping[str, Path]) -> tuple[str, list[tuple[Run
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(with_bases(path, only_document(path, documents)))
+        check_rewards(config)
         return "training configuration", [(config, lambda named: named)]
     jobs = [parse_job(document) for document in documents]
     for job in jobs:
         template_rules.check(job)
+        check_rewards(job.spec.config, root="spec.config.")
     return "RolloutMatchingJob", [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
 
 

@@ -60,7 +60,7 @@ class Rlhf(Section):
     vllm_server_timeout: Scale = 240.0
     """Seconds to wait for the server to answer and to join the weight-transfer group."""
     reward_funcs: list[RewardName] = Field(min_length=1, max_length=64)
-    """List of rewards by name, such as `summary.format`. Packages add their own under the entry point
+    """List of rewards by name, such as `objects.f1_class`. Packages add their own under the entry point
     `stage2.rewards`."""
     reward_weights: list[Annotated[float, Field()]] | None = Field(None, min_length=1, max_length=64)
     """List of weights, in the order of `reward_funcs`; null means 1 for each."""

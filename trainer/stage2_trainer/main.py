@@ -20,6 +20,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.files import FOR_GOOD, check_place
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.run_records import RunRecords
+from stage2_trainer.grpo.rewards import RewardError
 from stage2_trainer.packing import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import (
@@ -54,7 +55,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Errors that all learner processes meet.
-MET_BY_ALL = (DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError)
+MET_BY_ALL = (
+    DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError, RewardError,
+)  # fmt: skip
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod

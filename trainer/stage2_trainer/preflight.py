@@ -60,4 +60,10 @@ def _check_grpo(config: RunConfig, world_size: int) -> None:
         problems.append(Problem("rlhf.dynamic_sample", True, rule, "set it to false"))
     if problems:
         raise ConfigError(problems)
-    load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
+    check_rewards(config)
+
+
+def check_rewards(config: RunConfig, root: str = "") -> None:
+    """Raise ConfigError for rewards that no package here has. root: path of the configuration in its file."""
+    if (rlhf := config.rlhf) is not None:
+        load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, root=root)

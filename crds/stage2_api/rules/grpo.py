@@ -195,8 +195,8 @@ def _weights_do_not_pair(config: RunConfig) -> bool:
     return rlhf is not None and rlhf.reward_weights is not None and len(rlhf.reward_weights) != len(rlhf.reward_funcs)
 
 
-def _scores_summaries(config: RunConfig) -> bool:
-    return config.rlhf is not None and any(name.startswith("summary.") for name in config.rlhf.reward_funcs)
+def _scores(config: RunConfig, subject: str) -> bool:
+    return config.rlhf is not None and any(name.startswith(f"{subject}.") for name in config.rlhf.reward_funcs)
 
 
 def _chord_lacks(config: RunConfig) -> bool:
@@ -221,21 +221,28 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="custom.grpo.summary",
-        broken=lambda c: _scores_summaries(c) and c.custom.grpo.summary is None,
+        broken=lambda c: _scores(c, "summary") and c.custom.grpo.summary is None,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need the format of the summaries",
         way_out="write the section, or choose other rewards",
     ),
     Rule(
         path="custom.use_summary",
-        broken=lambda c: _scores_summaries(c) and not c.custom.use_summary,
+        broken=lambda c: _scores(c, "summary") and not c.custom.use_summary,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need records with summaries",
         way_out="set it to true, or choose other rewards",
     ),
     Rule(
+        path="custom.use_summary",
+        broken=lambda c: _scores(c, "objects") and c.custom.use_summary,
+        reads=("rlhf.reward_funcs",),
+        rule="rewards named objects.* need records with objects, which summaries replace",
+        way_out="set it to false, or choose other rewards",
+    ),
+    Rule(
         path="custom.assistant_prefix_format",
-        broken=lambda c: _scores_summaries(c) and not c.custom.assistant_prefix_format,
+        broken=lambda c: _scores(c, "summary") and not c.custom.assistant_prefix_format,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need the header line",
         way_out='set it, such as "<DOMAIN={domain}>, <TASK={task}>"',

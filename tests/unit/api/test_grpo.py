@@ -139,6 +139,7 @@ WRONG: list[Row] = [
     ({"training": {"per_device_train_batch_size": 5}}, "rlhf.generation_batch_size", "which is 5"),
     ({"custom": {"grpo": None}}, "custom.grpo.summary", "write the section"),
     ({"custom": {"use_summary": None}}, "custom.use_summary", "set it to true"),
+    (rlhf(reward_funcs=["objects.f1", "summary.format"]), "custom.use_summary", "set it to false"),
     ({"custom": {"assistant_prefix_format": None}}, "custom.assistant_prefix_format", "header line"),
     *((chord(**{key: None}), "custom.grpo.chord", key) for key in CHORD if key != "enabled"),
     (chord(mu_peak=1.5), "custom.grpo.chord.mu_peak", "at most 1"),

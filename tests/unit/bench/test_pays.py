@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench.pays import __main__ as command
-from bench.pays import arms, findings, pictures, rewarded, study, tower
+from bench.pays import arms, findings, pictures, study, tower
 from bench.pays.arms import ARMS, COMPARED, Sizes, arm_config
 from bench.pays.study import Run
 from PIL import Image
 
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.rewards import Sample
-from stage2_trainer.matching.ground_truth import serialize_objects
 
 SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2)
 
@@ -91,16 +89,6 @@ def test_arms_differ_in_their_trainer_and_targets_alone():
     sizes = {"per_device_train_batch_size", "effective_batch_size", "packing"}
     assert {key for key, value in rewards["training"].items() if value != first["training"][key]} == sizes
     assert rewards["training"]["effective_batch_size"] == SIZES.batch * rewards["rlhf"]["num_generations"]
-
-
-def test_the_reward_is_the_score_of_the_answer_by_place_and_name(small):
-    one, _ = small
-    records = load_records(one.data / "train.jsonl")
-    reward = rewarded.F1Reward(records)
-    first, second = (serialize_objects(record.objects) for record in records)
-    assert [reward(Sample(text, {"place": 0})) for text in (first, second, "", "{")] == [1.0, 0.0, 0.0, 0.0]
-    both = serialize_objects([*records[0].objects, *records[1].objects])
-    assert reward(Sample(both, {"place": 0})) == pytest.approx(2 / 3)
 
 
 def test_the_tower_is_taught_and_nothing_else(small, tmp_path):

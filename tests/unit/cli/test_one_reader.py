@@ -142,10 +142,22 @@ def test_grpo_agrees_on_all_but_objects(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", OBJECTS.values(), ids=OBJECTS)
-def test_grpo_reads_no_objects(case: Case, tmp_path: Path) -> None:
+def test_grpo_on_summaries_reads_no_objects(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     assert learnt(grpo) == []
     assert validate_files([grpo]) == 0
+
+
+@pytest.mark.parametrize("case", OBJECTS.values(), ids=OBJECTS)
+def test_grpo_on_objects_reads_them_as_matching_does(case: Case, tmp_path: Path) -> None:
+    _, grpo = configs(tmp_path, case)
+    on_objects = {
+        "rlhf": {"reward_funcs": ["objects.f1", "objects.iou"]},
+        "custom": {"use_summary": None, "grpo": None},
+    }
+    grpo.write_text(yaml.safe_dump(merge_patch(yaml.safe_load(grpo.read_text()), on_objects)))
+    assert learnt(grpo) == case.bins
+    assert validate_files([grpo]) == (64 if case.bins is WRONG else 0)
 
 
 @pytest.mark.parametrize("changes", [{"width": 50}, {"height": 51}])

@@ -48,6 +48,17 @@ def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
     assert "job-3v1-tiny.yaml: valid" in done.stdout
 
 
+def test_a_reward_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
+    job["spec"]["config"]["rlhf"]["reward_funcs"][1] = "objects.iuo"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert validate_files([tmp_path / "job.yaml"]) == 64
+    shown = capsys.readouterr().err
+    assert "spec.config.rlhf.reward_funcs[1]: 'objects.iuo'" in shown
+    assert "objects.box_f1, objects.count, objects.f1, objects.f1_class" in shown
+    assert "did you mean objects.iou?" in shown
+
+
 GOOD: dict[str, Any] = {
     "images": ["data:image/png;base64,AAAA"],
     "width": 10,

@@ -33,7 +33,7 @@ def test_a_right_answer_scores_full_marks_in_the_tiny_job(train):
     assert rlhf is not None
     rewards = load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
     for index, record in enumerate(load_records(train, rules=record_rules(config))):
-        right = Sample(write(make_scene(7, "train", index, max_shapes=2)), record.metadata, task.contract)
+        right = Sample(write(make_scene(7, "train", index, max_shapes=2)), record, task.contract)
         assert [reward(right) for reward in rewards] == [1.0] * len(rewards)
     assert sum(rlhf.resolved_weights) == pytest.approx(1.0)
 

@@ -1,7 +1,7 @@
 """The task of a GRPO run: the prompts and reference answers of records, and the demands on a record.
 
-Source: semantics, section 15.4. A record has `images` and, where there is a contract of summaries, `metadata` that
-fits it; without one `summary` is its reference answer.
+Source: semantics, section 15.4. A record has `images` and `objects`, or with `custom.use_summary` a summary: in
+`metadata` that fits the contract, or without a contract in `summary`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, blank_image, load_image
 from stage2_trainer.data.messages import chat_messages
-from stage2_trainer.data.records import Record, RecordRules
-from stage2_trainer.grpo.rewards import Contract, Sample
+from stage2_trainer.data.records import Record, RecordRules, units_by
+from stage2_trainer.grpo.summaries import Contract, SummarySample
+from stage2_trainer.matching.ground_truth import serialize_objects
 
 
 class Rows:
@@ -51,7 +52,6 @@ class Rows:
             "prompt": [*system, {"role": "user", "content": user_text}],
             "images": images,
             "fault": fault,
-            "metadata": dict(record.metadata),
         }
 
     def _rows(self, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
@@ -71,11 +71,13 @@ def _images(record: Record) -> tuple[list[Any], ImageError | None]:
 class Task:
     """A task: the prompt and the right answer of each record.
 
-    prompt: text of the user's turn, unless the record's domain has its own. contract: of summaries, where there is one.
+    prompt: text of the user's turn, unless the record's domain has its own. summaries: whether answers are summaries,
+    and not lists of objects. contract: of summaries, where there is one.
     """
 
     prompt: str
     system: str | None = None
+    summaries: bool = False
     contract: Contract | None = None
 
     @classmethod
@@ -84,7 +86,7 @@ class Task:
         custom, contract = config.custom, None
         if custom.grpo.summary is not None and custom.assistant_prefix_format is not None:
             contract = Contract(custom.grpo.summary, custom.assistant_prefix_format)
-        return cls(custom.user_prompt, config.template.system, contract)
+        return cls(custom.user_prompt, config.template.system, custom.use_summary, contract)
 
     def user_text(self, record: Record, epoch: int) -> str:
         """Return the text of the user's turn.
@@ -103,17 +105,19 @@ class Task:
         return chat_messages(record, user_text, system=self.system)
 
     def reference(self, record: Record) -> str:
-        """Return the right answer. Raises ConfigError where the record has none."""
+        """Return the right answer: the summary, or else the list of objects. Raises ConfigError without both."""
         if self.contract is not None:
             sample = self._sample(record)
             if sample.irrelevant:
                 return self.contract.summary.irrelevant.text
             return f"{self.contract.header(sample.domain)}\n{record.metadata['summary_ref']}"
-        if record.summary is None:
-            rule = "CHORD learns reference answers"
-            way_out = "add the key to every record, or set custom.grpo.chord.enabled to false"
-            raise ConfigError([Problem(f"record {record.sample_id} summary", None, rule, way_out)])
-        return record.summary
+        if record.summary is not None:
+            return record.summary
+        if not self.summaries:
+            return serialize_objects(record.objects)
+        rule = "CHORD learns reference answers"
+        way_out = "add the key to every record, or set custom.grpo.chord.enabled to false"
+        raise ConfigError([Problem(f"record {record.sample_id} summary", None, rule, way_out)])
 
     def check(self, record: Record) -> None:
         """Raise ConfigError where a record does not fit the contract."""
@@ -122,10 +126,13 @@ class Task:
             if not sample.irrelevant and not sample.dense and sample.domain:
                 _ = sample.truth
 
-    def _sample(self, record: Record) -> Sample:
-        return Sample("", record.metadata, self.contract)
+    def _sample(self, record: Record) -> SummarySample:
+        assert self.contract is not None, "summaries have one"
+        return SummarySample("", record.metadata, self.contract)
 
 
 def record_rules(config: RunConfig) -> RecordRules:
-    """Return how to read the records of a GRPO run: without objects, and checked against its contract."""
-    return RecordRules(reads_objects=False, demand=Task.from_config(config).check)
+    """Return how to read the records of a GRPO run: with their objects, or as summaries that fit the contract."""
+    units = units_by(config.custom.coord_tokens.skip_bbox_norm)
+    demand = Task.from_config(config).check
+    return RecordRules(units=units, reads_objects=not config.custom.use_summary, demand=demand)

@@ -6,7 +6,7 @@ divergence in the loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -20,8 +20,9 @@ from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
-from stage2_trainer.grpo.rewards import Contract, Reward, Sample
+from stage2_trainer.grpo.rewards import Reward, RewardError, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
+from stage2_trainer.grpo.summaries import Contract
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
@@ -29,6 +30,7 @@ from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
+from stage2_trainer.scores.scored_image import Comparison
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
@@ -68,11 +70,10 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
     def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
-        rewards: list[Any] = [_trl_reward(reward, components.contract) for reward in components.rewards]
         super().__init__(
             model=model,
             args=args,
-            reward_funcs=rewards,
+            reward_funcs=list(map(_named, components.rewards)),
             train_dataset=components.rows.dataset(),
             eval_dataset=components.held_out.dataset() if components.held_out else None,
             processing_class=processing_class,
@@ -80,6 +81,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         )
         self.beta = components.rlhf.beta
         self.components = components
+        self._comparison = Comparison.from_records(components.records)
         self._policy = model
         self._asks: list[tuple[int, str]] = []
         self._faults: list[ImageError | None] = []
@@ -227,12 +229,30 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             for name, figure in {**sync_figures(found.sync), "sync/version": float(found.sync.version)}.items():
                 self._metrics[mode][name].append(figure)
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures."""
-        scores: Tensor = super()._calculate_rewards(*args, **kwargs)
-        bad = torch.tensor([one for share in gathered(self._is_bad()) for one in share], device=scores.device)
-        self._scores = scores.masked_fill(bad.unsqueeze(1), float("nan"))
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
+        """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures.
+
+        Raises:
+            RewardError: in all processes, where a reward fails in any.
+        """
+        failed: RewardError | None = None
+        own: list[list[float]] = []
+        try:
+            own = [self._rewards(*one) for one in zip(self._asks, self._outcomes, completions, strict=True)]
+        except RewardError as error:
+            failed = error
+        if errors := [one for one in gathered(failed) if one is not None]:
+            raise errors[0]
+        self._scores = self.accelerator.gather(torch.tensor(own, device=self.accelerator.device))
         return self._scores
+
+    def _rewards(self, ask: tuple[int, str], outcome: Outcome, completion: Any) -> list[float]:
+        parts = self.components
+        if isinstance(outcome, Refused):
+            return [float("nan")] * len(parts.rewards)
+        text = completion if isinstance(completion, str) else str(completion[0]["content"])
+        sample = Sample(text, parts.records[ask[0]], parts.contract, self._comparison)
+        return [reward(sample) for reward in parts.rewards]
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
         """Return this process's advantages; `kl_in_reward` subtracts the divergence from the rewards first."""
@@ -288,7 +308,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             return self._mixed(model, loss, self.components.chord) if mixes else loss
 
     def _mixed(self, model: nn.Module, loss: Tensor, chord: Chord) -> Tensor:
-        """Return the loss with the supervised one mixed in (semantics section 15.5: CHORD)."""
+        """Return the loss with the supervised one mixed in (semantics section 15.7: CHORD)."""
         mu = supervised_share(chord, self.state.global_step)
         self._metrics["train"]["chord/mu"].append(mu)
         if mu == 0.0:
@@ -356,18 +376,10 @@ class _Epochs(TrainerCallback):
         self._rows.epoch = int(state.epoch or 0)
 
 
-def _trl_reward(reward: Reward, contract: Contract | None) -> Callable[..., list[float]]:
-    """Return a reward as TRL calls one: completions and batched columns in, scores out."""
+def _named(reward: Reward) -> Any:
+    """Return what tells TRL a reward's name; `_calculate_rewards` calls the reward itself."""
 
-    def scores(completions: list[Any], metadata: list[Mapping[str, Any]], **_: Any) -> list[float]:
-        return [
-            reward(Sample(_text(completion), one, contract))
-            for completion, one in zip(completions, metadata, strict=True)
-        ]
+    def named() -> None: ...
 
-    scores.__name__ = reward.name
-    return scores
-
-
-def _text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else str(completion[0]["content"])
+    named.__name__ = reward.name
+    return named

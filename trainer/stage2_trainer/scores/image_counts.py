@@ -63,9 +63,9 @@ def image_counts(image: ScoredImage) -> ImageCounts:
         images=1,
         truth=truth,
         answered=len(image.names),
-        judged=len(image.names) - _unjudged(image, pairs, image.iou),
+        judged=int(judged(image, pairs, image.iou).sum()),
         right=len(pairs),
-        class_judged=len(image.names) - _unjudged(image, class_pairs, np.where(same, image.iou, 0.0)),
+        class_judged=int(judged(image, class_pairs, np.where(same, image.iou, 0.0)).sum()),
         class_right=len(class_pairs),
         named_alike=sum(normalised(one) == normalised(other) for one, other in named),
         named_exactly=sum(one == other for one, other in named),
@@ -119,9 +119,9 @@ def same_class(image: ScoredImage) -> BoolArray:
     return np.asarray(answered[:, None] == true[None, :], dtype=bool).reshape(len(answered), len(true))
 
 
-def matches(iou: FloatArray) -> list[tuple[int, int]]:
+def matches(iou: FloatArray, close: float = CLOSE) -> list[tuple[int, int]]:
     """Return the largest set of matches of answered and true objects that overlap enough."""
-    near = iou >= CLOSE
+    near = iou >= close
     if not near.any():
         return []
     rows, columns = linear_sum_assignment(np.where(near, PREFERRED * min(iou.shape) + iou, 0.0), maximize=True)
@@ -166,11 +166,11 @@ def verdicts(image: ScoredImage) -> Verdicts:
     return Verdicts(tuple(map(verdict, range(len(image.names)))), tuple(map(bool, found)))
 
 
-def _unjudged(image: ScoredImage, pairs: list[tuple[int, int]], iou: FloatArray) -> int:
-    """Return the number of unmatched objects that nobody can judge."""
-    free = np.ones(len(image.names), dtype=bool)
-    free[[answered for answered, _ in pairs]] = False
-    return int((free & _cannot_be_judged(image, iou)).sum())
+def judged(image: ScoredImage, pairs: list[tuple[int, int]], iou: FloatArray) -> BoolArray:
+    """Return which answered objects count: those that are matched, and those that can be judged."""
+    found = ~_cannot_be_judged(image, iou)
+    found[[answered for answered, _ in pairs]] = True
+    return found
 
 
 def _cannot_be_judged(image: ScoredImage, iou: FloatArray) -> BoolArray:

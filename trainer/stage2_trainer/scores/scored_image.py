@@ -218,37 +218,48 @@ class ScoredImage:
         return [_shape(one, self.size, masks=self.masks) for one in self.truth]
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """How the objects of some records are compared: as masks if any record has outlines, else as boxes.
+
+    known: the classes of all records. naming: from a description to its class.
+    """
+
+    masks: bool
+    known: frozenset[str]
+    naming: Naming
+
+    @classmethod
+    def from_records(cls, records: Sequence[Record], naming: Naming = exact) -> Comparison:
+        """Return how the objects of these records are compared."""
+        masks = any(one.kind == "poly" for record in records for one in record.objects)
+        return cls(masks, frozenset(naming(name) for record in records for name in _names_in(record)), naming)
+
+    def image(self, record: Record, answer: ReadAnswer) -> ScoredImage:
+        """Return a record with its answer."""
+        naming, crowds, absent = self.naming, _crowds(record), record.metadata.get(NEGATIVE)
+        truth = (*record.objects, *crowds)
+        return ScoredImage(
+            sample_id=record.sample_id,
+            size=(record.width, record.height),
+            truth=truth,
+            answer=answer,
+            true_names=tuple(naming(one.desc) for one in truth),
+            names=tuple(naming(one.desc) for one in answer.objects),
+            crowds=np.arange(len(truth)) >= len(record.objects),
+            masks=self.masks,
+            absent=None if absent is None else frozenset(map(naming, absent)),
+            loose=frozenset(map(naming, record.metadata.get(NOT_EXHAUSTIVE, ()))),
+            known=self.known,
+        )
+
+
 def scored_images(
     records: Sequence[Record], answers: Sequence[ReadAnswer], naming: Naming = exact
 ) -> list[ScoredImage]:
-    """Return records with their answers. naming: from a description to its class.
-
-    Objects are compared as masks if any record has outlines, else as boxes.
-    """
-    masks = any(one.kind == "poly" for record in records for one in record.objects)
-    known = frozenset(naming(name) for record in records for name in _names_in(record))
-    return [
-        _scored(record, answer, naming, known, masks=masks) for record, answer in zip(records, answers, strict=True)
-    ]
-
-
-def _scored(record: Record, answer: ReadAnswer, naming: Naming, known: frozenset[str], *, masks: bool) -> ScoredImage:
-    crowds = _crowds(record)
-    truth = (*record.objects, *crowds)
-    absent = record.metadata.get(NEGATIVE)
-    return ScoredImage(
-        sample_id=record.sample_id,
-        size=(record.width, record.height),
-        truth=truth,
-        answer=answer,
-        true_names=tuple(naming(one.desc) for one in truth),
-        names=tuple(naming(one.desc) for one in answer.objects),
-        crowds=np.arange(len(truth)) >= len(record.objects),
-        masks=masks,
-        absent=None if absent is None else frozenset(map(naming, absent)),
-        loose=frozenset(map(naming, record.metadata.get(NOT_EXHAUSTIVE, ()))),
-        known=known,
-    )
+    """Return records with their answers, all compared alike."""
+    comparison = Comparison.from_records(records, naming)
+    return [comparison.image(record, answer) for record, answer in zip(records, answers, strict=True)]
 
 
 def _crowds(record: Record) -> list[GTObject]:

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from stage2_api.grpo import Summary
-from stage2_trainer.grpo.rewards import Contract, Sample
-from stage2_trainer.grpo.rewards.registry import known_rewards
+from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.rewards import Sample, known_rewards
+from stage2_trainer.grpo.summaries import Contract
 
 HEADER = "<DOMAIN={domain}>, <TASK={task}>"
 IRRELEVANT = "无关图片"
@@ -51,13 +52,13 @@ def answer(summary: object, *, domain: str = "INDOOR") -> str:
 
 def sample(text: str, truth: object = None, *, domain: str = "INDOOR", **metadata: object) -> Sample:
     """An answer to a record with this truth."""
-    record = {
+    found = {
         "_fusion_source": "photos",
         "_fusion_template": f"summary_{domain.lower()}",
         "_fusion_mode": "summary",
         "summary_ref": json.dumps(truth or {"统计": []}, ensure_ascii=False),
     }
-    return Sample(text, {**record, **metadata}, CONTRACT)
+    return Sample(text, Record(0, "one", (), 0, 0, metadata={**found, **metadata}), CONTRACT)
 
 
 def about(summary: object, truth: object, *, domain: str = "INDOOR") -> Sample:

@@ -1,17 +1,28 @@
-"""Rewards on form and content, by worked examples; and by name: put together, weighed, and added by others."""
+"""Rewards on the form and content of summaries, by worked examples; and by name: loaded, and added by others."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.grpo.rewards import Sample, load_rewards, score
-from stage2_trainer.grpo.rewards.registry import ENTRY_POINTS, known_rewards
+from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.rewards import ENTRY_POINTS, RewardError, Sample, known_rewards, load_rewards
 from tests.unit.trainer.grpo.summaries import IRRELEVANT, about, answer, irrelevant, sample, scored
 
+EMPTY = Record(6, "train.jsonl:7", (), 96, 96)
+SUMMARIES = sorted(name for name in known_rewards() if name.startswith("summary."))
 PACKAGE = """
+import math
+
 def brevity(sample):
     return 1.0 / (1 + len(sample.text))
+
+def area(sample):
+    return len(sample.answer.objects) / len(sample.objects)
+
+def infinite(sample):
+    return math.inf
 """
 
 
@@ -31,18 +42,10 @@ def package(tmp_path, monkeypatch):
     return install
 
 
-def test_scores_are_reported_by_name_and_weighed_in_their_sum():
-    rewards = load_rewards(["summary.format", "summary.strict"], [2.0, 0.5])
-    found = score(rewards, sample("nothing"))
-    assert found.by_name == {"summary.format": 0.0, "summary.strict": -1.0}
-    assert found.total == -0.5
-    assert score(rewards, about({"统计": []}, {"统计": []})).total == 2.0
-
-
 def test_a_package_adds_a_reward_by_an_entry_point(package):
     package(**{"theirs.brevity": "their_rewards:brevity"})
     (reward,) = load_rewards(["theirs.brevity"], [1.0])
-    assert reward(Sample("abc")) == 0.25
+    assert reward(Sample("abc", EMPTY)) == 0.25
 
 
 def test_a_name_that_is_taken_is_refused(package):
@@ -57,17 +60,32 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(packag
         load_rewards(["theirs.gone"], [1.0])
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [("area", r"ZeroDivisionError: division by zero.*their_rewards\.py:8"), ("infinite", "inf; must return a finite")],
+)
+def test_a_reward_that_fails_is_named_with_its_line_the_record_and_the_answer(package, target, words):
+    package(**{f"theirs.{target}": f"their_rewards:{target}"})
+    (reward,) = load_rewards([f"theirs.{target}"], [1.0])
+    with pytest.raises(RewardError, match=words) as failed:
+        reward(Sample("abc", EMPTY))
+    for words in (f"reward theirs.{target}, record train.jsonl:7", "the answer is 'abc'", "stage2 inspect"):
+        assert words in str(failed.value)
+
+
 def test_all_rewards_that_do_not_exist_are_named_with_those_that_do():
     with pytest.raises(ConfigError) as refused:
         load_rewards(["summary.format", "summary.fromat", "theirs.brevity"], [1.0] * 3)
     assert [problem.path for problem in refused.value.problems] == ["rlhf.reward_funcs[1]", "rlhf.reward_funcs[2]"]
-    assert "summary.format" in refused.value.problems[0].rule
+    assert "objects.f1, " in refused.value.problems[0].rule
+    assert "did you mean summary.format?" in refused.value.problems[0].way_out
+    assert "install the package that adds theirs.brevity" in refused.value.problems[1].way_out
 
 
 def test_summaries_without_a_contract_are_refused():
     (reward,) = load_rewards(["summary.format"], [1.0])
     with pytest.raises(ConfigError, match=r"custom\.grpo\.summary"):
-        reward(Sample("x"))
+        reward(Sample("x", EMPTY))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +96,7 @@ def test_a_record_outside_the_contract_is_refused(metadata, path):
     (reward,) = load_rewards(["summary.content_f1"], [1.0])
     one = about({"统计": []}, {"统计": []})
     with pytest.raises(ConfigError, match=path):
-        reward(Sample(one.raw, {**one.metadata, **metadata}, one.contract))
+        reward(replace(one, record=replace(one.record, metadata={**one.metadata, **metadata})))
 
 
 RIGHT = answer({"统计": []})
@@ -146,12 +164,12 @@ def test_an_irrelevant_image_wants_its_fixed_text(name: str, text: str, expected
     assert scored(name, irrelevant(text)) == expected
 
 
-@pytest.mark.parametrize("name", sorted(known_rewards()))
+@pytest.mark.parametrize("name", SUMMARIES)
 def test_a_record_that_is_no_summary_scores_nothing(name: str) -> None:
     assert known_rewards()[name](sample(ONE_LINE, _fusion_mode="dense")) == 0.0
 
 
-@pytest.mark.parametrize("name", sorted(known_rewards()))
+@pytest.mark.parametrize("name", SUMMARIES)
 def test_a_reward_is_a_pure_function(name: str) -> None:
     function = known_rewards()[name]
     assert function(sample(RIGHT)) == function(sample(RIGHT))

@@ -1,6 +1,7 @@
 """The trainer against TRL's own: the same answers make the same advantages and the same loss."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.rewards import Reward, RewardError
 from stage2_trainer.grpo.task import Rows, Task, record_rules
-from stage2_trainer.grpo.trainer import _trl_reward
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
@@ -27,15 +27,18 @@ KL = {"rlhf": {"beta": 0.5}}
 
 
 def theirs(run, model, processor, trainer=GRPOTrainer, args=None):
-    """TRL's own trainer, with its own generation by transformers, and its rows."""
-    task, rlhf = Task.from_config(run), run.rlhf
+    """TRL's own trainer, with its own generation by transformers, and its rows; both rewards score by length."""
+
+    def by_length(completions, **_):
+        return [_length(one[0]["content"]) for one in completions]
+
+    task, rewards = Task.from_config(run), [by_length, by_length]
     records = load_records(run.custom.train_jsonl, rules=record_rules(run))
     processor.tokenizer.padding_side = "left"
-    rewards = load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
     made = trainer(
         model=model,
         args=args or grpo_arguments(run, world_size=1, adapted=False),
-        reward_funcs=[_trl_reward(one, task.contract) for one in rewards],
+        reward_funcs=rewards,
         train_dataset=Rows(records, task).dataset(),
         processing_class=processor,
     )
@@ -53,13 +56,11 @@ def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_ge
     generated = []
     generate = reference._generate_single_turn
     reference._generate_single_turn = lambda *a, **k: generated.append(generate(*a, **k)) or generated[-1]
-    reference.reward_funcs = [_by_ids, _by_ids]  # the model's answers score alike; these rewards tell them apart
     reference.current_gradient_accumulation_steps = 1
     expected = reference._generate_and_score_completions([dict(row) for row in batch])
     loss = reference._compute_loss(model, expected)
 
-    ours = make(patch, source=harness.Scripted(encoder, generated[0][0]))
-    ours.reward_funcs = [_by_ids, _by_ids]
+    ours = rewarded(make(patch, source=harness.Scripted(encoder, generated[0][0])))
     found = ours._generate_and_score_completions([dict(row) for row in batch])
     assert expected["advantages"].abs().sum() > 0
     assert torch.equal(found["advantages"], expected["advantages"])
@@ -78,7 +79,7 @@ def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(make, folder, model, en
     script = answers(encoder)
     reference, rows = trls_rloo(run, model, encoder.processor)
     reference._generate_single_turn = lambda prompts, *_: [list(script[i]) for i in range(len(prompts))]
-    ours = make(patch)
+    ours = rewarded(make(patch))
     with torch.no_grad():  # away from the reference model, so that there is a divergence
         model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
     model.train()
@@ -106,8 +107,15 @@ def trls_rloo(run, model, processor):
     return theirs(run, model, processor, RLOOTrainer, args)
 
 
-def _by_ids(completion_ids, **_):
-    return [float(sum(ids) % 97) for ids in completion_ids]
+def _length(text):
+    return float(len(text) % 7)
+
+
+def rewarded(trainer, function=lambda sample: _length(sample.raw)):
+    """A trainer with rewards that tell answers of the untrained model apart."""
+    rewards = [Reward(name, 1.0, function) for name in trainer.components.rlhf.reward_funcs]
+    trainer.components = replace(trainer.components, rewards=rewards)
+    return trainer
 
 
 def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_the_log(make, folder, model, encoder):
@@ -243,3 +251,9 @@ def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
     found = scored(trainer, 0, 0, 1, 1)
     assert found["old_per_token_logps"].abs().sum() > 0
     torch.testing.assert_close(trainer._logprobs(found), found["old_per_token_logps"])
+
+
+def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
+    trainer = rewarded(make(), lambda sample: 1 / len(sample.objects))
+    with pytest.raises(RewardError, match=r"reward summary\.format, record train\.jsonl:[12]: 'ZeroDivisionError"):
+        trainer.train()
