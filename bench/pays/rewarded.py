@@ -55,7 +55,6 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        contract=None,
         rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
         rows=Rows(records, task),
         held_out=None,

@@ -145,9 +145,11 @@ def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
         if (flaw := flaw_of(one))
     ]
     if config.rlhf is not None:
-        problems.append(
-            Problem("rlhf", "grpo", "GRPO answers have no objects to score", "use stage2 inspect --rewards")
+        rule = "a checkpoint answers as rollout_matching says, which GRPO does not read"
+        way_out = (
+            "give a configuration of rollout matching with this model, or --rollouts with the run's rollouts.jsonl"
         )
+        problems.append(Problem("rlhf", "grpo", rule, way_out))
     if not config.custom.val_jsonl:
         problems.append(Problem("custom.val_jsonl", None, "must name the records to answer", "set it to a data file"))
     if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:

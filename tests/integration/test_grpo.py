@@ -18,6 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
+from stage2_trainer.data.records import load_records
+from stage2_trainer.scores.image_counts import image_counts
+from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.serve.server_command import STUB_MODULE
 from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER
 from stage2_trainer.sync.fleet.report import PHASES
@@ -28,7 +32,9 @@ from tests.integration.test_local_rollouts import zero
 
 pytestmark = pytest.mark.timeout(900)
 
-JOB = runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
+EXAMPLES = runs.ROOT / "examples"
+DATA = {"job-grpo-6v2-tiny": ("summaries", "tiny-summaries"), "job-grpo-objects-tiny": ("shapes", "tiny-qwen3-vl")}
+HELD_OUT = 8
 END_S = 400.0
 STUCK_S = 2.0
 LAUNCHER = "launcher"  # of the learner's processes: torchrun
@@ -37,11 +43,14 @@ RISE = 0.08
 """Of a mean reward between 0 and 1; it rises by more than 0.15, whatever the seed."""
 
 
-def run_job(folder: Path, *, backoff: int = 0, sharded: int | None = None, **training: object) -> forked.Forked:
-    """Start the tiny twin on the CPU stub, with some keys of `training` changed."""
-    script = runs.ROOT / "examples" / "make_summaries.py"
-    subprocess.run([sys.executable, script, folder / "summaries", "--train", "64", "--held-out", "0"], check=True)
-    job = yaml.safe_load(JOB.read_text())
+def run_job(
+    folder: Path, name: str = "job-grpo-6v2-tiny", *, backoff: int = 0, sharded: int | None = None, **training: object
+) -> forked.Forked:
+    """Start a tiny twin on the CPU stub, with some keys of `training` changed."""
+    data, model = DATA[name]
+    make = [sys.executable, EXAMPLES / f"make_{data}.py", folder / data]
+    subprocess.run([*make, "--train", "64", "--held-out", str(HELD_OUT)], check=True)
+    job = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     port = runs.free_ports(2)
     job["spec"]["rollout"]["port"] = port
     job["spec"]["learner"]["backoffLimit"] = backoff
@@ -51,8 +60,7 @@ def run_job(folder: Path, *, backoff: int = 0, sharded: int | None = None, **tra
         job["spec"]["config"]["deepspeed"] = zero(sharded)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
-    model = runs.ROOT / "examples" / "tiny-summaries"
-    maps = [f"{examples}/summaries={folder / 'summaries'}", f"{examples}/tiny-summaries={model}"]
+    maps = [f"{examples}/{data}={folder / data}", f"{examples}/{model}={EXAMPLES / model}"]
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     command = [forked.STAGE2, "run", folder / "job.yaml", *options]
     (folder / "processes").mkdir()
@@ -72,8 +80,8 @@ def running_job(folder: Path, **options: Any) -> Iterator[forked.Forked]:
         process.wait(END_S)
 
 
-def finished(folder: Path, **training: object) -> list[dict]:
-    process = run_job(folder, **training)
+def finished(folder: Path, *name: str, **training: object) -> list[dict]:
+    process = run_job(folder, *name, **training)
     assert process.wait(END_S) == 0, (folder / "logs" / "learner.log").read_text()[-4000:]
     return runs.records(folder)
 
@@ -98,6 +106,22 @@ def test_rewards_are_logged_one_by_one_and_weights_are_pushed_each_step(records:
     assert all(step["sync/gigabytes_per_second"] > 0 for step in steps)
     assert all(step["sync/wire_bytes"] >= step["sync/bytes"] for step in steps)
     assert all(sum(step[f"sync/{phase}_s"] for phase in PHASES) > 0 for step in steps)
+
+
+def test_lists_of_objects_are_rewarded_and_their_held_out_answers_can_be_evaluated(tmp_path: Path) -> None:
+    records = finished(tmp_path, "job-grpo-objects-tiny", max_steps=2, eval_steps=2)
+    steps = [record for record in records if record["event"] == "step"]
+    names = ("objects.f1_class", "objects.iou", "objects.format")
+    assert all(0 < step[f"rewards/{name}/mean"] <= 1 for step in steps for name in names[1:])
+    (rollouts,) = tmp_path.rglob("rollouts.jsonl")
+    held_out = tmp_path / "shapes" / "held-out.jsonl"
+    read = load_records(held_out)
+    found = read_rollouts(Rollouts(rollouts), read, places_in(held_out))
+    assert (len(found.answers), found.missing) == (HELD_OUT, [])
+    figures = [image_counts(image) for image in scored_images(read, found.answers)]
+    (evaluation,) = [record for record in records if record["event"] == "evaluation" and record["step"] == 2]
+    f1 = fmean(2 * one.class_right / (one.class_judged + one.truth) for one in figures)
+    assert evaluation["eval_rewards/objects.f1_class/mean"] == pytest.approx(f1, abs=1e-3)
 
 
 def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:

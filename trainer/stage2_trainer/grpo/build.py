@@ -91,7 +91,6 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        contract=task.contract,
         rollouts=SharedRollouts(source, records, task.chat, exchange),
         rows=Rows(data.train, task),
         held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,

@@ -22,7 +22,6 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
 from stage2_trainer.grpo.rewards import Reward, RewardError, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
-from stage2_trainer.grpo.summaries import Contract
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
@@ -51,7 +50,6 @@ class GrpoComponents:
 
     rlhf: Rlhf
     rewards: Sequence[Reward]
-    contract: Contract | None
     rollouts: SharedRollouts
     rows: Rows
     held_out: Rows | None
@@ -251,7 +249,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         if isinstance(outcome, Refused):
             return [float("nan")] * len(parts.rewards)
         text = completion if isinstance(completion, str) else str(completion[0]["content"])
-        sample = Sample(text, parts.records[ask[0]], parts.contract, self._comparison)
+        sample = Sample(text, parts.records[ask[0]], parts.rows.task.contract, self._comparison)
         return [reward(sample) for reward in parts.rewards]
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:

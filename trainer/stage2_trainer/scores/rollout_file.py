@@ -3,7 +3,7 @@
 A line is a JSON object with `text`, and with `sample_id` (the record's own, or FILE:LINE) or `image` for the record
 that it answers. It may have `finish_reason`, and log-probabilities of its tokens, as chat servers give them
 (`logprobs`, a list of `token` and `logprob`) or as `tokens` with `token_logprobs`. A learner's own `rollouts.jsonl` is
-read as it is.
+read as it is; a GRPO run writes `answer` in place of `text`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _lines(path: Path, *, with_halves: bool = False) -> Iterator[_Line]:
 
 
 def _answer(line: _Line) -> ReadAnswer:
-    text, reason = line.content.get("text"), line.content.get("finish_reason")
+    text, reason = line.content.get("text", line.content.get("answer")), line.content.get("finish_reason")
     if not isinstance(text, str):
         raise line.wrong("text", "must be a string")
     return read_answer(text, _logprobs(line, text), reason if isinstance(reason, str) else None)

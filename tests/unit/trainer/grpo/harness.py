@@ -140,7 +140,6 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        contract=task.contract,
         rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
         rows=Rows(train, task),
         held_out=Rows(held_out, task, first=len(train)) if held_out else None,

@@ -1,6 +1,8 @@
 """Rewards on lists of objects, by worked examples and against the figures of `stage2 evaluate`."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +93,13 @@ def test_a_reward_sees_the_record_and_the_parsed_answer():
     assert (sample.metadata["camera"], sample.answer.objects, sample.answer.parsed) == ("left", (NEAR_CAT,), True)
     assert sample.scored.iou[0, 0] == pytest.approx(0.5)
     assert sample.text == serialize_objects([NEAR_CAT])
+
+
+def test_the_reward_that_the_page_shows_scores_small_objects():
+    page = (Path(__file__).parents[4] / "docs" / "grpo.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    for answer, expected in (([EDGE], 1.0), ([CAT], 0.0)):
+        assert (
+            names["small"](Sample(serialize_objects(answer), Record(0, "one", (), 100, 100, (CAT, EDGE)))) == expected
+        )

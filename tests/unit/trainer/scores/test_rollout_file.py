@@ -89,6 +89,13 @@ def test_of_a_learners_file_one_evaluation_is_read_from_all_processes(tmp_path, 
         read(tmp_path, data, lines, step=7)
 
 
+def test_answers_of_a_grpo_run_are_read(tmp_path, data):
+    lines = [{**learners_line(3, name, TEXT), "answer": TEXT} for name in "ab"]
+    for line in lines:
+        del line["text"]
+    assert [len(one.objects) for one in read(tmp_path, data, lines).answers] == [2, 2]
+
+
 def test_a_line_of_a_learners_file_that_a_crash_has_cut_off_is_passed_over(tmp_path, data):
     path = write_rollouts(tmp_path, [learners_line(0, "a", TEXT), learners_line(0, "b", TEXT)])
     whole = path.read_text().splitlines()
