@@ -93,8 +93,8 @@ def mask_iou(
     result[outlined] = 0
     # masks stay inside bounding boxes, so only pairs with overlapping boxes need drawing
     drawn = outlined & (_overlap(left, right) > 0)
-    if mode == "supersample":
-        result[drawn] = [_stretched_iou(pred[i], gt[j], resolution) for i, j in pairs[drawn]]
+    if drawn.any() and mode == "supersample":
+        result[drawn] = _stretched_iou(pred, gt, pairs[drawn], resolution)
     elif drawn.any():
         result[drawn] = _iou_of_masks(_draw(pred, resolution), _draw(gt, resolution), pairs[drawn])
     return result
@@ -117,8 +117,15 @@ def iou_of_scales(
     """
     if not sides or resolution <= 0 or len(pairs) == 0:
         return iou
-    left, right = (rle.decode(_draw(shapes, resolution)).T for shapes in (pred, gt))
-    grids = [_iou_of_masks(_coarser(left, side), _coarser(right, side), pairs) for side in sides]
+    left, right = (
+        _filled_pixels(aabbs(shapes), resolution)[chosen] for shapes, chosen in zip((pred, gt), pairs.T, strict=True)
+    )
+    grids = [box_iou(_touched_cells(left, side), _touched_cells(right, side)) for side in sides]
+    outlined = ~(_is_box(pred)[pairs[:, 0]] & _is_box(gt)[pairs[:, 1]])
+    if outlined.any():
+        pixels, true_pixels = (rle.decode(_draw(shapes, resolution)).T for shapes in (pred, gt))
+        for grid, side in zip(grids, sides, strict=True):
+            grid[outlined] = _iou_of_masks(_coarser(pixels, side), _coarser(true_pixels, side), pairs[outlined])
     return np.asarray(np.mean([iou, *grids], axis=0))
 
 
@@ -127,6 +134,13 @@ def _filled_pixels(boxes: IntArray, resolution: int) -> IntArray:
     fifths = (5 * (boxes * np.float64(resolution / BINS)) + 0.5).astype(np.int64)
     pixels: IntArray = (fifths + 2) // 5
     return pixels
+
+
+def _touched_cells(pixels: IntArray, side: int) -> IntArray:
+    """Return the cells [x0, y0, x1, y1) of a grid that rectangles of pixels touch; no cell for no pixel."""
+    cells = np.concatenate([pixels[:, :2] // side, -(-pixels[:, 2:] // side)], axis=1)
+    cells[_area(pixels) == 0] = 0
+    return cells
 
 
 def _is_box(shapes: Sequence[Shape]) -> BoolArray:
@@ -138,13 +152,16 @@ def _draw(shapes: Sequence[Shape], resolution: int) -> Masks:
     return _rasterize([points_of(shape) * np.float64(resolution / BINS) for shape in shapes], resolution)
 
 
-def _stretched_iou(pred: Shape, gt: Shape, resolution: int) -> float:
-    """Return mask IoU on a canvas that is stretched over both shapes."""
-    boxes = aabbs([pred, gt])
-    low = boxes[:, :2].min(axis=0)
-    scale = resolution / np.maximum(boxes[:, 2:].max(axis=0) - low, 1)
-    left, right = ((points_of(shape) - low) * scale for shape in (pred, gt))
-    return float(_iou_of_masks(_rasterize([left], resolution), _rasterize([right], resolution), np.array([[0, 0]]))[0])
+def _stretched_iou(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> list[float]:
+    """Return mask IoU of each pair on a canvas that is stretched over the two."""
+    left, right = aabbs(pred)[pairs[:, 0]], aabbs(gt)[pairs[:, 1]]
+    low = np.minimum(left, right)[:, :2]
+    scale = resolution / np.maximum(np.maximum(left, right)[:, 2:] - low, 1)
+    masks = []
+    for shapes, chosen in zip((pred, gt), pairs.T, strict=True):
+        points = [points_of(shape) for shape in shapes]
+        masks.append(_rasterize([(points[i] - low[k]) * scale[k] for k, i in enumerate(chosen)], resolution))
+    return [float(rle.iou([one], [other], [0])[0, 0]) for one, other in zip(*masks, strict=True)]
 
 
 def _rasterize(outlines: Sequence[FloatArray], resolution: int) -> Masks:
