@@ -11,19 +11,17 @@ from typing import Any
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import GIB, Encoder, PromptCache
-from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.objective import References
-from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.data.run_records import load_run_records
+from stage2_trainer.grpo.build import components, grpo_arguments
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
-from stage2_trainer.grpo.task import Rows, Task
-from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
+from stage2_trainer.grpo.task import Task, record_rules
+from stage2_trainer.grpo.trainer import GrpoTrainer
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import load_policy, load_processor
-from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import HfRollouts
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 
 
@@ -44,7 +42,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     log, rollout_log = RunLog(output), JsonLines(output / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
-    records = load_records(config.custom.train_jsonl)
+    data = load_run_records(config, record_rules(config))
     processor = load_processor(config.model.model, **config.template.pixel_limits())
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     answers = config.training.per_device_train_batch_size
@@ -52,20 +50,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     backend = HfBackend(model, encoder, decoding, cache=PromptCache(encoder, GIB))
     reporter, interrupt = Reporter(), Interrupt()
     source = HfRollouts(backend, seed=config.training.seed, reporter=reporter, interrupt=interrupt)
-    components = GrpoComponents(
-        rlhf=rlhf,
-        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
-        rows=Rows(records, task),
-        held_out=None,
-        references=References(records, task, encoder, config.training.seed),
-        records=records,
-        bad=BadSamples(config.training.max_bad_samples, log),
-        chord=config.custom.grpo.chord,
-        interrupt=interrupt,
-        reporter=reporter,
-        log=log,
-        rollout_log=rollout_log,
-    )
+    rollouts = SharedRollouts(source, data.train, task.chat, ProcessExchange(interrupt))
+    parts = components(config, data, task, encoder, rollouts, RunContext("", reporter, interrupt, log, rollout_log))
     args = grpo_arguments(config, world_size=1, adapted=False)
-    return GrpoTrainer(components=components, model=model, args=args, processing_class=processor)
+    return GrpoTrainer(components=parts, model=model, args=args, processing_class=processor)

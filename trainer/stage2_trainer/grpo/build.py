@@ -69,8 +69,6 @@ def grpo_arguments(config: RunConfig, *, world_size: int, adapted: bool) -> Any:
 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> GrpoTrainer:
     """Load the policy, wait for the server, and put the trainer together; `stack` closes the connections."""
-    rlhf = config.rlhf
-    assert rlhf is not None, "a GRPO run"
     trusted = config.model.allow_remote_code
     processor = load_processor(config.model.model, trusted, **config.template.pixel_limits())
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
@@ -87,15 +85,25 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     source = _first_alone(exchange, connect)
     if source is not None:
         report_reproducibility(config, data.fingerprint, context, source.sync_state)
-    records = [*data.train, *data.held_out]
-    components = GrpoComponents(
+    rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, exchange)
+    parts = components(config, data, task, encoder, rollouts, context)
+    return GrpoTrainer(components=parts, model=model, args=args, processing_class=processor)
+
+
+def components(
+    config: RunConfig, data: RunRecords, task: Task, encoder: Encoder, rollouts: SharedRollouts, context: RunContext
+) -> GrpoComponents:
+    """Return the components of a run's trainer."""
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    return GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        rollouts=SharedRollouts(source, records, task.chat, exchange),
+        rollouts=rollouts,
         rows=Rows(data.train, task),
         held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,
         references=References(data.train, task, encoder, config.training.seed),
-        records=records,
+        records=[*data.train, *data.held_out],
         bad=BadSamples(config.training.max_bad_samples, context.log),
         chord=config.custom.grpo.chord,
         interrupt=context.interrupt,
@@ -103,7 +111,6 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         log=context.log,
         rollout_log=context.rollout_log,
     )
-    return GrpoTrainer(components=components, model=model, args=args, processing_class=processor)
 
 
 def _first_alone(exchange: ProcessExchange, connect: Callable[[], RolloutSource]) -> RolloutSource | None:

@@ -13,18 +13,16 @@ from stage2_api.parsing import parse_run_config
 from stage2_api.pod.report import SyncStatus
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.objective import References
-from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.data.run_records import load_run_records
+from stage2_trainer.grpo.build import components, grpo_arguments
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
-from stage2_trainer.grpo.task import Rows, Task, record_rules
-from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
+from stage2_trainer.grpo.task import Task, record_rules
+from stage2_trainer.grpo.trainer import GrpoTrainer
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.api.wrong_jobs import merge_patch
@@ -129,31 +127,15 @@ class Scripted:
 
 def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any, stack: ExitStack) -> GrpoTrainer:
     """A trainer of `model` whose rollouts come from `source`."""
-    task, rlhf = Task.from_config(run), run.rlhf
-    assert rlhf is not None
-    train = load_records(run.custom.train_jsonl, rules=record_rules(run))
-    held_out = load_records(run.custom.val_jsonl, rules=record_rules(run)) if run.custom.val_jsonl else []
-    records, interrupt = [*train, *held_out], Interrupt()
+    task, data, interrupt = Task.from_config(run), load_run_records(run, record_rules(run)), Interrupt()
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
-    components = GrpoComponents(
-        rlhf=rlhf,
-        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
-        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
-        rows=Rows(train, task),
-        held_out=Rows(held_out, task, first=len(train)) if held_out else None,
-        references=References(train, task, encoder, run.training.seed),
-        records=records,
-        bad=BadSamples(run.training.max_bad_samples, log),
-        chord=run.custom.grpo.chord,
-        interrupt=interrupt,
-        reporter=Reporter(),
-        log=log,
-        rollout_log=rollout_log,
-    )
+    rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, ProcessExchange(interrupt))
+    context = RunContext("", Reporter(), interrupt, log, rollout_log)
+    parts = components(run, data, task, encoder, rollouts, context)
     args = grpo_arguments(run, world_size=1, adapted=run.tuner.train_type == "lora")
-    return GrpoTrainer(components=components, model=model, args=args, processing_class=encoder.processor)
+    return GrpoTrainer(components=parts, model=model, args=args, processing_class=encoder.processor)
 
 
 def answers(encoder: Encoder) -> list[list[int]]:
