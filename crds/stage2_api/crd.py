@@ -7,7 +7,6 @@ written in CEL, which the API server evaluates.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,8 +19,9 @@ from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import KubernetesObject, Section
 from stage2_api.validation import key_paths
+from stage2_api.validation.cel import expression
 from stage2_api.validation.key_paths import models_in
-from stage2_api.validation.validate import SET, VALUE, Rule
+from stage2_api.validation.validate import Rule
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Stage of the job's life."),
@@ -257,21 +257,3 @@ def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict
         for rule in rules
         if rule.cel is not None
     ]
-
-
-def expression(model: type[BaseModel], text: str) -> str:
-    """Return `text` with its placeholders replaced; `self` is an object of `model`."""
-    with_set = SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
-    return VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
-
-
-def _chain(path: str) -> str:
-    return "self" + "".join(f".?{part}" for part in path.split("."))
-
-
-def _default(model: type[BaseModel], path: str) -> str:
-    """Return the default of a key as a CEL literal."""
-    info = key_paths.field_at(model, path.split("."))
-    if info is None or info.is_required() or info.default is None:
-        raise LookupError(f"{path} has no default; write $({path}, DEFAULT)")
-    return json.dumps(info.default)

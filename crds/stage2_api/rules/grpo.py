@@ -37,35 +37,30 @@ def _sets_grpo_keys_without_rlhf(config: RunConfig) -> bool:
 MODE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path="rlhf",
-        broken=lambda c: c.custom.trainer_variant == "grpo" and c.rlhf is None,
         cel="$(custom.trainer_variant) != 'grpo' || $?(rlhf)",
         rule="custom.trainer_variant grpo needs it",
         way_out="write the section with at least rlhf.reward_funcs, or set custom.trainer_variant otherwise",
     ),
     Rule(
         path="custom.trainer_variant",
-        broken=lambda c: c.custom.trainer_variant != "grpo" and c.rlhf is not None,
         cel="$(custom.trainer_variant) == 'grpo' || !$?(rlhf)",
         rule="rlhf belongs to another trainer",
         way_out="set custom.trainer_variant to grpo, or remove rlhf",
     ),
     Rule(
         path="rlhf.use_vllm",
-        broken=lambda c: c.rlhf is not None and not c.rlhf.use_vllm,
         cel="!$?(rlhf) || $(rlhf.use_vllm)",
         rule="vLLM makes the rollouts of GRPO",
         way_out="set it to true",
     ),
     Rule(
         path="rlhf.vllm_mode",
-        broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode != "server",
         cel="!$?(rlhf) || $(rlhf.vllm_mode) == 'server'",
         rule="the rollouts of GRPO come from a server with its own GPUs",
         way_out="set it to server, and describe the server under custom.extra.rollout_server",
     ),
     Rule(
         path=_SERVER,
-        broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode == "server" and c.custom.extra.rollout_server is None,
         cel=f"!$?(rlhf) || $(rlhf.vllm_mode) != 'server' || $?({_SERVER})",
         rule="rlhf.vllm_mode server needs the arguments of its server",
         way_out=(
@@ -74,27 +69,25 @@ MODE_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=_SERVER,
-        broken=lambda c: c.rlhf is None and c.custom.extra.rollout_server is not None,
         cel=f"$?(rlhf) || !$?({_SERVER})",
         rule="belongs to GRPO, which rlhf turns on",
         way_out=f"remove it; {_MATCHING}.vllm describes the servers of rollout matching",
     ),
     Rule(
         path=_MATCHING,
-        broken=_sets_matching,
+        breaks=_sets_matching,
         rule="GRPO uses only its sections vllm.server and vllm.sync",
         way_out=f"remove the other keys; rlhf describes sampling, {_SERVER} the server",
     ),
     Rule(
         path="custom.grpo",
-        broken=_sets_grpo_keys_without_rlhf,
+        breaks=_sets_grpo_keys_without_rlhf,
         reads=("custom.use_summary", "rlhf"),
         rule="custom.grpo and custom.use_summary belong to GRPO, which rlhf turns on",
         way_out="remove them, or write rlhf",
     ),
     Rule(
         path="training.packing",
-        broken=lambda c: c.rlhf is not None and c.training.packing,
         cel="!$?(rlhf) || !$(training.packing)",
         rule="GRPO pads its batches; it does not pack them",
         way_out="set it to false",
@@ -125,7 +118,7 @@ def _answer_does_not_fit(config: RunConfig) -> bool:
 SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_SERVER}.vllm_engine_kwargs",
-        broken=lambda c: (
+        breaks=lambda c: (
             (s := c.custom.extra.rollout_server) is not None and bool(foreign_options(s.vllm_engine_kwargs))
         ),
         # Not in CEL, which cannot read the keys of a free mapping.
@@ -138,7 +131,7 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     *(
         Rule(
             path=f"{_SERVER}.vllm_{name}",
-            broken=lambda c, name=name: _misses(c, name),  # type: ignore[misc]
+            breaks=lambda c, name=name: _misses(c, name),  # type: ignore[misc]
             reads=(f"{_FORCED}.force_vllm_{name}", f"{_PLAN}.enabled"),
             rule="is required",
             way_out=f"set it: {meaning}",
@@ -151,7 +144,7 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     *(
         Rule(
             path=f"{_FORCED}.force_vllm_{name}",
-            broken=lambda c, name=name: _contradicts(c, name),  # type: ignore[misc]
+            breaks=lambda c, name=name: _contradicts(c, name),  # type: ignore[misc]
             reads=(f"{_SERVER}.vllm_{name}", f"{_PLAN}.enabled"),
             rule=f"differs from {_SERVER}.vllm_{name}",
             way_out="remove one of the two",
@@ -160,39 +153,34 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_SERVER}.vllm_max_model_len",
-        broken=lambda c: (s := _server(c)) is not None and s.vllm_max_model_len < (c.global_max_length or 0),
+        breaks=lambda c: (s := _server(c)) is not None and s.vllm_max_model_len < (c.global_max_length or 0),
         cel=f"!$?({_SERVER}) || $({_SERVER}.vllm_max_model_len, 1) >= $(global_max_length, 0)",
         rule="must be at least global_max_length, so that the server can make every answer that the learner accepts",
         way_out="raise it, or lower global_max_length",
     ),
     Rule(
         path=f"{_SERVER}.vllm_max_model_len",
-        broken=_answer_does_not_fit,
+        breaks=_answer_does_not_fit,
         cel=f"!$?({_SERVER}) || $(rlhf.max_completion_length) < $({_SERVER}.vllm_max_model_len, 1)",
         rule="must exceed rlhf.max_completion_length, to leave room for a prompt",
         way_out="raise it, or lower rlhf.max_completion_length",
     ),
     Rule(
         path=f"{_SERVER}.vllm_enable_lora",
-        broken=lambda c: (s := _server(c)) is not None and s.vllm_enable_lora,
+        breaks=lambda c: (s := _server(c)) is not None and s.vllm_enable_lora,
         cel=f"!$({_SERVER}.vllm_enable_lora)",
         rule="vLLM serves neither DoRA nor adapters of image encoders; the learner sends merged weights",
         way_out="set it to false",
     ),
     Rule(
         path=f"{_SERVER}.vllm_max_lora_rank",
-        broken=lambda c: (s := _server(c)) is not None and s.vllm_max_lora_rank is not None,
+        breaks=lambda c: (s := _server(c)) is not None and s.vllm_max_lora_rank is not None,
         cel=f"!$?({_SERVER}.vllm_max_lora_rank)",
         rule="this server loads no adapters",
         way_out="remove it; tuner.lora_rank is the learner's",
     ),
 )
 """Rules of the rollout server of a GRPO run."""
-
-
-def _weights_do_not_pair(config: RunConfig) -> bool:
-    rlhf = config.rlhf
-    return rlhf is not None and rlhf.reward_weights is not None and len(rlhf.reward_weights) != len(rlhf.reward_funcs)
 
 
 def _scores(config: RunConfig, subject: str) -> bool:
@@ -207,49 +195,47 @@ def _chord_lacks(config: RunConfig) -> bool:
 REWARD_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path="rlhf.reward_weights",
-        broken=_weights_do_not_pair,
-        reads=("rlhf.reward_funcs",),
         cel="!$?(rlhf.reward_weights) || $(rlhf.reward_weights, []).size() == $(rlhf.reward_funcs, []).size()",
         rule="must be as long as rlhf.reward_funcs: one weight per reward",
         way_out="add or remove weights",
     ),
     Rule(
         path="rlhf.reward_funcs",
-        broken=lambda c: c.rlhf is not None and len(set(c.rlhf.reward_funcs)) < len(c.rlhf.reward_funcs),
+        breaks=lambda c: c.rlhf is not None and len(set(c.rlhf.reward_funcs)) < len(c.rlhf.reward_funcs),
         rule="each reward may appear only once",
         way_out="remove the duplicate, and raise the other's weight",
     ),
     Rule(
         path="custom.grpo.summary",
-        broken=lambda c: _scores(c, "summary") and c.custom.grpo.summary is None,
+        breaks=lambda c: _scores(c, "summary") and c.custom.grpo.summary is None,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need the format of the summaries",
         way_out="write the section, or choose other rewards",
     ),
     Rule(
         path="custom.use_summary",
-        broken=lambda c: _scores(c, "summary") and not c.custom.use_summary,
+        breaks=lambda c: _scores(c, "summary") and not c.custom.use_summary,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need records with summaries",
         way_out="set it to true, or choose other rewards",
     ),
     Rule(
         path="custom.use_summary",
-        broken=lambda c: _scores(c, "objects") and c.custom.use_summary,
+        breaks=lambda c: _scores(c, "objects") and c.custom.use_summary,
         reads=("rlhf.reward_funcs",),
         rule="rewards named objects.* need records with objects, which summaries replace",
         way_out="set it to false, or choose other rewards",
     ),
     Rule(
         path="custom.assistant_prefix_format",
-        broken=lambda c: _scores(c, "summary") and not c.custom.assistant_prefix_format,
+        breaks=lambda c: _scores(c, "summary") and not c.custom.assistant_prefix_format,
         reads=("rlhf.reward_funcs",),
         rule="rewards named summary.* need the header line",
         way_out='set it, such as "<DOMAIN={domain}>, <TASK={task}>"',
     ),
     Rule(
         path=_CHORD,
-        broken=_chord_lacks,
+        breaks=_chord_lacks,
         reads=tuple(f"{_CHORD}.{name}" for name in ("enabled", *_CHORD_KEYS)),
         rule=f"needs all of {', '.join(_CHORD_KEYS)} when it is enabled",
         way_out="set those that are missing, or enabled to false",

@@ -37,15 +37,9 @@ def _evaluates_otherwise(config: RunConfig) -> bool:
     return plan is not None and plan.per_device_eval_batch_size not in (None, plan.per_device_train_batch_size)
 
 
-def _plan_lacks(config: RunConfig, name: str) -> bool:
-    plan = _plan(config)
-    return plan is not None and getattr(plan, name) is None
-
-
 BATCH_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path="rlhf.steps_per_generation",
-        broken=lambda c: c.rlhf is not None and None not in (c.rlhf.steps_per_generation, c.rlhf.generation_batch_size),
         cel="!$?(rlhf.steps_per_generation) || !$?(rlhf.generation_batch_size)",
         rule="follows from rlhf.generation_batch_size, so both cannot be set",
         way_out="remove one of the two",
@@ -53,8 +47,6 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
     *(
         Rule(
             path=f"{_PLAN}.{name}",
-            broken=lambda c, name=name: _plan_lacks(c, name),  # type: ignore[misc]
-            reads=(f"{_PLAN}.enabled",),
             cel=f"!$({_PLAN}.enabled) || $?({_PLAN}.{name})",
             rule="an enabled batch plan needs it",
             way_out=f"set it, or {_PLAN}.enabled to false",
@@ -63,7 +55,7 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_PLAN}.per_device_eval_batch_size",
-        broken=_evaluates_otherwise,
+        breaks=_evaluates_otherwise,
         reads=(f"{_PLAN}.per_device_train_batch_size", f"{_PLAN}.enabled"),
         rule=f"must equal {_PLAN}.per_device_train_batch_size",
         way_out="remove it",
@@ -71,7 +63,7 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
     *(
         Rule(
             path=f"{_PLAN}.{name}",
-            broken=lambda c, name=name, key=key: (  # type: ignore[misc]
+            breaks=lambda c, name=name, key=key: (  # type: ignore[misc]
                 (plan := _plan(c)) is not None and _training_differs(c, key, getattr(plan, name))
             ),
             reads=(f"training.{key}", f"{_PLAN}.enabled"),
@@ -86,23 +78,19 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_PLAN}.unified_batch_size",
-        broken=_generation_differs,
+        breaks=_generation_differs,
         reads=("rlhf.generation_batch_size", f"{_PLAN}.enabled"),
         rule="differs from rlhf.generation_batch_size, which the plan sets",
         way_out="remove rlhf.generation_batch_size, or set both to the same number",
     ),
     Rule(
         path="training.gradient_accumulation_steps",
-        broken=lambda c: _plan(c) is not None and c.training.gradient_accumulation_steps is not None,
-        reads=(f"{_PLAN}.enabled",),
         cel=f"!$({_PLAN}.enabled) || !$?(training.gradient_accumulation_steps)",
         rule=f"follows from {_PLAN}",
         way_out=f"remove it, or set {_PLAN}.enabled to false",
     ),
     Rule(
         path="rlhf.steps_per_generation",
-        broken=lambda c: _plan(c) is not None and c.rlhf is not None and c.rlhf.steps_per_generation is not None,
-        reads=(f"{_PLAN}.enabled",),
         cel=f"!$({_PLAN}.enabled) || !$?(rlhf.steps_per_generation)",
         rule=f"follows from {_PLAN}",
         way_out=f"remove it, or set {_PLAN}.enabled to false",

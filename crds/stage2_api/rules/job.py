@@ -1,4 +1,4 @@
-"""Rules between keys of a job, each in Python and in CEL, with one message for both."""
+"""Rules between keys of a job, in CEL, and in Python where a rule is beyond `cel.holds`."""
 
 from __future__ import annotations
 
@@ -35,28 +35,8 @@ def _needs_other_gpus(spec: JobSpec) -> bool:
     return _grpo(spec) and spec.gpu_resource != "" and spec.rollout.gpus_per_server != wanted
 
 
-def _listens_elsewhere(spec: JobSpec) -> bool:
-    rlhf = spec.config.rlhf
-    return rlhf is not None and spec.rollout.port != rlhf.vllm_server_port[0]
-
-
-def _addresses_given(spec: JobSpec) -> bool:
-    server = spec.config.custom.rollout_matching.vllm.server
-    return any(value is not None for value in (server.servers, server.base_url, server.group_port))
-
-
 def _tensor_parallel(spec: JobSpec) -> int:
     return spec.config.rollout_matching.vllm.tensor_parallel_size or 1
-
-
-def _claims(spec: JobSpec) -> bool:
-    """Return whether the learner has a ResourceClaimTemplate."""
-    return spec.learner.resource_claim_template is not None
-
-
-def _claims_differ(spec: JobSpec) -> bool:
-    servers = spec.rollout.resource_claim_template is not None
-    return servers != (_claims(spec) and spec.rollout.servers > 0)
 
 
 def _goes_up(spec: JobSpec) -> bool:
@@ -114,84 +94,73 @@ _SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secre
 JOB_RULES: tuple[Rule[JobSpec], ...] = (
     Rule(
         path="rollout.servers",
-        broken=lambda s: _has_servers(s) and s.rollout.servers == 0,
         cel=f"!{_HAS_SERVERS} || $(rollout.servers) > 0",
         rule="vllm.mode server needs rollout servers",
         way_out="set spec.rollout.servers to at least 1, or vllm.mode to colocate",
     ),
     Rule(
         path="rollout.servers",
-        broken=lambda s: not _has_servers(s) and s.rollout.servers > 0,
         cel=f"{_HAS_SERVERS} || $(rollout.servers) == 0",
         rule="without vllm.mode server the learner makes its rollouts itself, so there are no servers",
         way_out="set vllm.mode to server (with rollout_backend vllm), or remove spec.rollout",
     ),
     Rule(
         path=_SERVER,
-        broken=_addresses_given,
         cel=f"!$?({_SERVER}.servers) && !$?({_SERVER}.base_url) && !$?({_SERVER}.group_port)",
         rule="the job starts the servers itself and fills in their addresses",
         way_out="remove servers, base_url and group_port; spec.rollout says how many servers there are",
     ),
     Rule(
         path=f"{_SERVER}.protocol",
-        broken=lambda s: s.config.rollout_matching.vllm.server.protocol != "vllm",
         cel=f"$({_SERVER}.protocol) == 'vllm'",
         rule="the servers of a job use the protocol vllm",
         way_out="remove protocol, or start `swift rollout` yourself and train with `stage2 learn`",
     ),
     Rule(
         path="learner.gpus",
-        broken=lambda s: _has_servers(s) and s.learner.gpus > 1 and not _grpo(s),
         cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1",
         rule="with rollout servers the learner is one process on one GPU",
         way_out="set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.mode to colocate",
     ),
     Rule(
         path="learner.gpus",
-        broken=lambda s: s.gpu_resource != "" and s.learner.gpus < 1,
         cel="$(gpuResource) == '' || $(learner.gpus) >= 1",
         rule="the learner needs a GPU",
         way_out='set spec.learner.gpus to 1, or spec.gpuResource to "" to train on the CPU',
     ),
     Rule(
         path="rollout.gpusPerServer",
-        broken=lambda s: s.gpu_resource != "" and s.rollout.servers > 0 and s.rollout.gpus_per_server < 1,
         cel="$(gpuResource) == '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) >= 1",
         rule="each server needs a GPU",
         way_out='set spec.rollout.gpusPerServer to 1, or spec.gpuResource to "" to run on the CPU',
     ),
     Rule(
         path="rollout.gpusPerServer",
-        broken=lambda s: s.gpu_resource == "" and s.rollout.servers > 0 and s.rollout.gpus_per_server > 1,
         cel="$(gpuResource) != '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) <= 1",
         rule="an empty spec.gpuResource means that there are no GPUs to assign",
         way_out="set spec.gpuResource to the GPUs' name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
     ),
     Rule(
         path="rollout.resourceClaimTemplate",
-        broken=_claims_differ,
         cel="$?(rollout.resourceClaimTemplate) == ($?(learner.resourceClaimTemplate) && $(rollout.servers) > 0)",
         rule="servers and learner must request GPUs in the same way: all with a ResourceClaimTemplate, or none",
         way_out="give spec.rollout (where there are servers) and spec.learner one each, or remove both",
     ),
     Rule(
         path="learner.resourceClaimTemplate",
-        broken=lambda s: _claims(s) and s.gpu_resource == "",
         cel="!$?(learner.resourceClaimTemplate) || $(gpuResource) != ''",
         rule="an empty spec.gpuResource means that there are no GPUs to claim",
         way_out="remove spec.gpuResource, or the ResourceClaimTemplates",
     ),
     Rule(
         path="placement.mode",
-        broken=lambda s: _claims(s) and s.placement.mode != "Scheduler",
         cel="!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler'",
         rule="only the scheduler knows which node has devices for a claim",
         way_out="set spec.placement.mode to Scheduler",
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
-        broken=lambda s: _has_servers(s) and not _grpo(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
+        breaks=lambda s: _has_servers(s) and not _grpo(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
         cel=(
             f"{_GRPO} || !{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
             f" $({_VLLM}.tensor_parallel_size, 1)"
@@ -201,7 +170,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
-        broken=lambda s: s.config.rollout_matching.colocates and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
+        breaks=lambda s: s.config.rollout_matching.colocates and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
         cel=(
             f"{_GRPO} || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate' ||"
             f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"
@@ -211,14 +180,13 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="rollout.servers",
-        broken=lambda s: _grpo(s) and s.rollout.servers > 1,
         cel=f"!{_GRPO} || $(rollout.servers) <= 1",
         rule="a GRPO run has one server, with as many copies of the model as there are GPUs",
         way_out="set spec.rollout.servers to 1, and vllm_data_parallel_size of rollout_server to the number of copies",
     ),
     Rule(
         path="rollout.gpusPerServer",
-        broken=_needs_other_gpus,
+        breaks=_needs_other_gpus,
         # Not in CEL: the sizes come from the server's section or from the batch plan.
         reads=("config.custom.extra.rollout_server", "config.custom.grpo.batch_plan", "gpuResource"),
         rule="must be vllm_tensor_parallel_size times vllm_data_parallel_size of custom.extra.rollout_server",
@@ -226,14 +194,13 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="rollout.port",
-        broken=_listens_elsewhere,
         cel=f"!{_GRPO} || $(rollout.port) == $(config.rlhf.vllm_server_port, [8080])[0]",
         rule="must be the port of config.rlhf.vllm_server_port",
         way_out="set both to the same port; 8080 is the default of rlhf",
     ),
     Rule(
         path="config.rlhf",
-        broken=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1))),
+        breaks=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1))),
         reads=("learner.gpus", "config.training", "config.custom.grpo.batch_plan"),
         rule=(
             "a round of rollouts must be a multiple of num_generations, and of per_device_train_batch_size times "
@@ -244,7 +211,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     *(
         Rule(
             path=path,
-            broken=lambda s, terms=terms: (
+            breaks=lambda s, terms=terms: (
                 not all(  # type: ignore[misc]
                     _compares(one) for term in terms(s) for one in term.match_expressions
                 )
@@ -260,28 +227,27 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="rollout.port",
-        broken=lambda s: s.rollout.port + s.rollout.servers - 1 > 65535,
         cel="$(rollout.port) + $(rollout.servers) - 1 <= 65535",
         rule="the servers use this port and the ones after it, up to 65535",
         way_out="lower spec.rollout.port; 8000 is the default",
     ),
     Rule(
         path="volumes",
-        broken=lambda s: len({volume.name for volume in s.volumes}) < len(s.volumes),
+        breaks=lambda s: len({volume.name for volume in s.volumes}) < len(s.volumes),
         # Not in CEL: the list's map keys enforce it already.
         rule="every volume needs a unique name",
         way_out="rename one of those that share a name",
     ),
     Rule(
         path="volumes",
-        broken=lambda s: len({layout.cleaned(volume.mount_path) for volume in s.volumes}) < len(s.volumes),
+        breaks=lambda s: len({layout.cleaned(volume.mount_path) for volume in s.volumes}) < len(s.volumes),
         cel="!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
         rule="every volume needs a unique mountPath",
         way_out="change one of those that share a mountPath",
     ),
     Rule(
         path="volumes",
-        broken=_goes_up,
+        breaks=_goes_up,
         cel=(
             "!has(self.volumes) || !self.volumes.exists(v, "
             f"v.mountPath.matches('{_UP}') && v.mountPath.matches('{_TO_OURS}'))"
@@ -291,7 +257,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
-        broken=lambda s: any(v.name in layout.VOLUMES or _is_reserved(layout.cleaned(v.mount_path)) for v in s.volumes),
+        breaks=lambda s: any(v.name in layout.VOLUMES or _is_reserved(layout.cleaned(v.mount_path)) for v in s.volumes),
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
             f"!(v.name in {list(layout.VOLUMES)}) && !v.mountPath.matches('{_RESERVED}'))"
@@ -301,7 +267,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
-        broken=lambda s: any(len(volume.source) != 1 for volume in s.volumes),
+        breaks=lambda s: any(len(volume.source) != 1 for volume in s.volumes),
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
             f"[{', '.join(f'has(v.{source})' for source in _SOURCES)}].filter(x, x).size() == 1)"

@@ -1,11 +1,9 @@
-"""Rules between keys of the training YAML, each in Python and in CEL, with one message for both.
+"""Rules between keys of the training YAML, in CEL, and in Python where a rule is beyond `cel.holds`.
 
 Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 """
 
 from __future__ import annotations
-
-import math
 
 from stage2_api.rules.grpo import GRPO_RULES
 from stage2_api.rules.variants import VARIANT_RULES
@@ -39,120 +37,92 @@ def _trains_narrow_weights(config: RunConfig) -> bool:
     return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
 
 
-def _answer_does_not_fit(config: RunConfig) -> bool:
-    matching = config.rollout_matching
-    limit = matching.vllm.max_model_len
-    of_grpo = config.rlhf is not None  # GRPO has its own rule
-    return not of_grpo and matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
-
-
-def _merges_at_server(config: RunConfig) -> bool:
-    return config.rollout_matching.vllm.sync.merge == "server"
-
-
 def _offloads(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
-
-
-def _compares_checkpoints(config: RunConfig) -> bool:
-    return config.training.load_best_model_at_end or config.training.save_strategy == "best"
 
 
 RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.decode_mode",
-        broken=lambda c: c.rollout_matching.rollout_backend == "vllm" and c.rollout_matching.decode_mode != "greedy",
         cel=f"{_NOT_VLLM} || $({_MATCHING}.decode_mode) == 'greedy'",
         rule="vLLM samples or decodes greedily; it has no beam search",
         way_out="set decode_mode to greedy, or rollout_backend to hf",
     ),
     Rule(
         path=f"{_MATCHING}.num_return_sequences",
-        broken=lambda c: (c.rollout_matching.num_return_sequences or 1) > c.rollout_matching.num_beams,
         cel=f"$({_MATCHING}.num_return_sequences, 1) <= $({_MATCHING}.num_beams)",
         rule="beam search cannot return more sequences than it has beams",
         way_out="lower num_return_sequences or raise num_beams",
     ),
     Rule(
         path=f"{_VLLM}.max_model_len",
-        broken=lambda c: c.rollout_matching.colocates and c.rollout_matching.vllm.max_model_len is None,
         cel=f"{_NOT_COLOCATE} || $?({_VLLM}.max_model_len)",
         rule="colocate mode needs the longest prompt plus answer",
         way_out="set vllm.max_model_len to prompt length + max_new_tokens, or rollout_backend to hf",
     ),
     Rule(
         path=f"{_VLLM}.max_model_len",
-        broken=_answer_does_not_fit,
         cel=f"{_NOT_VLLM} || !$?({_VLLM}.max_model_len) || $({_MATCHING}.max_new_tokens) < $({_VLLM}.max_model_len, 1)",
         rule="must exceed max_new_tokens, to leave room for a prompt",
         way_out="raise vllm.max_model_len or lower max_new_tokens",
     ),
     Rule(
         path=f"{_VLLM}.enable_lora",
-        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and not c.rollout_matching.vllm.enable_lora,
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.enable_lora)",
         rule="sync.mode adapter needs a vLLM that can load adapters",
         way_out="set vllm.enable_lora to true, or vllm.sync.mode to full",
     ),
     Rule(
         path=f"{_VLLM}.sync.mode",
-        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and c.tuner.use_dora,
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || !$(tuner.use_dora)",
         rule="vLLM cannot load DoRA adapters",
         way_out="set vllm.sync.mode to full (or to auto, which uses full with DoRA), or tuner.use_dora to false",
     ),
     Rule(
         path=f"{_VLLM}.sync.mode",
-        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and c.tuner.train_type != "lora",
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $(tuner.train_type) == 'lora'",
         rule="there is no adapter to send when tuner.train_type is full",
         way_out="set vllm.sync.mode to full, or tuner.train_type to lora",
     ),
     Rule(
         path=f"{_VLLM}.sync.merge",
-        broken=lambda c: _merges_at_server(c) and c.rollout_matching.vllm.server.protocol == "swift",
         cel=f"$({_VLLM}.sync.merge) != 'server' || $({_VLLM}.server.protocol) != 'swift'",
         rule="servers of `swift rollout` cannot merge adapters",
         way_out="set vllm.sync.merge to auto or learner",
     ),
     Rule(
         path=f"{_VLLM}.sync.merge",
-        broken=lambda c: _merges_at_server(c) and c.tuner.train_type != "lora",
         cel=f"$({_VLLM}.sync.merge) != 'server' || $(tuner.train_type) == 'lora'",
         rule="there is no adapter to merge when tuner.train_type is full",
         way_out="set vllm.sync.merge to auto or learner, or tuner.train_type to lora",
     ),
     Rule(
         path=f"{_VLLM}.sync.merge",
-        broken=lambda c: _merges_at_server(c) and c.rollout_matching.colocates,
         cel=f"{_NOT_COLOCATE} || $({_VLLM}.sync.merge) != 'server'",
         rule="a colocated engine runs inside the learner; there is no server to merge adapters",
         way_out="set vllm.sync.merge to auto or learner, or vllm.mode to server",
     ),
     Rule(
         path=f"{_VLLM}.sync.rounding",
-        broken=lambda c: c.rollout_matching.vllm.sync.rounding == "stochastic" and c.model.torch_dtype == "float16",
         cel=f"$({_VLLM}.sync.rounding) != 'stochastic' || $(model.torch_dtype) != 'float16'",
         rule="stochastic rounding supports only bfloat16",
         way_out="set model.torch_dtype to bfloat16, or vllm.sync.rounding to nearest",
     ),
     Rule(
         path=f"{_VLLM}.load_format",
-        broken=lambda c: (v := c.rollout_matching.vllm).sync.mode == "adapter" and v.load_format == "dummy",
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.load_format, '') != 'dummy'",
         rule="adapters need the checkpoint's weights, which dummy does not load",
         way_out="set vllm.load_format to auto, or vllm.sync.mode to full",
     ),
     Rule(
         path=f"{_VLLM}.load_format",
-        broken=lambda c: c.rollout_matching.vllm.load_format == "pt" and not c.model.allow_pickled_weights,
         cel=f"$({_VLLM}.load_format, '') != 'pt' || $(model.allow_pickled_weights)",
         rule="pt reads pickled weights, and a pickle may contain any command",
         way_out="set vllm.load_format to auto, or model.allow_pickled_weights to true",
     ),
     Rule(
         path="model.torch_dtype",
-        broken=_trains_narrow_weights,
+        breaks=_trains_narrow_weights,
         reads=("deepspeed", "tuner.train_type", "tuner.modules_to_save"),
         # Not in CEL, which cannot read an untyped key such as deepspeed.
         rule=f"weights that train in full need float32: {NARROW_WEIGHTS}",
@@ -160,28 +130,24 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="tuner.use_dora",
-        broken=lambda c: c.tuner.use_dora and c.tuner.train_type != "lora",
         cel="!$(tuner.use_dora) || $(tuner.train_type) == 'lora'",
         rule="DoRA is a form of LoRA",
         way_out="set tuner.train_type to lora, or tuner.use_dora to false",
     ),
     Rule(
         path="tuner",
-        broken=lambda c: c.tuner.freeze_llm and c.tuner.freeze_vit and c.tuner.freeze_aligner,
         cel="!($(tuner.freeze_llm) && $(tuner.freeze_vit) && $(tuner.freeze_aligner))",
         rule="something must be trained, but freeze_llm, freeze_vit and freeze_aligner are all true",
         way_out="set one of them to false",
     ),
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
-        broken=lambda c: c.rollout_matching.pipeline.enabled and not c.rollout_matching.uses_servers,
         cel=f"!$({_MATCHING}.pipeline.enabled) || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server'",
         rule="only servers can make rollouts while the learner trains",
         way_out="set vllm.mode to server (with rollout_backend vllm), or pipeline.enabled to false",
     ),
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
-        broken=lambda c: c.rollout_matching.pipeline.enabled and c.rollout_matching.rollout_buffer.reuses,
         cel=(
             f"!$({_MATCHING}.pipeline.enabled) || !$({_MATCHING}.rollout_buffer.enabled) ||"
             f" $({_MATCHING}.rollout_buffer.m_steps) == 1"
@@ -191,7 +157,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_MATCHING}.offload.enabled",
-        broken=lambda c: _offloads(c) and c.uses_deepspeed,
+        breaks=lambda c: _offloads(c) and c.uses_deepspeed,
         reads=("deepspeed", f"{_VLLM}.mode", f"{_MATCHING}.rollout_backend", "custom.trainer_variant"),
         # Not in CEL, which cannot read an untyped key such as deepspeed.
         rule="DeepSpeed holds the training state itself, so it cannot be offloaded",
@@ -199,56 +165,48 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="global_max_length",
-        broken=lambda c: c.training.packing and c.max_length is None and c.training.packing_length is None,
         cel="!$(training.packing) || $?(global_max_length) || $?(template.max_length) || $?(training.packing_length)",
         rule="training.packing needs the length of a packed row",
         way_out="set global_max_length (or template.max_length), or training.packing to false",
     ),
     Rule(
         path="training.gradient_accumulation_steps",
-        broken=lambda c: None not in (c.training.gradient_accumulation_steps, c.training.effective_batch_size),
         cel="!$?(training.gradient_accumulation_steps) || !$?(training.effective_batch_size)",
         rule="gradient accumulation follows from training.effective_batch_size, so both cannot be set",
         way_out="remove one of the two",
     ),
     Rule(
         path="training.fp16",
-        broken=lambda c: c.training.fp16 and c.training.bf16,
         cel="!($(training.fp16) && $(training.bf16))",
         rule="a forward pass has one dtype, but bf16 and fp16 are both true",
         way_out="set one of the two to false",
     ),
     Rule(
         path="custom.val_jsonl",
-        broken=lambda c: c.training.eval_strategy != "no" and c.custom.val_jsonl is None,
         cel="$(training.eval_strategy) == 'no' || $?(custom.val_jsonl)",
         rule="evaluation needs records",
         way_out='set custom.val_jsonl, or training.eval_strategy to "no"',
     ),
     Rule(
         path="training.metric_for_best_model",
-        broken=lambda c: _compares_checkpoints(c) and c.rlhf is not None and c.best_metric is None,
         cel=f"!{_KEEPS_BEST} || !$?(rlhf) || $?(training.metric_for_best_model)",
         rule="keeping the best checkpoint of a GRPO run needs a metric",
         way_out="set metric_for_best_model to eval_reward, or turn off load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="training.eval_strategy",
-        broken=lambda c: _compares_checkpoints(c) and c.training.eval_strategy == "no",
         cel=f"!{_KEEPS_BEST} || $(training.eval_strategy) != 'no'",
         rule="keeping the best checkpoint needs evaluation",
         way_out="set eval_strategy to steps, or turn off load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="template.min_pixels",
-        broken=lambda c: (c.template.min_pixels or 0) > (c.template.max_pixels or math.inf),
         cel="!$?(template.max_pixels) || $(template.min_pixels, 1) <= $(template.max_pixels, 1)",
         rule="min_pixels must not exceed max_pixels",
         way_out="lower min_pixels or raise max_pixels",
     ),
     Rule(
         path="training.dataloader_prefetch_factor",
-        broken=lambda c: c.training.dataloader_prefetch_factor is not None and c.training.dataloader_num_workers == 0,
         cel="!$?(training.dataloader_prefetch_factor) || $(training.dataloader_num_workers) > 0",
         rule="prefetching needs worker processes",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
@@ -288,25 +246,25 @@ def _shares_an_address(config: RunConfig) -> bool:
 STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=_SERVER,
-        broken=lambda c: c.rollout_matching.uses_servers and _server(c).servers is None and not _has_legacy(_server(c)),
+        breaks=lambda c: c.rollout_matching.uses_servers and _server(c).servers is None and not _has_legacy(_server(c)),
         rule="server mode needs the addresses of its servers",
         way_out="set vllm.server.servers to a list of {base_url, group_port}, or vllm.mode to colocate",
     ),
     Rule(
         path=_SERVER,
-        broken=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
+        breaks=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
         rule="the addresses are given in two forms: servers, and base_url with group_port",
         way_out="keep servers and remove base_url and group_port",
     ),
     Rule(
         path=f"{_SERVER}.group_port",
-        broken=_pairs_badly,
+        breaks=_pairs_badly,
         rule="base_url and group_port must pair: one URL with one port, a list with one port or an equally long list",
         way_out="write servers, a list of {base_url, group_port}, instead",
     ),
     Rule(
         path=_SERVER,
-        broken=_shares_an_address,
+        breaks=_shares_an_address,
         rule="every server needs a unique base_url and group_port",
         way_out="change the duplicate",
     ),

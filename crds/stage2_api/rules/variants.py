@@ -24,42 +24,37 @@ def _trains_tables_twice(config: RunConfig) -> bool:
 VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
-        broken=lambda c: c.is_supervised and c.rollout_matching.pipeline.enabled,
         cel=f"{_STAGE_2} || !$({_MATCHING}.pipeline.enabled)",
         rule="stage 1 trains on the ground truth: there are no rollouts to make ahead",
         way_out="set pipeline.enabled to false",
     ),
     Rule(
         path=f"{_MATCHING}.rollout_buffer.enabled",
-        broken=lambda c: c.is_supervised and c.rollout_matching.rollout_buffer.reuses,
         cel=f"{_STAGE_2} || !$({_MATCHING}.rollout_buffer.enabled) || $({_MATCHING}.rollout_buffer.m_steps) == 1",
         rule="stage 1 trains on the ground truth: there are no rollouts to reuse",
         way_out="set rollout_buffer.enabled to false",
     ),
     Rule(
         path="custom.object_ordering",
-        broken=lambda c: c.custom.object_ordering == "shuffled" and not c.is_supervised,
         cel=f"$(custom.object_ordering) != 'shuffled' || !({_STAGE_2})",
         rule="stage 2 appends missed objects in the order of the record",
         way_out="set object_ordering to sorted, or trainer_variant to sft",
     ),
     Rule(
         path="tuner.train_coord_rows",
-        broken=lambda c: c.tuner.train_coord_rows and c.tuner.train_type != "lora",
         cel="!$(tuner.train_coord_rows) || $(tuner.train_type) == 'lora'",
         rule="full training already trains every row of the embeddings",
         way_out="set tuner.train_coord_rows to false, or tuner.train_type to lora",
     ),
     Rule(
         path="tuner.train_coord_rows",
-        broken=lambda c: c.tuner.train_coord_rows and c.tuner.freeze_llm,
         cel="!$(tuner.train_coord_rows) || !$(tuner.freeze_llm)",
         rule="the embeddings belong to the language model, which freeze_llm freezes",
         way_out="set tuner.freeze_llm or tuner.train_coord_rows to false",
     ),
     Rule(
         path="tuner.train_coord_rows",
-        broken=_trains_tables_twice,
+        breaks=_trains_tables_twice,
         reads=("tuner.modules_to_save",),
         # Not in CEL: modules are named by their last part.
         rule="modules_to_save already trains the whole table",
@@ -67,42 +62,37 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=_SYNC_MODE,
-        broken=lambda c: c.tuner.train_coord_rows and c.rollout_matching.vllm.sync.mode == "adapter",
         cel=f"!$(tuner.train_coord_rows) || $({_SYNC_MODE}) != 'adapter'",
         rule="an adapter in vLLM cannot hold rows of the vocabulary (tuner.train_coord_rows)",
         way_out="set vllm.sync.mode to full, or tuner.train_coord_rows to false",
     ),
     Rule(
         path=_SHARE,
-        broken=lambda c: c.is_supervised and c.rollout_matching.supervised_share > 0,
         cel=f"{_STAGE_2} || $({_SHARE}) == 0.0",
         rule="stage 1 already trains on the ground truth in every step",
         way_out="remove it, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(
         path=_SHARE,
-        broken=lambda c: c.rollout_matching.supervised_share > 0 and c.rollout_matching.pipeline.enabled,
         cel=f"$({_SHARE}) == 0.0 || !$({_MATCHING}.pipeline.enabled)",
         rule="steps without rollouts leave nothing to make one step ahead",
         way_out="set supervised_share to 0, or pipeline.enabled to false",
     ),
     Rule(
         path=_SHARE,
-        broken=lambda c: c.rollout_matching.supervised_share > 0 and c.rollout_matching.rollout_buffer.reuses,
         cel=f"$({_SHARE}) == 0.0 || !$({_BUFFER}.enabled) || $({_BUFFER}.m_steps) == 1",
         rule="reused rollouts make several steps of one window, so no share of steps can be kept",
         way_out="set supervised_share to 0, or rollout_buffer.enabled to false",
     ),
     Rule(
         path=_SCALES,
-        broken=lambda c: bool(c.rollout_matching.maskiou_scales) and c.rollout_matching.maskiou_mode != "canvas",
         cel=f"$({_SCALES}).size() == 0 || $({_MATCHING}.maskiou_mode) == 'canvas'",
         rule="coarser grids are laid over the one canvas of the whole image, which only maskiou_mode canvas has",
         way_out="set maskiou_mode to canvas, or remove maskiou_scales",
     ),
     Rule(
         path=_SCALES,
-        broken=lambda c: any(2 * n > c.rollout_matching.maskiou_resolution for n in c.rollout_matching.maskiou_scales),
+        breaks=lambda c: any(2 * n > c.rollout_matching.maskiou_resolution for n in c.rollout_matching.maskiou_scales),
         reads=(f"{_MATCHING}.maskiou_resolution",),
         # Not in CEL: the API server's cost limit does not allow a loop over an optional list.
         rule="a grid needs at least two cells a side, and the canvas has maskiou_resolution pixels",
@@ -110,21 +100,19 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=_SCALES,
-        broken=lambda c: len(set(c.rollout_matching.maskiou_scales)) < len(c.rollout_matching.maskiou_scales),
+        breaks=lambda c: len(set(c.rollout_matching.maskiou_scales)) < len(c.rollout_matching.maskiou_scales),
         # Not in CEL, for the same reason.
         rule="a repeated grid would count twice",
         way_out="list each cell size once",
     ),
     Rule(
         path=_ROLLOUTS,
-        broken=lambda c: c.is_supervised and c.rollout_matching.recovery.rollouts > 1,
         cel=f"{_STAGE_2} || $({_ROLLOUTS}) == 1",
         rule="stage 1 trains on the ground truth: there are no missed objects to recover",
         way_out="remove recovery, or set trainer_variant to rollout_matching_sft",
     ),
     Rule(
         path=_ROLLOUTS,
-        broken=lambda c: (m := c.rollout_matching).recovery.rollouts > 1 and m.vllm.server.protocol == "swift",
         cel=f"$({_ROLLOUTS}) == 1 || $({_PROTOCOL}) != 'swift'",
         rule="servers of `swift rollout` give one answer per prompt, at one temperature",
         way_out="set recovery.rollouts to 1, or use servers that `stage2 serve` starts (vllm.server.protocol: vllm)",

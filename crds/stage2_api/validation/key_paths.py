@@ -104,13 +104,20 @@ def _by_name(model: type[BaseModel]) -> dict[object, list[str]]:
 def value_at(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
     """Return the value at a dotted path: as written, or else the default; None if there is neither."""
     written: Any = raw
-    value: Any = parsed
     for part in path.split(".") if path else ():
         written = written.get(part) if isinstance(written, Mapping) else None
+    value = parsed_at(parsed, path)
+    return written if written is not None else None if isinstance(value, BaseModel) else value
+
+
+def parsed_at(parsed: BaseModel, path: str) -> object:
+    """Return the value at a dotted path of an object; None where there is none."""
+    value: object = parsed
+    for part in path.split(".") if path else ():
         model_fields = type(value).model_fields if isinstance(value, BaseModel) else {}
         names = {info.alias or name: name for name, info in model_fields.items()}
         value = getattr(value, names[part]) if part in names else None
-    return written if written is not None else None if isinstance(value, BaseModel) else value
+    return value
 
 
 def stand_in(model: type[BaseModel], place: Sequence[int | str]) -> object:

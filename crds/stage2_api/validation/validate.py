@@ -1,8 +1,4 @@
-"""Validation that finds every mistake in one pass: pydantic's errors of form, and broken rules.
-
-A rule has a Python and a CEL version. CEL refers to keys by placeholders, so that no rule repeats a default: `$(a.b)`
-is the value of a.b or its default, `$(a.b, x)` its value or x, `$?(a.b)` whether it is set.
-"""
+"""Validation that finds every mistake in one pass: pydantic's errors of form, and broken rules."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.validation import key_paths
+from stage2_api.validation import cel, key_paths
 
 _FORMS = {
     "int_type": "an integer",
@@ -48,36 +44,35 @@ Location = tuple[int | str, ...]
 Located = Sequence[tuple[Location, ErrorDetails]]
 M = TypeVar("M", bound=BaseModel)
 
-SET = re.compile(r"\$\?\(([^),]+)\)")
-VALUE = re.compile(r"\$\(([^),]+)(?:, ([^)]+))?\)")
-
-
-def placeholders(text: str) -> tuple[str, ...]:
-    """Return the keys in the placeholders of a CEL expression."""
-    return tuple(match[1] for pattern in (SET, VALUE) for match in pattern.finditer(text))
-
 
 @dataclass(frozen=True)
 class Rule(Generic[M]):
     """A rule between keys, for Python and for the API server.
 
     path: the dotted key to blame, relative to the object.
-    broken: whether an object breaks the rule.
     rule, way_out: as in Problem.
-    cel: the same rule for the API server, true where it is kept; None if only Python can check it.
-    reads: keys that `broken` reads besides `path` and those in `cel`.
+    cel: true where the rule is kept; None if only Python can check it.
+    breaks: whether an object breaks the rule, for what `cel.holds` cannot evaluate; None: `cel` decides.
+    reads: keys that `breaks` reads besides `path` and those in `cel`.
     """
 
     path: str
-    broken: Callable[[M], bool]
     rule: str
     way_out: str
     cel: str | None = None
+    breaks: Callable[[M], bool] | None = None
     reads: tuple[str, ...] = ()
+
+    def broken(self, parsed: M) -> bool:
+        """Return whether an object breaks the rule."""
+        if self.breaks is not None:
+            return self.breaks(parsed)
+        assert self.cel is not None, f"a rule of {self.path} has neither CEL nor Python"
+        return not cel.holds(self.cel, parsed)
 
     def keys_read(self) -> tuple[str, ...]:
         """Return the dotted paths of all keys that the rule reads."""
-        return (self.path, *self.reads, *placeholders(self.cel or ""))
+        return (self.path, *self.reads, *cel.placeholders(self.cel or ""))
 
 
 def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
@@ -86,7 +81,7 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
     def about_whole(rule: Rule[Any]) -> Rule[Any]:
         return Rule(
             path=key_paths.joined(root, rule.path),
-            broken=lambda whole: rule.broken(part(whole)),
+            breaks=lambda whole: rule.broken(part(whole)),
             rule=rule.rule,
             way_out=rule.way_out,
             reads=tuple(key_paths.joined(root, path) for path in rule.keys_read()),
