@@ -375,7 +375,7 @@ class _Epochs(TrainerCallback):
 
 
 def _named(reward: Reward) -> Any:
-    """Return what tells TRL a reward's name; `_calculate_rewards` calls the reward itself."""
+    """Return a function with the name under which TRL logs the reward; `_calculate_rewards` calls the reward."""
 
     def named() -> None: ...
 

@@ -9,7 +9,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.rewards import Reward, RewardError
@@ -257,3 +257,10 @@ def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
     trainer = rewarded(make(), lambda sample: 1 / len(sample.objects))
     with pytest.raises(RewardError, match=r"reward summary\.format, record train\.jsonl:[12]: 'ZeroDivisionError"):
         trainer.train()
+
+
+def test_a_reward_that_fails_in_another_process_ends_this_one_too(make, monkeypatch):
+    error = RewardError([Problem("reward mine.own, record other.jsonl:3", "nan", "must return a finite number", "")])
+    monkeypatch.setattr("stage2_trainer.grpo.trainer.gathered", lambda value, *_: [error] if value is None else [value])
+    with pytest.raises(RewardError, match=r"other\.jsonl:3"):
+        scored(make(), 0, 0, 1, 1)
