@@ -8,11 +8,12 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from bench.pays.arms import ARMS, COMPARED, DENSE, SPARSE, Sizes
+from bench.pays.arms import ARMS, COMPARED, DENSE, SHAPES, SPARSE, Sizes
 from bench.pays.study import MODEL, Study, learn_here
 
 from stage2_trainer.scores.answer_scores import without_nan
 
+DATA = {"digits": SPARSE, "dense-digits": DENSE, "shapes": SHAPES}
 RESULTS = Path(__file__).parents[1] / "results" / "pays.json"
 
 
@@ -26,13 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps-only", action="store_true", help="no runs of equal CPU seconds")
     parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help="keep the figures; in which file")
     parser.add_argument("--model", type=Path, default=MODEL, help="what stage 1 trains (default: the tiny model)")
-    parser.add_argument("--dense", action="store_true", help="scenes of up to eight digits, of four times the area")
+    parser.add_argument("--data", choices=tuple(DATA), default="digits", help="what the images show (default: digits)")
     for one in fields(Sizes):
         parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default))
     options = parser.parse_args(arguments)
     given = {one.name: getattr(options, one.name) for one in fields(Sizes)}
-    usual = DENSE if options.dense else SPARSE
-    sizes = replace(usual, **{name: value for name, value in given.items() if value is not None})
+    sizes = replace(DATA[options.data], **{name: value for name, value in given.items() if value is not None})
     study = Study(options.folder.resolve(), sizes, learn_here, options.model.resolve())
     if options.verb == "run":
         study.prepare()

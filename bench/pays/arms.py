@@ -46,6 +46,7 @@ ARMS: Mapping[str, Arm] = {
     "a": Arm("stage 1 continued", "sft", {}, ()),
     "b": Arm("stage 2", "rollout_matching_sft", {}),
     "c": Arm("stage 2, recipe", "rollout_matching_sft", RECIPE),
+    "e": Arm("stage 2, recommended recipe", "rollout_matching_sft", {"recipe": "recommended"}),
     "d": Arm("GRPO, F1 as reward", "grpo", {}),
     "supervised": _alone("half of the steps supervised", supervised_share=0.5),
     "names": _alone("names of missed objects", missed_desc_weight=1.0),
@@ -73,7 +74,9 @@ class Sizes:
     steps: optimizer steps of an arm; places_steps, names_steps: before it, in this order; tower_steps: before each of
     these. batch: images of a step of an arm; stage1_batch, tower_batch: before it. train, held_out: images of the data.
     rate, stage1_rate, tower_rate: peaks. side: of an image, the longer one in pixels. most_digits: in an image.
-    smallest, largest: their heights, as shares of its shorter side.
+    smallest, largest: their heights, as shares of its shorter side. least_side: to which smaller images are enlarged.
+    prompt: the question. gate: weight of the loss on probability outside the coordinate tokens. order: of the
+    annotations of shapes, `sorted` or `random`; empty: the images are of digits.
     """
 
     steps: int = 60
@@ -92,11 +95,15 @@ class Sizes:
     most_digits: int = 2
     smallest: float = 0.4
     largest: float = 0.6
+    least_side: int = 32
+    prompt: str = "List the digits."
+    gate: float = COORDINATE_WEIGHT
+    order: str = ""
 
     @property
     def pixels(self) -> tuple[int, int]:
         """Least and most pixels of an image."""
-        return LEAST_PIXELS, self.side**2
+        return self.least_side**2, self.side**2
 
     @property
     def answer(self) -> int:
@@ -112,6 +119,11 @@ class Sizes:
 SPARSE = Sizes()
 DENSE = replace(SPARSE, side=128, most_digits=8, smallest=0.2, largest=0.3)
 """Scenes of one to eight digits of the same size in pixels."""
+SHAPES = replace(
+    SPARSE, steps=240, rate=1e-3, places_steps=1010, stage1_rate=2e-3, train=1500, side=112, least_side=112,
+    most_digits=12, prompt="List the shapes.", gate=1.0, order="random",
+)  # fmt: skip
+"""Scenes of four to nine boxes and ellipses whose annotations have no order; the start is 1,010 steps of 16."""
 
 
 def places_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
@@ -195,7 +207,7 @@ def _config(sizes: Sizes, batch: int, model: Path, data: Path, output: Path, *, 
         },
         "custom": {
             "train_jsonl": str(data / "train.jsonl"),
-            "user_prompt": PROMPT,
+            "user_prompt": sizes.prompt,
             "extra": {
                 "rollout_matching": {
                     "rollout_backend": "hf",
@@ -203,6 +215,7 @@ def _config(sizes: Sizes, batch: int, model: Path, data: Path, output: Path, *, 
                     "max_new_tokens": sizes.answer,
                     "target_sigma": 8.0,
                     **dict.fromkeys(_COORDINATE_WEIGHTS, COORDINATE_WEIGHT),
+                    "gate_weight": sizes.gate,
                     "post_rollout_pack_scope": "step",
                 }
             },

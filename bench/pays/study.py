@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -78,10 +79,13 @@ class Study:
     def prepare(self) -> None:
         """Make data, start and its answers, as far as they are not there."""
         if not (self.data / "val.jsonl").exists():
-            from bench.pays.pictures import write_pictures
+            self._pictures().write_pictures(self.data, self.sizes)
+        if not self.start.exists() and self.sizes.order:
+            from bench.pays.shapes import make_start
 
-            write_pictures(self.data, self.sizes)
-        if not self.start.exists():
+            make_start(self.model, self.sizes, self.folder / "start.unfinished")
+            (self.folder / "start.unfinished").rename(self.start)
+        elif not self.start.exists():
             self._make_start()
         if not self.start_answers.exists():
             self._answer(self.start, self.start_answers)
@@ -110,6 +114,15 @@ class Study:
     def cpu_seconds(self, run: Run) -> float:
         """Return the CPU seconds of a run's steps, rollouts included; start, saves and evaluation are not."""
         return float(sum(one["step/cpu_s"] for one in records_of(self.run_folder(run), "step")))
+
+    def _pictures(self) -> ModuleType:
+        if self.sizes.order:
+            from bench.pays import shapes
+
+            return shapes
+        from bench.pays import pictures
+
+        return pictures
 
     def _make_start(self) -> None:
         """Teach the tower and train stage 1, twice: what it has learnt of names fades while places are learnt."""

@@ -15,17 +15,21 @@ from tiny_model.scenes import MAX_SHAPES, Scene, draw, make_scene
 from tiny_model.tokenizer import TURN_END
 
 IGNORED = -100
-_LONGEST_ANSWER = 128
 _AFTER_ANSWER = TURN_END + "\n"  # as the chat template closes an assistant's turn
 
 
 @dataclass(frozen=True)
 class Task:
-    """Questions about scenes of up to `max_shapes` shapes, and the answers to learn."""
+    """Questions about scenes, and the answers to learn, of up to `longest_answer` tokens.
+
+    scene: returns the scene of an index; None: a scene of up to `max_shapes` shapes.
+    """
 
     prompt: str
-    write: Callable[[Scene], str]
+    write: Callable[[Scene], str] = write
     max_shapes: int = MAX_SHAPES
+    longest_answer: int = 128
+    scene: Callable[[int], Scene] | None = None
 
 
 LISTING = Task(PROMPT, write)
@@ -49,7 +53,7 @@ class Batches:
         self._processor, self._seed, self._size, self._task = processor, seed, size, task
         prompt = encode_prompts(processor, [self._scene(0)], task.prompt)
         self._prompt_ids: Tensor = prompt["input_ids"][0]
-        self._position_ids = _positions(model, prompt)
+        self._position_ids = _positions(model, prompt, task.longest_answer)
 
     def __iter__(self) -> Iterator[Batch]:
         first = 0
@@ -78,6 +82,8 @@ class Batches:
         return Batch(inputs, labels)
 
     def _scene(self, index: int) -> Scene:
+        if self._task.scene is not None:
+            return self._task.scene(index)
         return make_scene(self._seed, "warm-up", index, max_shapes=self._task.max_shapes)
 
     def _answer_ids(self, scene: Scene) -> Tensor:
@@ -95,9 +101,9 @@ def _images(scenes: Sequence[Scene]) -> list[Tensor]:
     return [torch.from_numpy(draw(scene)).permute(2, 0, 1) for scene in scenes]
 
 
-def _positions(model: Model, prompt: Mapping[str, Tensor]) -> Tensor:
+def _positions(model: Model, prompt: Mapping[str, Tensor], longest_answer: int) -> Tensor:
     """Return the rotary positions (3, 1, tokens) of a prompt and the longest answer: the same for every row."""
-    answer = torch.zeros(1, _LONGEST_ANSWER, dtype=torch.long)
+    answer = torch.zeros(1, longest_answer, dtype=torch.long)
     positions: Tensor = model.model.get_rope_index(
         torch.cat([prompt["input_ids"], answer], dim=1),
         image_grid_thw=prompt["image_grid_thw"],

@@ -27,10 +27,10 @@ _SMALLEST_IMAGE = 32
 _COORD_NOISE = 0.002
 
 
-def build_processor(tokenizer: Tokenizer) -> Processor:
-    """Return the processor: images of up to 96x96 pixels in patches of 8, one token for each 2x2 patches."""
+def build_processor(tokenizer: Tokenizer, size: int = SIZE) -> Processor:
+    """Return the processor: images of up to `size` pixels a side in patches of 8, one token for each 2x2 patches."""
     pixels: dict[str, Any] = {
-        "size": {"shortest_edge": _SMALLEST_IMAGE**2, "longest_edge": SIZE**2},
+        "size": {"shortest_edge": _SMALLEST_IMAGE**2, "longest_edge": size**2},
         "patch_size": PATCH,
         "merge_size": MERGE,
         "temporal_patch_size": 2,

@@ -7,6 +7,7 @@ on every machine. A scene is found again by (seed, part, index): parts ("train",
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,7 +76,7 @@ def make_scene(seed: int, part: str, index: int, *, size: int = SIZE, max_shapes
     rng = random.Random(f"{seed}/{part}/{index}/{size}/{max_shapes}")
     background = rng.randint(200, 245), rng.randint(200, 245), rng.randint(200, 245)
     boxes = _boxes(rng, size, rng.randint(1, max_shapes))
-    return Scene(size, background, tuple(_shape(rng, box) for box in sorted(boxes, key=lambda box: (box[1], box[0]))))
+    return Scene(size, background, tuple(shape(rng, box) for box in sorted(boxes, key=lambda box: (box[1], box[0]))))
 
 
 def loosened(scene: Scene, margin: int) -> Scene:
@@ -120,17 +121,19 @@ def _boxes(rng: random.Random, size: int, count: int) -> list[Box]:
         width, height = rng.randint(shortest, longest), rng.randint(shortest, longest)
         x, y = rng.randint(0, size - width), rng.randint(0, size - height)
         box = x, y, x + width, y + height
-        if all(_apart(box, other) for other in boxes):
+        if all(apart(box, other) for other in boxes):
             boxes.append(box)
     return boxes
 
 
-def _apart(a: Box, b: Box) -> bool:
+def apart(a: Box, b: Box) -> bool:
+    """Whether two boxes neither overlap nor touch."""
     return a[2] < b[0] or b[2] < a[0] or a[3] < b[1] or b[3] < a[1]
 
 
-def _shape(rng: random.Random, box: Box) -> Shape:
-    colour, kind = rng.choice(list(COLOURS)), rng.choice(KINDS)
+def shape(rng: random.Random, box: Box, kinds: Sequence[str] = KINDS) -> Shape:
+    """Return a shape of any colour and of one of these kinds."""
+    colour, kind = rng.choice(list(COLOURS)), rng.choice(kinds)
     red, green, blue = (min(255, max(0, c + rng.randint(-_COLOUR_JITTER, _COLOUR_JITTER))) for c in COLOURS[colour])
     points = _triangle(rng, box) if kind == "triangle" else ()
     return Shape(colour, kind, (red, green, blue), box, points)

@@ -121,7 +121,7 @@ def test_every_size_is_an_option(monkeypatch, tmp_path, capsys):
 def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(command, "shown", lambda study, write: seen.append(study.sizes))
-    command.main(["table", str(tmp_path), "--dense", "--steps=7", "--train=6", "--held-out=2"])
+    command.main(["table", str(tmp_path), "--data=dense-digits", "--steps=7", "--train=6", "--held-out=2"])
     (dense,) = seen
     assert (dense.side, dense.most_digits, dense.steps, dense.answer) == (128, 8, 7, 256)
     pictures.write_pictures(tmp_path, dense)
