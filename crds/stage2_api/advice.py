@@ -31,6 +31,10 @@ _IGNORED = {
 }
 """Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
 
+_RUNS_AWAY = (
+    "with the specification's defaults unmatched objects cost nothing, and answers soon list objects that are not there"
+)
+
 _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
     (
         "model.attn_impl",
@@ -60,6 +64,17 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         ),
         "micro packs only the answers of one micro-step and leftovers, here one answer per row",
         "set it to step, which packs the answers of an optimizer step into as few rows as possible",
+    ),
+    (
+        f"{_MATCHING}.recipe",
+        lambda c: (
+            c.custom.trainer_variant == "rollout_matching_sft"
+            and c.rollout_matching.assignment == "hungarian"
+            and c.rollout_matching.unmatched_objects == "neutral"
+            and c.rollout_matching.supervised_share == 0
+        ),
+        _RUNS_AWAY,
+        "set it to recommended",
     ),
     (
         f"{_MATCHING}.repeat_terminate.enabled",

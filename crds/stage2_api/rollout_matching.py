@@ -7,14 +7,15 @@ which the first implementation changed silently, are refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
 from stage2_api.vllm import Vllm
 
 Overlong = Literal["error", "cut", "skip"]
+Assignment = Literal["hungarian", "dynamic"]
 MaskIouMode = Literal["canvas", "analytic", "supersample"]
 OtCost = Literal["l1", "l2"]
 OtEpsilonMode = Literal["bins", "relative"]
@@ -71,7 +72,7 @@ class Pipeline(Section):
 class Runaway(Section):
     """Ends a run whose answers run away: they list ever more false objects until the token limit truncates them."""
 
-    enabled: bool = False
+    enabled: bool = True
     """Whether to end such a run, after a checkpoint and with exit code 64."""
     objects_per_truth: Scale = 3.0
     """Maximum ratio of objects in answers, including dropped ones, to true objects."""
@@ -154,9 +155,24 @@ class DescMonitor(Section):
     """Tokens after which a description is cut for embedding."""
 
 
+RECOMMENDED: dict[str, Any] = {
+    "assignment": "dynamic",
+    "unmatched_objects": "dropped",
+    "matched_text_weight": 1.0,
+    "missed_desc_weight": 1.0,
+    "soft_ce_weight": 0.1,
+    "w1_weight": 0.1,
+}
+"""Defaults of `recipe: recommended` where they differ from the specification's; docs/results.md shows why."""
+
+
 class RolloutMatching(Section):
     """Everything that stage-2 training adds to ordinary fine-tuning."""
 
+    recipe: Literal["seeds", "recommended"] = "seeds"
+    """Defaults of the keys that decide what a rollout teaches: `seeds` is the original specification, whose answers can
+    run away; `recommended` is the set that was ahead of continued stage 1. A key that is set, here or in
+    `custom.coord_soft_ce_w1`, wins."""
     rollout_backend: Literal["vllm", "hf"] = "vllm"
     """Backend of the rollouts: `vllm`, or `hf` for the learner's own model through transformers. vLLM never falls back
     to `hf`."""
@@ -188,6 +204,9 @@ class RolloutMatching(Section):
     """Penalty on tokens that an answer already contains; 1 means none. 1.05 helps with long lists of objects."""
     repeat_terminate: RepeatTerminate = RepeatTerminate()
     """Early end of repetitive answers."""
+    assignment: Assignment = "hungarian"
+    """Assignment of predicted to true objects: `hungarian` matches finished shapes at the least total cost; `dynamic`
+    matches each box, in the order of the answer, to the free true box nearest to the coordinates written so far."""
     candidate_top_k: Positive = 10
     """Number of ground-truth objects to compare each predicted object with: those whose boxes overlap most."""
     maskiou_gate: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -223,6 +242,9 @@ class RolloutMatching(Section):
     supervised_share: Fraction = 0.0
     """Share of optimizer steps that train on the ground truth as stage 1 does, without rollouts. They are spread
     evenly, from an offset that the seed sets."""
+    matched_text_weight: Weight = 0.0
+    """Weight of the cross entropy on structure and descriptions of matched objects in the answer itself; a wrong
+    description is taught the true one if both have the same number of tokens."""
     missed_desc_weight: Weight = 0.0
     """Weight of the cross entropy on descriptions of missed objects; 0 trains only their structure and coordinates."""
     missed_place: MissedPlace = "tail"
@@ -273,6 +295,13 @@ class RolloutMatching(Section):
     """Samples written to files for people to read."""
     desc_monitor: DescMonitor = DescMonitor()
     """Metrics of the agreement of descriptions."""
+
+    @model_validator(mode="after")
+    def _fill_in_recipe(self) -> Self:
+        """Apply the recipe to keys that are not set; they stay unset, as defaults are."""
+        if self.recipe == "recommended":
+            self.__dict__.update({key: RECOMMENDED[key] for key in RECOMMENDED.keys() - self.model_fields_set})
+        return self
 
     @property
     def overlong(self) -> Overlong | None:

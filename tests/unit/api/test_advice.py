@@ -21,6 +21,7 @@ def at(path: str, value: object) -> dict[str, Any]:
 BASE = patched(
     good_job()["spec"]["config"],
     at(f"{MATCHING}.post_rollout_pack_scope", "step"),
+    at(f"{MATCHING}.recipe", "recommended"),
     at(f"{MATCHING}.vllm.server.servers", [{"base_url": "http://a:1", "group_port": 1}]),
 )
 ALONE: list[tuple[str, object]] = [
@@ -32,6 +33,7 @@ ALONE: list[tuple[str, object]] = [
     ("training.save_delay_steps", 100),
     ("training.save_last_epoch", True),
     ("template.truncation_strategy", "right"),
+    (f"{MATCHING}.recipe", "seeds"),
     (f"{MATCHING}.offload.enabled", True),
     (f"{MATCHING}.rollout_buffer.enabled", True),
     (f"{MATCHING}.post_rollout_pack_scope", "micro"),
@@ -62,3 +64,22 @@ def test_an_idle_setting_is_named(path: str, patch: dict[str, Any]) -> None:
 
 def test_a_configuration_without_idle_settings_gets_no_advice() -> None:
     assert idle_settings(parse_run_config(BASE)) == ()
+
+
+ALONE_ENOUGH = [{"supervised_share": 0.5}, {"unmatched_objects": "dropped"}, {"assignment": "dynamic"}]
+
+
+@pytest.mark.parametrize("key", ALONE_ENOUGH)
+def test_one_key_of_the_recipe_is_enough_against_runaway_answers(key: dict[str, Any]) -> None:
+    assert idle_settings(parse_run_config(patched(BASE, at(f"{MATCHING}.recipe", "seeds"), at(MATCHING, key)))) == ()
+
+
+def test_the_recommended_recipe_gives_way_to_keys_that_are_set() -> None:
+    keys = {"recipe": "recommended", "unmatched_objects": "penalised"}
+    own = {"custom": {"coord_soft_ce_w1": {"w1_weight": 0.5}, "extra": {"rollout_matching": keys}}}
+    seeds, matching = (
+        parse_run_config(patched(BASE, patch)).rollout_matching for patch in (at(f"{MATCHING}.recipe", "seeds"), own)
+    )
+    assert (matching.assignment, matching.matched_text_weight, matching.soft_ce_weight) == ("dynamic", 1.0, 0.1)
+    assert (matching.unmatched_objects, matching.w1_weight) == ("penalised", 0.5)
+    assert (seeds.assignment, seeds.matched_text_weight, seeds.soft_ce_weight) == ("hungarian", 0.0, 1.0)

@@ -324,9 +324,8 @@ def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 KEY = "custom.extra.rollout_matching.runaway"
 _WAY_OUT = (
-    "look at the last rollouts; go on with supervised_share above 0, unmatched_objects dropped or penalised, or a"
-    " repetition_penalty of 1.05, in another training.output_dir or with training.resume: allow-changes; or raise it."
-    " The checkpoint of this step is saved"
+    "look at the last rollouts; go on with recipe: recommended, or with supervised_share above 0, in another"
+    " training.output_dir or with training.resume: allow-changes; or raise it. The checkpoint of this step is saved"
 )
 
 

@@ -1,6 +1,6 @@
 """Assignment of predicted objects to true ones: options, candidates, a gate, matches that may leave objects out.
 
-Source: semantics, sections 3, 4.4 and 4.5; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
+Source: semantics, sections 3, 4.4, 4.5 and 20; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from stage2_api.rollout_matching import (
+    Assignment,
     MaskIouMode,
     MissedPlace,
     OtBboxTarget,
@@ -34,6 +35,7 @@ class MatchOptions:
     Each is described at the key of its name in `stage2_api.rollout_matching`; `recovery_weight` is `recovery.weight`.
     """
 
+    assignment: Assignment = _CONFIG.assignment
     candidate_top_k: int = _CONFIG.candidate_top_k
     maskiou_gate: float = _CONFIG.maskiou_gate
     maskiou_resolution: int = _CONFIG.maskiou_resolution
@@ -45,6 +47,7 @@ class MatchOptions:
     maskiou_mode: MaskIouMode = _CONFIG.maskiou_mode
     ot_epsilon_mode: OtEpsilonMode = _CONFIG.ot_epsilon_mode
     ot_bbox_target: OtBboxTarget = _CONFIG.ot_bbox_target
+    matched_text_weight: float = _CONFIG.matched_text_weight
     missed_desc_weight: float = _CONFIG.missed_desc_weight
     missed_place: MissedPlace = _CONFIG.missed_place
     duplicate_iou: float | None = _CONFIG.duplicate_iou
@@ -84,13 +87,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Matching:
-    """All matches (by prediction), the unmatched indices of either side, and the counts of the gate."""
+    """All matches (by prediction), the unmatched indices of either side, and the counts of the gate.
+
+    far: matches that do not count in figures, because their IoU is below the gate; only a dynamic assignment has any.
+    """
 
     pairs: tuple[Pair, ...]
     false_positives: tuple[int, ...]
     false_negatives: tuple[int, ...]
     gating_rejections: int
     candidates: int
+    far: tuple[int, ...] = ()
 
 
 def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DEFAULTS) -> Matching:
@@ -116,6 +123,35 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
         gating_rejections=int(np.count_nonzero(~passed)),
         candidates=len(pairs),
     )
+
+
+def follow(
+    pred: Sequence[Shape], gt: Sequence[Shape], repeated: Sequence[int], options: MatchOptions
+) -> tuple[Matching, list[tuple[int, ...]]]:
+    """Match each predicted box, in order, to the free true box nearest to its coordinates so far.
+
+    Returns the matches, and for each the labels of its four coordinates: a coordinate's label is that of the free true
+    box nearest to the coordinates before it, and for the first one to itself. Repeated boxes match nothing. A dynamic
+    oracle, as in Goldberg and Nivre (2012). Source: semantics, section 20.
+    """
+    free, chosen, labels = list(range(len(gt))), [], []
+    for i in [i for i in range(len(pred)) if i not in repeated][: len(gt)]:
+        true = np.asarray([gt[j].bins for j in free])
+        distances = np.abs(true - np.asarray(pred[i].bins)).cumsum(axis=1)
+        nearest = distances[:, [0, 0, 1, 2]].argmin(axis=0)
+        labels.append(tuple(true[nearest, np.arange(4)].tolist()))
+        chosen.append((i, free.pop(nearest[-1])))
+    pairs = np.array(chosen, dtype=np.int64).reshape(-1, 2)
+    iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode).tolist()
+    matching = Matching(
+        pairs=tuple(Pair(i, j, one, 1 - one) for (i, j), one in zip(chosen, iou, strict=True)),
+        false_positives=_remaining(len(pred), pairs[:, 0]),
+        false_negatives=tuple(free),
+        gating_rejections=0,
+        candidates=len(pairs),
+        far=tuple(k for k, one in enumerate(iou) if one < options.maskiou_gate),
+    )
+    return matching, labels
 
 
 def match_except(

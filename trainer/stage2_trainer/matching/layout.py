@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+import numpy as np
+
 from stage2_trainer.matching.assign import Matching, MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, append_text, object_entries
 from stage2_trainer.matching.parse import ParsedObject, ParsedRollout
 from stage2_trainer.matching.tokens import Alignment, CoordVocab
 
-_BETWEEN = re.compile(r'\s*,?\s*"object_[0-9]+"\s*:\s*')
+_BETWEEN = re.compile(r'\s*(,?)\s*"object_[0-9]+"\s*:\s*')
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def lay_out(
     """Return `Y_train` of an answer. removed: indices of the valid objects to take out."""
     missed = matching.false_negatives
     among = options.missed_place != "tail" and missed and matching.pairs
-    prefix = _Prefix(parsed, vocab)
-    if not removed and not among:
+    anew = removed or among
+    prefix = _Prefix(parsed, vocab, parsed.own_len if anew else len(parsed.prefix_ids))
+    if not anew:
         tail = append_text(parsed.prefix_text, [gt.objects[i] for i in missed], (parsed.max_object_index or 0) + 1)
         looked_up = range(len(parsed.valid_objects)) if options.unmatched_objects == "penalised" else ()
         return prefix.assemble([Kept(0, len(parsed.prefix_text), tuple(looked_up)), Written(tail, taught=True)], missed)
@@ -99,19 +102,14 @@ def _slots(kept: Sequence[int], matching: Matching, options: MatchOptions, *, se
 
 
 class _Prefix:
-    """The prefix of an answer, from which stretches are kept."""
+    """The prefix of an answer, from which stretches are kept; the first `length` tokens of it may stay."""
 
-    def __init__(self, parsed: ParsedRollout, vocab: CoordVocab) -> None:
+    def __init__(self, parsed: ParsedRollout, vocab: CoordVocab, length: int) -> None:
+        self._length = length
         self._text = parsed.prefix_text
         self._ids = list(parsed.prefix_ids)
         self._objects: tuple[ParsedObject, ...] = parsed.valid_objects
-        # the end of the value before each valid object: there the model chose to continue
-        self._ends_before: list[int] = []
-        end = parsed.prefix_text.index("{") + 1
-        for one in parsed.objects:
-            if one.valid:
-                self._ends_before.append(end)
-            end = one.span[1] if one.in_prefix and one.span[1] >= 0 else end
+        self._ends_before = parsed.ends_before
         self._vocab = vocab
 
     @cached_property
@@ -145,66 +143,96 @@ class _Prefix:
     def _continues(self, stretch: Kept, index: int, number: int) -> bool:
         """Whether an object directly follows a stretch, and already has the right key."""
         one, before = self._objects[index], self._ends_before[index]
-        between = self._text[before : one.span[0]]
+        between = _BETWEEN.fullmatch(self._text[before : one.span[0]])
         follows = bool(stretch.end) and stretch.end == before and one.index == number
-        return follows and _BETWEEN.fullmatch(between) is not None
+        return follows and between is not None and bool(between[1]) == (number > 1)
 
     def assemble(self, parts: Sequence[Part], missed: Sequence[int]) -> LaidOut:
-        """Return the tokens of these parts. missed: the true objects in inserted text, in order."""
+        """Return the tokens of these parts. missed: the true objects in inserted text, in order.
+
+        All text between two kept stretches is encoded at once, together with the pieces of tokens that reach over their
+        edges: encoded alone, it would have token boundaries that the model never generates.
+        """
         ids: list[int] = []
         taught: list[tuple[int, list[int]]] = []
         moved: dict[int, int] = {}
         begun: dict[int, int] = {}
         texts = ["", ""]
-        lead_start = 0
-        for part in _joined(parts):
-            at = len(ids)
-            if isinstance(part, Kept):
-                ids += self._stretch(part, at, moved)
-                texts[bool(taught)] += self._text[part.start : part.end]
-                begun.update({one: self._begins(one, part, lead_start, moved) for one in part.objects})
+        inserted = _Inserted()
+        for part in parts:
+            if isinstance(part, Written):
+                inserted.add(part.text, taught=part.taught, leads=not part.taught)
+                texts[bool(taught) or inserted.teaches] += part.text
                 continue
-            written = self._vocab.encode(part.text)
-            taught += [(at, written)] if part.taught else []
-            texts[bool(taught)] += part.text
-            lead_start = at
-            ids += written
+            first, last, before, after = self._whole_tokens(part)
+            inserted.add(before)
+            texts[bool(taught) or inserted.teaches] += self._text[part.start : part.end]
+            if first == last:
+                continue
+            lead = inserted.write(self._vocab, ids, taught)
+            inserted = _Inserted()
+            inserted.add(after)
+            moved.update({token: len(ids) + token - first for token in range(first, last)})
+            ids += self._ids[first:last]
+            begun.update({one: self._begins(one, part, lead, moved) for one in part.objects})
+        inserted.write(self._vocab, ids, taught)
         found = tuple(ids), taught[0][0], tuple(taught), tuple(missed)
         return LaidOut(*found, moved, begun, (texts[0], texts[1]))
 
-    def _begins(self, index: int, part: Kept, lead_start: int, moved: dict[int, int]) -> int:
+    def _begins(self, index: int, part: Kept, lead: int, moved: dict[int, int]) -> int:
         before = self._ends_before[index]
         if not part.start <= before < part.end:
-            return lead_start
-        token = self._aligned.token_at(before)
-        return moved.get(token, lead_start)
+            return lead
+        return moved.get(self._aligned.token_at(before), lead)
 
-    def _stretch(self, part: Kept, at: int, moved: dict[int, int]) -> list[int]:
-        """Return the tokens of a stretch, re-encoding those that its ends cut, and record the others in `moved`."""
-        if (part.start, part.end) == (0, len(self._text)):
-            moved.update({token: at + token for token in range(len(self._ids))})
-            return self._ids
-        first, last = self._aligned.token_at(part.start), self._aligned.token_at(part.end - 1)
-        found: list[int] = []
-        for token in range(first, last + 1):
-            start = int(self._aligned.starts[token])
-            piece = self._aligned.pieces[token]
-            inside = piece[max(part.start - start, 0) : part.end - start]
-            if inside == piece:
-                moved[token] = at + len(found)
-                found.append(self._ids[token])
-            else:
-                found += self._vocab.encode(inside)
-        return found
+    def _whole_tokens(self, part: Kept) -> tuple[int, int, str, str]:
+        """Return the tokens that lie whole in a stretch (first, end exclusive), and its text before and after them."""
+        if (part.start, part.end, self._length) == (0, len(self._text), len(self._ids)):
+            return 0, self._length, "", ""
+        aligned = self._aligned
+        first = int(np.searchsorted(aligned.starts[:-1], part.start, side="left"))
+        last = min(int(np.searchsorted(aligned.starts[1:], part.end, side="right")), self._length)
+        while last > first and last - 1 in aligned.split:  # it ends inside a character that is not kept
+            last -= 1
+        if last <= first:
+            return first, first, self._text[part.start : part.end], ""
+        start, end = int(aligned.starts[first]), int(aligned.starts[last])
+        return first, last, self._text[part.start : start], self._text[end : part.end]
 
 
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Join taught texts that follow one another, so that they are encoded together."""
-    found: list[Part] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if isinstance(part, Written) and isinstance(last, Written) and part.taught and last.taught:
-            found[-1] = Written(last.text + part.text, taught=True)
-        else:
-            found.append(part)
-    return found
+class _Inserted:
+    """The text between two kept stretches: pieces of tokens that were cut, missed objects, what leads to the next."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._taught = (0, 0)  # characters, end exclusive
+        self._lead = 0  # where the next object's lead begins
+
+    @property
+    def teaches(self) -> bool:
+        """Whether any of it is taught."""
+        return self._taught[1] > 0
+
+    def add(self, text: str, *, taught: bool = False, leads: bool = False) -> None:
+        """Append text; consecutive taught texts are one."""
+        start, self._text = len(self._text), self._text + text
+        if taught:
+            self._taught = (self._taught[0] if self.teaches else start, len(self._text))
+        if leads:
+            self._lead = start
+
+    def write(self, vocab: CoordVocab, ids: list[int], taught: list[tuple[int, list[int]]]) -> int:
+        """Encode the text onto `ids`, and note its taught tokens, which are those whose last character is taught.
+
+        Return the position of the token that holds the first character of what leads to the next object.
+        """
+        at, written = len(ids), vocab.encode(self._text) if self._text else []
+        ids += written
+        whole = self._taught == (0, len(self._text))
+        if whole or not written:
+            taught += [(at, written)] if self.teaches else []
+            return at
+        aligned = vocab.align(written)
+        first, last = np.searchsorted(aligned.starts[1:], self._taught, side="right").tolist()
+        taught += [(at + first, written[first:last])] if self.teaches else []
+        return at + aligned.token_at(min(self._lead, len(aligned.text) - 1))

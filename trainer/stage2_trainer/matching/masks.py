@@ -22,7 +22,8 @@ class SegmentMeta:
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
     `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn, and are learnt too (`<|im_end|>`: 1).
-    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights, coord_weights: as in `MatchedTarget`.
+    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights, coord_weights, text_labels: as in
+    `MatchedTarget`.
     plain_coords: whether coordinates of the tail have the cross entropy of any other token.
     """
 
@@ -37,6 +38,7 @@ class SegmentMeta:
     plain_coords: bool = False
     weights: tuple[tuple[int, float], ...] = ()
     coord_weights: tuple[tuple[int, float], ...] = ()
+    text_labels: tuple[tuple[int, int], ...] = ()
 
     @property
     def prompt_len(self) -> int:
@@ -48,7 +50,7 @@ class SegmentMeta:
 class Supervision:
     """The supervision of a row of T tokens; the logits at position p - 1 predict position p.
 
-    labels (T,) int64: a token's own id where it has cross entropy, else -100.
+    labels (T,) int64: the id that is taught where a token has cross entropy, its own but in a wrong name; else -100.
     coord_positions, coord_targets (C,) int64: where a coordinate is supervised, and its bin.
     coord_in_prefix (C,) bool: whether it belongs to one of the rollout's own objects, not to a missed one.
     weights (T,) float64: factors of the tokens' losses, below 0 where the token is taught against; None: all are 1.
@@ -84,6 +86,7 @@ def segment_meta(
         plain_coords=plain_coords,
         weights=target.weights,
         coord_weights=target.coord_weights,
+        text_labels=target.text_labels,
     )
 
 
@@ -108,6 +111,8 @@ def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: C
     prefix_coords = prompt + np.asarray(meta.prefix_coord_pos, dtype=np.int64)
     weighted = [prompt + position for position, _ in meta.weights]
     labels[weighted] = ids[weighted]
+    for position, label in meta.text_labels:
+        labels[prompt + position] = label
     coord_positions = np.concatenate([prefix_coords, tail_coords])
     factors = {prompt + position: weight for position, weight in meta.coord_weights}
     return Supervision(
@@ -188,6 +193,7 @@ def _check(meta: SegmentMeta, ids: IntArray) -> None:
     _check_positions("prefix_coord_pos", own, meta.prefix_len)
     _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.train_len)
     _check_positions("weights", tuple(position for position, _ in meta.weights), meta.train_len)
+    _check_positions("text_labels", tuple(position for position, _ in meta.text_labels), meta.train_len)
     _check_positions("coord_weights", tuple(position for position, _ in meta.coord_weights), meta.train_len)
     _check_positions("tail_ignore_pos", meta.tail_ignore_pos, meta.train_len - meta.prefix_len)
     if len(meta.prefix_coord_pos) != len(meta.prefix_coord_target_bins):

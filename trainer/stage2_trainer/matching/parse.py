@@ -7,11 +7,13 @@ Parsing never raises: whatever cannot be used is dropped, counted and named. Sou
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
+from operator import eq
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,6 +24,9 @@ from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
+
+# A string, and the one that is its value if it is a key with one.
+_STRINGS = re.compile(r'"((?:[^"\\]++|\\.)*+)"(?:\s*+:\s*+"((?:[^"\\]++|\\.)*+)")?', re.DOTALL)
 
 # Why an object was dropped.
 CUT_OFF = "cut_off"
@@ -72,7 +77,8 @@ class ParsedRollout:
     """An answer, parsed; the defaults stand for no answer.
 
     prefix_ids, prefix_text: the kept prefix. It ends in `{` or in the `}` of an object, never in the answer's closing
-    brace. objects: every `object_n`, in order of appearance.
+    brace. own_len: its tokens that the model generated, without those that the cut put in the place of one.
+    objects: every `object_n`, in order of appearance.
     truncated: whether the answer stopped before it was closed.
     clean: whether the prefix, closed by one `}`, is JSON.
     max_object_index: greatest n of any `object_n` key in the prefix, valid or not; None without one.
@@ -82,6 +88,7 @@ class ParsedRollout:
 
     prefix_ids: tuple[int, ...] = ()
     prefix_text: str = ""
+    own_len: int = 0
     objects: tuple[ParsedObject, ...] = ()
     truncated: bool = False
     clean: bool = True
@@ -94,6 +101,15 @@ class ParsedRollout:
     def valid_objects(self) -> tuple[ParsedObject, ...]:
         """The objects that can be matched."""
         return tuple(found for found in self.objects if found.valid)
+
+    @property
+    def ends_before(self) -> tuple[int, ...]:
+        """The end of the value before each valid object, where the model chose to go on; else the first `{`'s."""
+        ends, end = [], self.prefix_text.index("{") + 1
+        for one in self.objects:
+            ends += [end] if one.valid else []
+            end = one.span[1] if one.in_prefix and one.span[1] >= 0 else end
+        return tuple(ends)
 
     @property
     def dropped_invalid(self) -> int:
@@ -119,6 +135,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
     return ParsedRollout(
         prefix_ids=tuple(prefix),
         prefix_text=prefix_text,
+        own_len=sum(takewhile(bool, map(eq, prefix, ids))),
         objects=objects,
         truncated=found.truncated,
         clean=_is_json(prefix_text + "}"),
@@ -281,6 +298,15 @@ def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
         value = list(chain.from_iterable(value))
     bins = [coord_bin(one) if isinstance(one, str) else None for one in value]
     return None if None in bins else tuple(cast("list[int]", bins))
+
+
+def desc_span(value: str) -> tuple[int, int]:
+    """Return where a valid object's value spells its description, without quotes (characters, end exclusive).
+
+    As in `json.loads`, the last of several counts.
+    """
+    *_, last = (one for one in _STRINGS.finditer(value) if one[2] is not None and loads(f'"{one[1]}"') == "desc")
+    return last.span(2)
 
 
 def loads(text: str) -> Any:

@@ -1,23 +1,26 @@
 """The training target of one answer: parse, match, compute coordinate targets, append missed objects.
 
 By default the prefix is supervised only at matched coordinates; the appended tail has cross entropy on its structure
-and the losses of coordinates. Options remove, penalise or reweight objects. Source: semantics, sections 4.2 to 4.6, 20.
+and the losses of coordinates. Options remove, penalise or reweight objects, supervise the text of matched ones, and
+match each object as the model writes it. Source: semantics, sections 4.2 to 4.6, 20.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 
-from stage2_trainer.matching.assign import DEFAULTS, Matching, MatchOptions, duplicates, match_except
-from stage2_trainer.matching.ground_truth import GroundTruth, desc_value_spans, serialize_objects
+from stage2_trainer.matching.assign import DEFAULTS, Matching, MatchOptions, duplicates, follow, match_except
+from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, desc_value_spans, serialize_objects
 from stage2_trainer.matching.layout import LaidOut, lay_out
-from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
+from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, desc_span, parse_rollout
 from stage2_trainer.matching.sinkhorn import target_bins
-from stage2_trainer.matching.tokens import CoordVocab, IntArray
+from stage2_trainer.matching.tokens import Alignment, BoolArray, CoordVocab, IntArray
 
 TokenLabel = Literal["none", "ce", "coord", "penalised"]
 
@@ -34,7 +37,7 @@ class MatchedTarget:
     are trained), or in the answer's own objects after a missed one.
     tail_coord_pos, tail_coord_bins: positions of taught coordinates in the tail, and their bins.
     weights: (position, factor of the loss); a negative factor penalises the token.
-    coord_weights: the same for coordinates.
+    coord_weights: the same for coordinates. text_labels: (position, id) of the answer's own text of matched objects.
     parsed, ground_truth, matching: the inputs; `matching.pairs[i].pred` is an index into `parsed.valid_objects`.
     repeated, dropped: valid objects that were removed as duplicates, and as unmatched.
     recovered: missed ground-truth objects that a further answer found.
@@ -57,6 +60,7 @@ class MatchedTarget:
     dropped: tuple[int, ...] = ()
     coord_weights: tuple[tuple[int, float], ...] = ()
     recovered: tuple[int, ...] = ()
+    text_labels: tuple[tuple[int, int], ...] = ()
 
     @property
     def train_len(self) -> int:
@@ -87,6 +91,7 @@ class MatchedTarget:
         """The supervision of each token of `y_train_ids`: none, its own id (`ce`), a bin (`coord`), or `penalised`."""
         silent = {self.prefix_len + position for position in self.tail_ignore_pos}
         labels: dict[int, TokenLabel] = dict.fromkeys(self.penalised_pos, "penalised")
+        labels |= dict.fromkeys([position for position, _ in self.text_labels], "ce")
         labels |= dict.fromkeys(self.coord_targets, "coord")
         return tuple(
             labels.get(i, "none" if i < self.prefix_len or i in silent else "ce") for i in range(self.train_len)
@@ -100,8 +105,9 @@ class MatchedTarget:
     @property
     def counters(self) -> dict[str, float]:
         """Counts and sums of this answer for the training log; names as in semantics, sections 4.6 and 14."""
-        valid = len(self.parsed.valid_objects)
-        matched = len(self.matching.pairs)
+        valid, supervised = len(self.parsed.valid_objects), len(self.matching.pairs)
+        near = [pair for k, pair in enumerate(self.matching.pairs) if k not in self.matching.far]
+        matched = len(near)
         return {
             "parse_dropped_invalid": self.parsed.dropped_invalid,
             # the strict parser never reads an answer in two ways
@@ -114,13 +120,13 @@ class MatchedTarget:
             "gt_objects": len(self.ground_truth.objects),
             "gt_dropped": len(self.ground_truth.dropped),
             "matched_pairs": matched,
-            "matched_for_supervision": matched,
+            "matched_for_supervision": supervised,
             # transport in log space cannot fail, so every match is supervised
             "excluded_from_supervision": 0,
-            "matched_maskiou_sum": sum(pair.iou for pair in self.matching.pairs),
+            "matched_maskiou_sum": sum(pair.iou for pair in near),
             "matched_maskiou_count": matched,
             "fp_count": valid - matched,
-            "fn_count": len(self.matching.false_negatives),
+            "fn_count": len(self.ground_truth.objects) - matched,
             "gating_rejections": self.matching.gating_rejections,
             "candidates": self.matching.candidates,
             "prefix_coord_targets": len(self.prefix_coord_pos),
@@ -150,15 +156,23 @@ def build_target(
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
     repeated = duplicates(pred, options.duplicate_iou)
-    matching = match_except(pred, gt.objects, repeated, options)
+    if options.assignment == "dynamic" and {one.kind for one in chain[GTObject | ParsedObject](pred, gt.objects)} <= {
+        "bbox"
+    }:
+        matching, taught = follow(pred, gt.objects, repeated, options)
+    else:
+        matching = match_except(pred, gt.objects, repeated, options)
+        taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
     unmatched = tuple(i for i in matching.false_positives if i not in repeated)
     dropped = unmatched if options.unmatched_objects == "dropped" else ()
-    taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
     laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
     positions = [laid_out.moved[token] for pair in matching.pairs for token in pred[pair.pred].token_positions]
     recovered = recovered_misses(further, gt, matching.false_negatives, vocab, options)
     tail = _read_tail(laid_out, vocab, options, recovered)
     penalised = [laid_out.begun[i] for i in unmatched] if options.unmatched_objects == "penalised" else []
+    text_labels = _text_labels(parsed, gt, matching, laid_out, vocab) if options.matched_text_weight else {}
+    weights = dict.fromkeys(text_labels, options.matched_text_weight) if options.matched_text_weight != 1 else {}
+    weights |= tail.weights | dict.fromkeys(penalised, -options.unmatched_weight)
     return MatchedTarget(
         parsed=parsed,
         ground_truth=gt,
@@ -172,11 +186,12 @@ def build_target(
         tail_ignore_pos=tail.ignored,
         tail_coord_pos=tail.coord_pos,
         tail_coord_bins=tail.coord_bins,
-        weights=(*tail.weights, *((position, -options.unmatched_weight) for position in sorted(set(penalised)))),
+        weights=tuple(sorted(weights.items())),
         repeated=repeated,
         dropped=dropped,
         coord_weights=tail.coord_weights,
         recovered=recovered,
+        text_labels=tuple(sorted(text_labels.items())),
     )
 
 
@@ -211,7 +226,7 @@ class _Tail:
     ignored: tuple[int, ...]
     coord_pos: tuple[int, ...]
     coord_bins: tuple[int, ...]
-    weights: tuple[tuple[int, float], ...]
+    weights: dict[int, float]
     coord_weights: tuple[tuple[int, float], ...]
 
 
@@ -233,7 +248,40 @@ def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions, reco
     words = [at for at in more if at - start not in coords]
     weights |= {at: weights.get(at, 1.0) * options.recovery_weight for at in words}
     placed = tuple((at, options.recovery_weight) for at in more if at - start in coords)
-    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), tuple(weights.items()), placed)
+    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), weights, placed)
+
+
+def _text_labels(
+    parsed: ParsedRollout, gt: GroundTruth, matching: Matching, laid_out: LaidOut, vocab: CoordVocab
+) -> dict[int, int]:
+    """Return the labels of the answer's own text of matched objects, by position in `Y_train`.
+
+    A token belongs to the object in whose stretch it ends; the stretch begins behind the object before. It is its own
+    label, but in a wrong description: there the true one's tokens are, if they are as many, and else nothing.
+    Only tokens that the model generated are labelled.
+    """
+    aligned, ids = vocab.align(list(parsed.prefix_ids)), parsed.prefix_ids
+    ends, begins = aligned.starts[1:], parsed.ends_before
+    labels: dict[int, int] = {}
+    for pair in matching.pairs:
+        one, true = parsed.valid_objects[pair.pred], gt.objects[pair.gt]
+        first, last = one.span
+        low, high = np.searchsorted(ends, [begins[pair.pred], last], side="right").tolist()
+        start, end = desc_span(aligned.text[first:last])
+        named = described_tokens(aligned, [(first + start, first + end)])
+        mine = range(low, min(high, parsed.own_len))
+        own = [at for at in mine if at in laid_out.moved and vocab.bin_of(ids[at]) is None]
+        labels |= {laid_out.moved[at]: ids[at] for at in own if not named[at]}
+        words = [at for at in own if named[at]]
+        wanted = [ids[at] for at in words]
+        if one.desc != true.desc:
+            name = json.dumps(true.desc, ensure_ascii=False)[1:-1]
+            inserted = vocab.encode(aligned.text[first : first + start] + name + aligned.text[first + end : last])
+            inside = described_tokens(vocab.align(inserted), [(start, start + len(name))])
+            wanted = [token for token, in_name in zip(inserted, inside, strict=True) if in_name]
+        if one.desc == true.desc or len(wanted) == len(words) == np.count_nonzero(named):
+            labels |= {laid_out.moved[at]: token for at, token in zip(words, wanted, strict=True)}
+    return labels
 
 
 def _recovered_tokens(laid_out: LaidOut, vocab: CoordVocab, recovered: Sequence[int]) -> list[int]:
@@ -251,16 +299,22 @@ def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tupl
     them.
     """
     aligned = vocab.align(tail)
-    starts, ends = aligned.starts[:-1], aligned.starts[1:].copy()
-    # a token that ends inside a character reaches into the next one
-    ends[list(aligned.split)] += 1
-    inside = np.zeros(len(tail), dtype=np.bool_)
-    for first, last in desc_value_spans(aligned.text):
-        low, high = np.searchsorted(ends, first, side="right"), np.searchsorted(starts, last, side="left")
-        inside[low:high] = True
+    inside = described_tokens(aligned, desc_value_spans(aligned.text))
     bins: IntArray = vocab.bins_of(np.asarray(tail, dtype=np.int64))
     coords = np.flatnonzero((bins >= 0) & ~inside)
     return tuple(np.flatnonzero(inside).tolist()), tuple(coords.tolist()), tuple(bins[coords].tolist())
+
+
+def described_tokens(aligned: Alignment, spans: Sequence[tuple[int, int]]) -> BoolArray:
+    """Return which tokens reach into these stretches of text (characters, end exclusive)."""
+    starts, ends = aligned.starts[:-1], aligned.starts[1:].copy()
+    # a token that ends inside a character reaches into the next one
+    ends[list(aligned.split)] += 1
+    inside = np.zeros(len(starts), dtype=np.bool_)
+    for first, last in spans:
+        low, high = np.searchsorted(ends, first, side="right"), np.searchsorted(starts, last, side="left")
+        inside[low:high] = True
+    return inside
 
 
 def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
@@ -272,7 +326,8 @@ def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
     aligned = vocab.align(list(ids))
     starts, begin, found = aligned.starts[:-1], 0, []
     for _, named in desc_value_spans(aligned.text):
-        end = aligned.text.index("}", named) + 1  # geometry has no braces
+        # geometry has no braces; the last token may belong to what follows
+        end = aligned.text.find("}", named) + 1 or len(aligned.text)
         low, high = np.searchsorted(starts, [begin, end], side="left").tolist()
         found.append(range(low, high))
         begin = end

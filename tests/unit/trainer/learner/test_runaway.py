@@ -46,7 +46,7 @@ def test_a_run_within_the_limits_goes_on(steps):
 
 
 def test_a_rule_that_is_off_ends_nothing():
-    assert problems_of([[CUT] * 100], Runaway(steps=1)) == ()
+    assert problems_of([[CUT] * 100], Runaway(enabled=False, steps=1)) == ()
 
 
 @pytest.mark.parametrize(

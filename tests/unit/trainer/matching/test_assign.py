@@ -92,6 +92,7 @@ def test_the_dummies_price_what_is_left_out(rows, columns, seed):
 
 def test_every_key_of_the_configuration_reaches_the_matching():
     keys = {
+        "assignment": "dynamic", "matched_text_weight": 0.5,
         "candidate_top_k": 3, "maskiou_gate": 0.25, "maskiou_resolution": 64, "fp_cost": 0.5, "fn_cost": 2.0,
         "ot_cost": "l1", "ot_epsilon": 4.0, "ot_iters": 2, "maskiou_mode": "supersample",
         "ot_epsilon_mode": "relative", "ot_bbox_target": "aabb", "missed_desc_weight": 1.5, "missed_place": "sorted",

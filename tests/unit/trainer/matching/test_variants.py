@@ -175,8 +175,9 @@ def test_missed_objects_stand_where_the_record_has_them(any_vocab):
     assert found.coord_targets[order].tolist() == [*CAT.bins, *DOG.bins, *OWL.bins]
     assert found.coord_in_prefix[order].tolist() == [True] * 4 + [False] * 4 + [True] * 4
     taught = "".join(pieces(any_vocab, target, "ce"))
-    assert taught.startswith(', "object_2": {"desc": "')
-    assert taught.endswith('", "bbox_2d": ["", "", "", ""]}}')  # nothing of the owl, and the closing brace
+    assert taught.removeprefix('"]}').startswith(', "object_2": {"desc": "')  # where one token closes and leads on
+    closed = taught.removesuffix("}").removesuffix('"]}')  # a token that leads on to the owl is not taught
+    assert closed.endswith('", "bbox_2d": ["", "", "", "')  # nothing of the owl
 
 
 def test_a_missed_object_that_the_record_has_first_stands_first(any_vocab):
@@ -231,3 +232,102 @@ def _taught(target):
     pred = target.parsed.valid_objects
     yield from (pred[pair.pred] for pair in target.matching.pairs)
     yield from (target.ground_truth.objects[i] for i in target.false_negatives)
+
+
+def labelled(vocab, target):
+    """The taught text: each token's own piece, or `own>taught` where another one is taught."""
+    found = masks(vocab, target)
+    return [
+        piece if label == token else f"{piece}>{vocab.decode_piece(int(label))}"
+        for piece, token, label in zip(
+            vocab.align(list(target.y_train_ids)).pieces, target.y_train_ids, found.labels, strict=False
+        )
+        if label >= 0
+    ]
+
+
+def test_matched_text_is_taught_with_the_true_name_where_both_have_as_many_tokens(vocab):
+    said = [replace(shifted(DOG, 5), desc="cat"), NOISE, replace(shifted(OWL, 5), desc="owls"), shifted(CAT, 5)]
+    target = target_of(vocab, said, [CAT, DOG, OWL], matched_text_weight=0.5)
+    coordinates = '": ["' + '", "' * 3 + '"]}'
+    dog = '{"object_1": {"desc": "c>da>ot>g", "bbox_2d' + coordinates
+    owls = ', "object_3": {"desc": "", "bbox_2d' + coordinates
+    cat = ', "object_4": {"desc": "cat", "bbox_2d' + coordinates
+    assert (
+        "".join(labelled(vocab, target)) == dog + owls + cat + "}"
+    )  # one token holds the first brace and a quote; the last one is the tail
+    assert {weight for _, weight in target.weights} == {0.5}
+    assert len(target.weights) == len(target.text_labels) == len(labelled(vocab, target)) - 1
+    assert [at for at, _ in target.text_labels] == [
+        i for i, label in enumerate(target.labels) if label == "ce" and i < target.prefix_len
+    ]
+
+
+def test_matched_text_is_found_however_the_answer_is_spaced(vocab):
+    answer = serialize_objects([replace(CAT, desc="cot")]).replace('"desc": "cot"', '"desc":"cow", "desc" :\n"cot"')
+    target = build_target(vocab.encode(answer), GroundTruth((CAT,)), vocab, MatchOptions(matched_text_weight=1.0))
+    assert "".join(labelled(vocab, target)).startswith('{"object_1": {"desc":"cow", "desc" :\n"co>at", "bbox_2d')
+
+
+def test_what_is_left_of_a_token_that_the_cut_splits_is_not_taught(fused):
+    target = target_of(fused, [CAT], [CAT, DOG], matched_text_weight=1.0)
+    left = fused.align(list(target.y_train_ids[: target.prefix_len])).pieces
+    assert left[-2:] == ['"]', "}"]
+    assert max(at for at, _ in target.text_labels) < target.prefix_len - 2
+
+
+def test_matched_text_changes_nothing_else(any_vocab):
+    said = [NOISE, shifted(CAT, 5), shifted(DOG, 5)]
+    plain, taught = (target_of(any_vocab, said, [CAT, DOG, OWL], matched_text_weight=one) for one in (0.0, 1.0))
+    assert taught.text_labels
+    assert replace(taught, text_labels=()) == plain
+
+
+def test_a_token_that_closes_an_object_and_leads_on_belongs_to_the_next_one(fused):
+    said = [NOISE, shifted(CAT, 5)]
+    target = target_of(fused, said, [CAT], matched_text_weight=1.0)
+    aligned = fused.align(list(target.y_train_ids))
+    leads = aligned.token_at(aligned.text.index('}, "object_2"'))
+    assert "}," in aligned.pieces[leads]
+    assert (leads, target.y_train_ids[leads]) in target.text_labels
+    assert min(at for at, _ in target.text_labels) == leads
+
+
+def test_a_dynamic_assignment_follows_what_was_written(any_vocab):
+    left, right = GTObject("a", "bbox", (100, 500, 300, 700)), GTObject("b", "bbox", (200, 100, 400, 300))
+    begun = GTObject("a", "bbox", (140, 120, 390, 310))  # x1 is nearer to the left one, all that follows to the right
+    target = target_of(any_vocab, [begun], [left, right], assignment="dynamic")
+    assert target.prefix_coord_target_bins == (100, 500, 400, 300)
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 1)]
+    assert target.false_negatives == (0,)
+
+
+def test_boxes_take_true_ones_in_order_without_a_gate_until_none_is_free(any_vocab):
+    said = [NOISE, CAT, DOG, OWL]
+    target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (1, 1)]
+    assert target.dropped == (2, 3)
+    assert target.matching.far == (0, 1)
+    assert [target.counters[key] for key in ("matched_pairs", "fp_count", "fn_count")] == [0, 4, 2]
+    assert target.counters["matched_for_supervision"] == 2
+
+
+def test_a_repeated_box_takes_no_true_one(any_vocab):
+    said = [shifted(CAT, 5), CAT, DOG]
+    target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", duplicate_iou=0.9)
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (2, 1)]
+
+
+def test_polygons_are_matched_by_finished_shapes(any_vocab):
+    square = GTObject("cat", "poly", (100, 100, 300, 100, 300, 300, 100, 300))
+    for said, gt in (([NOISE, CAT], [square]), ([square, CAT], [CAT, DOG])):
+        assert target_of(any_vocab, said, gt, assignment="dynamic") == target_of(any_vocab, said, gt)
+
+
+@pytest.mark.parametrize("how", [{"unmatched_objects": "dropped"}, {"duplicate_iou": 0.9}, {"missed_place": "sorted"}])
+def test_a_rewritten_answer_has_the_tokens_of_its_text(any_vocab, how):
+    said = [NOISE, shifted(CAT, 5), shifted(NOISE, 1), shifted(OWL, 5), shifted(NOISE, 2)]
+    target = target_of(any_vocab, said, [CAT, DOG, OWL], **how)
+    natural = any_vocab.encode(target.y_train_text)
+    closing = len(any_vocab.encode('"]}}'))  # parsing may have cut the last token
+    assert list(target.y_train_ids[: len(natural) - closing]) == natural[:-closing]

@@ -1,0 +1,141 @@
+"""Every combination of variants against an oracle, over random answers."""
+
+import random
+from collections import Counter
+
+import numpy as np
+
+from stage2_trainer.matching import (
+    GroundTruth,
+    MatchOptions,
+    build_target,
+    parse_rollout,
+    segment_meta,
+    supervision,
+)
+from tests.unit.trainer.matching.oracle import (
+    box_iou,
+    desc_span,
+    layout,
+    matches,
+    reaching,
+    spelled,
+    tail_only,
+    taught_text,
+)  # fmt: skip
+from tests.unit.trainer.matching.random_answers import random_answer
+from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
+
+BRANCHES = [
+    "ahead",
+    "box taught a mixture",
+    "dropped",
+    "dynamic asked, polygons matched",
+    "dynamic pairs",
+    "lead spelled anew",
+    "lead stays",
+    "name taught",
+    "name taught nothing",
+    "own text behind a missed object",
+    "part of a character taught",
+    "penalised",
+    "repeated",
+    "right name spelled differently",
+    "token closes the object before",
+    "token cut",
+]
+
+
+def planned(parsed, target, truth, options, seen):
+    """The matches with their targets, the objects of `Y_train` in order, and whether it is laid out anew."""
+    valid, kept = parsed.valid_objects, []
+    for i, one in enumerate(valid):
+        same = (box_iou(valid[k].bins, one.bins) for k in kept if valid[k].desc == one.desc)
+        kept += [i] if options.duplicate_iou is None or max(same, default=-1) < options.duplicate_iou else []
+    found = matches(valid, kept, truth, options, seen)
+    gt_of = dict(found.keys())
+    missed = [g for g in range(len(truth)) if g not in gt_of.values()]
+    remain = [i for i in kept if i in gt_of or options.unmatched_objects != "dropped"]
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == sorted(found)
+    assert target.matching.false_positives == tuple(i for i in range(len(valid)) if i not in gt_of)
+    assert target.false_negatives == tuple(missed)
+    assert target.repeated == tuple(i for i in range(len(valid)) if i not in kept)
+    assert target.dropped == tuple(i for i in kept if i not in remain)
+    order, left = [], missed
+    for i in remain:
+        ahead = [g for g in left if g < gt_of.get(i, -1)] if options.missed_place == "sorted" else []
+        order += [*((False, g) for g in ahead), (True, i)]
+        left = [g for g in left if g not in ahead]
+    seen += Counter(
+        {"repeated": len(target.repeated), "dropped": len(target.dropped), "ahead": len(missed) - len(left)}
+    )
+    anew = len(remain) < len(valid) or bool(options.missed_place == "sorted" and missed and found)
+    return found, [*order, *((False, g) for g in left)], anew
+
+
+def check(ids, truth, vocab, options, seen):
+    target = build_target(ids, GroundTruth(tuple(truth)), vocab, options)
+    parsed, y_ids = parse_rollout(ids, vocab), list(target.y_train_ids)
+    found, order, anew = planned(parsed, target, truth, options, seen)
+    gt_of, valid = dict(found.keys()), parsed.valid_objects
+    stretches, end = [], parsed.text.find("{") + 1
+    for one in parsed.objects:
+        stretches += [(end, *one.span)] if one.valid else []
+        end = one.span[1] if one.span[1] >= 0 else end
+    laid_out = layout(parsed, stretches, order, truth, seen) if anew else tail_only(parsed, order, truth)
+    y_text, put, stay = laid_out
+    y, aligned = vocab.align(y_ids), vocab.align(ids)
+    assert (y.text, target.y_train_text, target.prefix_text) == (y_text, y_text, y_text[: put[0][0]])
+    expected = (
+        spelled(vocab, aligned, ids, y_text, stay) if anew else [*parsed.prefix_ids, *vocab.encode(y_text[put[0][0] :])]
+    )
+    assert y_ids == expected
+    assert y.starts[target.prefix_len] <= put[0][0] < y.starts[target.prefix_len + 1]
+    again = parse_rollout(y_ids, vocab)
+    objects = dict(zip(order, again.valid_objects, strict=True))
+
+    labels, weights, texts, coordinates = np.full(len(y_ids), -100), np.ones(len(y_ids)), {}, {}
+    for start, end in put:
+        inside = np.flatnonzero((start < y.starts[1:]) & (y.starts[1:] <= end)).tolist()
+        labels[inside] = [y_ids[t] if vocab.bin_of(y_ids[t]) is None else -100 for t in inside]
+    for (own, k), one in objects.items():
+        if not own:
+            labels[reaching(y, *desc_span(y_text, one.span[0]), range(len(y_ids)))] = -100
+        if not own or k in gt_of:
+            coordinates |= zip(one.token_positions, found[k, gt_of[k]] if own else truth[k].bins, strict=True)
+        if own and k in gt_of and options.matched_text_weight:
+            offset = one.token_positions[0] - valid[k].token_positions[0]
+            taught = taught_text(vocab, aligned, ids, stretches[k], stay, (valid[k], truth[gt_of[k]]), seen)
+            texts |= {t + offset: label for t, label in taught.items()}
+            seen["own text behind a missed object"] += target.prefix_len < one.token_positions[0]
+    labels[list(texts)], weights[list(texts)] = list(texts.values()), options.matched_text_weight or 1
+    if options.unmatched_objects == "penalised":
+        led_on = dict(zip(again.valid_objects, again.ends_before, strict=True))
+        at = [y.token_at(led_on[one]) for (own, k), one in objects.items() if own and k not in gt_of]
+        labels[at], weights[at] = np.array(y_ids)[at], -options.unmatched_weight
+        seen["penalised"] += len(at)
+
+    assert dict(target.text_labels) == texts
+    row = [1, 1, *y_ids, 2]
+    masks = supervision(segment_meta(target, [1, 1], encoded_len=len(row)), row, vocab)
+    assert masks.labels.tolist() == [-100, -100, *labels, 2]
+    assert (np.ones(len(row)) if masks.weights is None else masks.weights).tolist() == [1, 1, *weights, 1]
+    positions, bins = (masks.coord_positions - 2).tolist(), masks.coord_targets.tolist()
+    assert dict(zip(positions, bins, strict=True)) == target.coord_targets == coordinates
+
+
+def test_every_answer_is_taught_what_the_text_says():
+    rng, seen = random.Random(20), Counter()
+    for _ in range(2000):
+        vocab = rng.choice([aligned_vocab(), fused_vocab()])
+        truth, ids = random_answer(rng, vocab)
+        options = MatchOptions(
+            maskiou_resolution=64,
+            assignment=rng.choice(["hungarian", "dynamic"]),
+            matched_text_weight=rng.choice([0.0, 0.5, 1.0]),
+            unmatched_objects=rng.choice(["neutral", "dropped", "penalised"]),
+            duplicate_iou=rng.choice([None, 0.8]),
+            missed_place=rng.choice(["tail", "sorted"]),
+        )
+        check(ids, truth, vocab, options, seen)
+    assert min(seen[branch] for branch in BRANCHES) >= 20, seen
