@@ -72,7 +72,7 @@ def test_nothing_is_asked_or_pushed(train, image_paths):
 
 def test_every_key_that_is_written_is_explained_and_no_other(train, image_paths):
     _, told = train(two_boxes(image_paths))
-    sections = ("Loss", "Where the step's wall time went", "Time of work", "Packing", "Stage 1", "Bad samples")
+    sections = ("Loss", "Where the step's wall time went", "Time by task", "Packing", "Stage 1", "Bad samples")
     keys = {key for key in explained(*sections) if NEVER_PLANNED not in key}
     assert sorted(told["step"].keys() - {"step"}) == sorted({*keys, "memory/peak_bytes"})
 

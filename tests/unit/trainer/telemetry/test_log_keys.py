@@ -13,7 +13,7 @@ from tests.unit.trainer.learner.harness import box, build, record
 from tests.unit.trainer.log_page import explained
 
 OF_A_STEP = (
-    "Loss", "Where the step's wall time went", "Time of work", "Packing", "Weights and memory", "Parsing", "Matching",
+    "Loss", "Where the step's wall time went", "Time by task", "Packing", "Weights and memory", "Parsing", "Matching",
     "Lengths", "Generation", "Bad samples", "Reuse",
 )  # fmt: skip
 
