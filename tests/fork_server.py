@@ -1,15 +1,14 @@
 """The fork server of the tests: it imports torch, transformers and vLLM once, and each process that a test starts is a
 copy of it.
 
-tests/forked.py starts it and asks it for processes: `python -m tests.fork_server FD LISTENER`, where FD is one end of a
-socket pair, and LISTENER a socket on which the command `stage2` of a shell asks as well. A request is a command line
-with its environment, folder and standard streams, and the answer is a process that is what the command line would have
+tests/forked.py starts `python -m tests.fork_server` with a listening socket as its standard input. A request is a
+command line with its environment, folder and standard streams, and becomes the process that the command line would have
 started. What such a process starts itself with `stage2` (the servers and the learner of `stage2 run`, torchrun's
 processes) is forked as well, from that process.
 
-A fork has the thread that asked for it and no other. So nothing here computes, joins a group or opens a device: imports
-alone, and `copy` refuses to fork once a second thread runs. A copy that forks itself may have threads that wait, as
-torchrun's store has, but none of OpenMP: its child takes over no file, and computes with threads of its own.
+A fork has only the thread that forks. So nothing here computes, joins a group or opens a device, and `load` fails if an
+import starts a second thread. A copy that forks itself may have threads that wait, as torchrun's store has, but none of
+OpenMP: its child takes over no file, and computes with threads of its own.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ import json
 import multiprocessing.util
 import os
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,7 +43,7 @@ REQUEST_BYTES = 1 << 18
 STRUCK = "tests.integration.struck"
 COPIED_MODULES = ("stage2_cli", STUB_MODULE, SERVER_MODULE, STRUCK)
 REGISTRY_VARIABLE = "STAGE2_TEST_PROCESSES"
-"""A folder in which each copy leaves a file under its process id: /proc tells the fork server's own command line."""
+"""A folder in which each copy leaves a file under its process id: /proc has the fork server's own command line."""
 
 
 def copied(command: Sequence[str]) -> bool:
@@ -187,11 +185,21 @@ def _leave(code: int) -> NoReturn:
         os._exit(code)
 
 
-def copy(request: Mapping[str, Any], streams: Sequence[int]) -> int:
-    """Fork for a request; return the child's process id."""
+def load(modules: Sequence[str]) -> dict[str, str]:
+    """Import modules; return what that has set in the environment."""
+    before = dict(os.environ)
+    for module in modules:
+        importlib.import_module(module)
     if len(threads := os.listdir("/proc/self/task")) > 1:
         names = sorted(Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in threads)
         raise RuntimeError(f"a fork must have one thread, and these run: {names}")
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+def keep(request: Mapping[str, Any], streams: Sequence[int], client: socket.socket) -> None:
+    """Fork for a request, send the client the child's process id, and its status when it has ended."""
+    end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     begun, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -202,78 +210,33 @@ def copy(request: Mapping[str, Any], streams: Sequence[int]) -> int:
         become(request["command"], request["environment"], end_with_parent)
     os.close(ready)
     os.read(begun, 1)  # until the child has closed what it inherited: it leads its session then
-    os.close(begun)
-    return pid
+    with contextlib.suppress(BrokenPipeError):  # a client that was killed
+        client.send(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        client.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def load(modules: Sequence[str]) -> dict[str, str]:
-    """Import modules; return what that has set in the environment."""
-    before = dict(os.environ)
-    for module in modules:
-        importlib.import_module(module)
-    return {name: value for name, value in os.environ.items() if before.get(name) != value}
-
-
-def end(pids: Iterable[int]) -> None:
-    """Kill what still runs; the time that it took is counted with that of the tests."""
-    for pid in pids:
-        os.killpg(pid, signal.SIGKILL)  # one that was stopped ends too
-        os.waitpid(pid, 0)
-
-
-class ForkServer:
-    """Answers each request with the child's process id, and with its status when it has ended."""
-
-    def __init__(self) -> None:
-        self._children: dict[int, tuple[int, socket.socket]] = {}
-        self._changed: dict[str, str] = {}
-        self._ready = selectors.DefaultSelector()
-
-    def serve(self, requests: socket.socket, listener: socket.socket) -> None:
-        """Answer until the tests end, which close `requests`."""
-        for waited in (requests, listener):
-            self._ready.register(waited, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._ready.select():
-                if key.fileobj is listener:
-                    client, _ = listener.accept()
-                    self._take(*_received(client, 3), client)
-                elif key.fileobj is not requests:
-                    self._tell_the_end(key.fd)
-                else:
-                    message, descriptors = _received(requests, 4)
-                    if not message:
-                        return end(pid for pid, _ in self._children.values())
-                    self._take(message, descriptors[:3], socket.socket(fileno=descriptors[3]))
-
-    def _take(self, message: bytes, streams: Sequence[int], answers: socket.socket) -> None:
+def serve(listener: socket.socket) -> NoReturn:
+    """Answer requests until the tests end: a keeper, forked for each, forks what was requested."""
+    end_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no keeper becomes a zombie
+    changed: dict[str, str] = {}
+    while True:
+        client, _ = listener.accept()
+        message, streams, *_ = socket.recv_fds(client, REQUEST_BYTES, 3)
         request = json.loads(message)
-        self._changed |= load(request["imports"])
-        request["environment"] |= self._changed
-        pid = copy(request, streams)
+        changed |= load(request["imports"])
+        request["environment"] |= changed
+        if os.fork() == 0:
+            keep(request, streams, client)
+            os._exit(os.EX_OK)
+        client.close()
         for stream in streams:
             os.close(stream)
-        answers.send(str(pid).encode())
-        child = os.pidfd_open(pid)
-        self._children[child] = (pid, answers)
-        self._ready.register(child, selectors.EVENT_READ)
-
-    def _tell_the_end(self, child: int) -> None:
-        self._ready.unregister(child)
-        pid, answers = self._children.pop(child)
-        os.close(child)
-        _, status = os.waitpid(pid, 0)
-        with answers, contextlib.suppress(BrokenPipeError):  # a shell's command that was killed
-            answers.send(str(os.waitstatus_to_exitcode(status)).encode())
-
-
-def _received(requests: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
-    message, received, *_ = socket.recv_fds(requests, REQUEST_BYTES, descriptors)
-    return message, received
 
 
 if __name__ == "__main__":
     subprocess.Popen = Copies  # type: ignore[misc]
     os.execve = _execute  # `stage2 serve` becomes its server
     multiprocessing.util.spawnv_passfds = _spawn
-    ForkServer().serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
+    serve(socket.socket(fileno=0))

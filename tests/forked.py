@@ -7,7 +7,6 @@ with the tests. docs/testing.md says which tests start the true command lines.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
@@ -89,37 +88,26 @@ class Forked:
 
 
 @functools.cache
-def _requests() -> tuple[socket.socket, Path]:
-    """Start the fork server of this process, which waits for its end; return its socket and its address."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    folder = tempfile.TemporaryDirectory(prefix="stage2-forked-")
-    address = Path(folder.name) / "socket"
-    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(address))
+def _server() -> tuple[str, subprocess.Popen[bytes]]:
+    """Start the fork server of this process, which ends with it; return the name of its abstract socket as well."""
+    address = f"\0stage2-tests-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
         listener.listen()
-        passed = [theirs.fileno(), listener.fileno()]
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server", *map(str, passed)],
+            [sys.executable, "-m", "tests.fork_server"],
             cwd=ROOT,
             env={**os.environ, **SERVER_ENVIRONMENT},
-            pass_fds=passed,
-            start_new_session=True,  # it ends when the socket closes, and kills what still runs
+            stdin=listener,
+            start_new_session=True,
         )
-    atexit.register(_end, server, ours, folder)
-    return ours, address
-
-
-def _end(server: subprocess.Popen[bytes], requests: socket.socket, folder: tempfile.TemporaryDirectory[str]) -> None:
-    requests.close()
-    server.wait()
-    folder.cleanup()
+    return address, server
 
 
 def command_folder(folder: Path, *, imports: Sequence[str]) -> Path:
     """Write a command `stage2` into a folder for PATH: a shell that calls it gets copies; return the folder."""
-    _, address = _requests()
     command = folder / "stage2"
-    values = {"python": sys.executable, "stage2": STAGE2, "imports": list(imports), "address": str(address)}
+    values = {"python": sys.executable, "stage2": STAGE2, "imports": list(imports), "address": _server()[0]}
     command.write_text(SHELL_COMMAND.format(**values))
     command.chmod(0o755)
     return folder
@@ -136,20 +124,20 @@ def start(
     """Start `stage2 ...` or `python -m ...` as a copy of a process that has imported these modules."""
     null = os.open(os.devnull, os.O_RDWR)
     out = stdout.fileno() if stdout is not None else 1
-    answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = {
         "command": [str(word) for word in command],
         "environment": dict(os.environ if env is None else env),
         "folder": str(ROOT),
         "imports": list(imports),
     }
-    with theirs:
-        streams = [null, out, stderr.fileno() if stderr is not None else out, theirs.fileno()]
-        socket.send_fds(_requests()[0], [json.dumps(request).encode()], streams)
+    answers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    answers.connect(_server()[0])
+    streams = [null, out, stderr.fileno() if stderr is not None else out]
+    socket.send_fds(answers, [json.dumps(request).encode()], streams)
     os.close(null)
     pid = answers.recv(64)
     if not pid:
-        raise RuntimeError("the fork server has ended; it said why on standard error")
+        raise RuntimeError("the fork server has ended; standard error has the reason")
     return Forked(int(pid), answers)
 
 
