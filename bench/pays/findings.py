@@ -1,8 +1,8 @@
 """What came of the runs: scores of the held-out answers, with intervals over images and seeds, as JSON and as tables.
 
 A figure is the mean over an arm's seeds. Its interval is that of a bootstrap that draws images and, of each arm, seeds;
-a difference of two arms is drawn with the same images and the same seeds in both. There is one table of equal
-optimizer steps, and one of equal CPU seconds.
+a difference of two arms is drawn with the same images and the same seeds in both, and has a t interval over the seeds
+too, which takes images as they are. There is one table of equal optimizer steps, and one of equal CPU seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from bench.pays.arms import ARMS, TIMED
 from bench.pays.study import ANSWERS, Run, Study, records_of
+from scipy.stats import t as student
 
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching.tokens import FloatArray
@@ -63,6 +64,11 @@ def _table(start: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
             if apart := one.get(f"against_{other}"):
                 cells = " | ".join(_cell(apart, name, sign="+") for name in FIGURES)
                 yield f"| ({arm}) - ({other}) | {len(apart['seeds'])} | | | {cells} |\n"
+            if apart and apart["t_intervals"]:
+                cells = " | ".join(
+                    _cell({**apart, "intervals": apart["t_intervals"]}, name, sign="+") for name in FIGURES
+                )
+                yield f"| the same, t over seeds | {len(apart['seeds'])} | | | {cells} |\n"
 
 
 def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[str, Any]:
@@ -136,7 +142,22 @@ def _against(
     above, below = _draws(mine, images, seed), _draws(theirs, images, seed)
     apart = {name: high[name] - low[name] for name in FIGURES}
     spread = {name: above[name] - below[name] for name in FIGURES}
-    return {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(seeds)}
+    found = {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(seeds)}
+    return {**found, "t_intervals": _t_intervals(mine, theirs)}
+
+
+def _t_intervals(mine: Scores, theirs: Scores) -> dict[str, tuple[float, float]]:
+    """Return the 95 % t interval of each figure's difference, paired by seed; none of a single seed."""
+    if len(mine) < 2:
+        return {}
+    one, other = (np.array([[scores[seed].figures(np.ones(len(scores[seed].images)))[name] for name in FIGURES]
+                            for seed in mine]) for scores in (mine, theirs))  # fmt: skip
+    apart = one - other
+    half = student.ppf(0.975, len(apart) - 1) * apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
+    means = apart.mean(axis=0)
+    return {
+        name: (float(mean - each), float(mean + each)) for name, mean, each in zip(FIGURES, means, half, strict=True)
+    }
 
 
 def _cell(found: Mapping[str, Any], name: str, *, sign: str = "") -> str:

@@ -1,13 +1,14 @@
 """The comparison of stage 1, stage 2 and GRPO: equal terms, each run once, and figures of what has run."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from bench.pays import __main__ as command
-from bench.pays import arms, findings, pictures, study, tower
+from bench.pays import arms, findings, pictures, shapes, study, tower
 from bench.pays.arms import ARMS, COMPARED, Sizes, arm_config
 from bench.pays.study import Run
 from PIL import Image
@@ -169,3 +170,23 @@ def test_a_difference_is_drawn_with_the_same_seeds_in_both():
     every = {"a": {1: Constant(0.2), 2: Constant(0.6)}, "b": {1: Constant(0.3), 2: Constant(0.7)}}
     found = findings._against(every, np.ones((50, 3)), ("b", "a"), seed=0)
     assert found["intervals"]["AP"] == pytest.approx([0.1, 0.1])
+
+
+def test_scenes_have_the_same_shapes_in_each_order():
+    ordered, unordered = (
+        [shapes.scene("train", index, replace(arms.SHAPES, order=order)).shapes for index in range(20)]
+        for order in ("sorted", "random")
+    )
+    assert [sorted(one, key=lambda shape: (shape.box[1], shape.box[0])) for one in unordered] == [*map(list, ordered)]
+    assert sum(one != other for one, other in zip(ordered, unordered, strict=True)) > 15
+    assert min(map(len, ordered)) >= shapes.LEAST
+
+
+def test_differences_have_a_t_interval_over_seeds():
+    def scores(*values):
+        figures = [dict.fromkeys(findings.FIGURES, value) for value in values]
+        return {seed: SimpleNamespace(images=[0], figures=lambda _, one=one: one) for seed, one in enumerate(figures)}
+
+    low, high = findings._t_intervals(scores(0.5, 0.6, 0.7), scores(0.4, 0.4, 0.4))["AP"]
+    assert (low, high) == pytest.approx((0.2 - 4.302653 * 0.1 / 3**0.5, 0.2 + 4.302653 * 0.1 / 3**0.5))
+    assert findings._t_intervals(scores(0.5), scores(0.4)) == {}
