@@ -142,9 +142,7 @@ def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(t
 
 
 @pytest.mark.parametrize("sharded", [None, 2], ids=["plain", "ZeRO-2"])
-def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_last_step(
-    tmp_path: Path, sharded: int | None
-) -> None:
+def test_stopped_while_the_server_hangs_all_processes_save_their_last_step(tmp_path: Path, sharded: int | None) -> None:
     with running_job(tmp_path, sharded=sharded, max_steps=1000):
         learner = learner_that_trains(tmp_path)
         (stub,) = processes(tmp_path, STUB_MODULE)

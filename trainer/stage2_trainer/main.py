@@ -38,7 +38,6 @@ from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.report import DigestError, ProofError
-from stage2_trainer.sync.transports.nccl_log import logging_nccl_choices
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
@@ -128,8 +127,6 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     token = _token(config, os.environ)
     host = _host(config, os.environ)
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
-    if _may_push_over_nccl(config, os.environ):
-        stack.enter_context(logging_nccl_choices(os.environ))
     interrupt = Interrupt(world_size)
     interrupt.listen()
     records = checked_records(config, world_size=world_size)
@@ -276,13 +273,6 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
 def _log_to_stderr() -> None:
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub logs every request with it
-
-
-def _may_push_over_nccl(config: RunConfig, environment: Mapping[str, str]) -> bool:
-    """Whether this process pushes weights and NCCL may carry them, which is known once there is a model."""
-    vllm = config.rollout_matching.vllm
-    first = environment.get("RANK", "0") == "0"
-    return first and not in_process(config) and vllm.server.protocol == "vllm" and vllm.sync.transport != "tcp"
 
 
 def _progress_server(

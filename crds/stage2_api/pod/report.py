@@ -82,7 +82,7 @@ class SyncStatus(ReportPart):
     merge_reason: _Reason | None = None
     """Why adapters were merged there."""
     transport: _Word | None = None
-    """Transport of the weights: `tcp`, or `nccl` with the network that NCCL chose, such as `nccl (NET/IB)`."""
+    """Transport of the weights: `tcp` or `nccl`."""
     gigabytes_per_second: _Figure | None = None
     """Throughput from packing to loading, over all servers, in GB (1e9 bytes) per second."""
     phases: PhaseShares | None = None

@@ -194,7 +194,7 @@ def test_servers_without_a_learner_give_their_node_back(kubectl: Kubectl, contro
     assert reported in event["message"]
 
 
-def test_jobs_that_come_at_once_never_share_room(
+def test_jobs_never_share_gpus(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     kubectl("cordon", node)

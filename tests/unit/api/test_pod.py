@@ -40,7 +40,7 @@ SYNC = SyncStatus(
     effective_mode="full",
     merge="server",
     merge_reason="it can be done there",
-    transport="nccl (NET/Socket)",
+    transport="nccl",
     gigabytes_per_second=0.25,
     phases=PhaseShares(send=0.75, load=0.125),
 ).pushed(3, 0.5, ["http://a:8000"])
@@ -68,7 +68,7 @@ GOLDEN_REPORT = (
     '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
     ' "bestStep": 2, "bestScore": 0.75,'
     ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": "server",'
-    ' "mergeReason": "it can be done there", "transport": "nccl (NET/Socket)", "gigabytesPerSecond": 0.25,'
+    ' "mergeReason": "it can be done there", "transport": "nccl", "gigabytesPerSecond": 0.25,'
     ' "phases": {"connect": 0.0, "begin": 0.0, "pack": 0.0, "send": 0.75, "load": 0.125, "finish": 0.0,'
     ' "prove": 0.0}, "seconds": 0.5,'
     ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'

@@ -47,9 +47,7 @@ async def test_the_controller_reads_the_report_that_the_learner_serves(reporter:
             await reader.close()
 
 
-def test_the_controller_reads_the_report_that_the_learner_leaves_in_the_termination_log(
-    reporter: Reporter, tmp_path: Path
-) -> None:
+def test_the_controller_reads_the_learners_report_in_the_termination_log(reporter: Reporter, tmp_path: Path) -> None:
     reporter.write_termination_log(tmp_path / "log")
     assert read_termination_message((tmp_path / "log").read_text()) == reporter.current
 

@@ -56,9 +56,7 @@ def test_every_part_has_a_size(layout: Layout) -> None:
     assert sizes["programs"] == sizes["images as built: layers"] == 0
 
 
-def test_build_steps_use_this_machine_s_own_store_of_wheels(
-    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_steps_use_this_machines_wheels(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     doubled = buildah.wheels(layout)
     doubled.mkdir(parents=True)

@@ -126,24 +126,6 @@ def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp
     assert "http://127.0.0.1:1" in last_words(tmp_path)["message"]
 
 
-@pytest.mark.parametrize(
-    ("rank", "sync", "asked"), [("0", {}, True), ("1", {}, False), ("0", {"transport": "tcp"}, False)]
-)
-def test_nccl_is_asked_what_it_chooses_before_anything_uses_it(environment, config, monkeypatch, rank, sync, asked):
-    """Where it may carry weights: by the one process that pushes them, as long as the run lasts."""
-    seen = []
-
-    def look(*_, **__):
-        seen.append(os.environ.get("NCCL_DEBUG_FILE"))
-        raise RuntimeError
-
-    monkeypatch.setattr("stage2_trainer.main.checked_records", look)
-    environment.setenv("RANK", rank)
-    assert learn(config(vllm={"sync": sync})) == EXIT_FAILURE
-    assert bool(seen[0]) is asked
-    assert "NCCL_DEBUG_FILE" not in os.environ
-
-
 def earlier_run(config, tmp_path, *, seed):
     """Leave the whole checkpoint of a run that ended at its only step."""
     checkpoint = tmp_path / "out" / "checkpoint-1"

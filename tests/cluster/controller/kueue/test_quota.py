@@ -24,7 +24,7 @@ def urgent(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "priorityclass", name)
 
 
-def test_a_job_runs_on_its_quota_and_frees_it(
+def test_a_job_uses_and_frees_quota(
     kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
 ) -> None:
     apply_queued(kubectl, "first")

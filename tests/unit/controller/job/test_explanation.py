@@ -124,7 +124,7 @@ def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_
     sync = b.report().sync
     assert sync is not None
     found = {
-        "transport": "nccl (NET/IB)",
+        "transport": "nccl",
         "gigabytes_per_second": 1.25,
         "merge": "learner",
         "merge_reason": "its folder differs",
@@ -132,7 +132,7 @@ def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_
     }
     made = b.planned(raw, b.started(raw, progress=b.report(sync=sync.model_copy(update=found))))
     assert explanation.chain(b.with_status(raw, made))[-1].message.endswith(
-        "pushed in 0.2 s over nccl (NET/IB) at 1.2 GB/s, adapters merged at the learner (its folder differs)"
+        "pushed in 0.2 s over nccl at 1.2 GB/s, adapters merged at the learner (its folder differs)"
     )
     assert made.status["sync"]["mergeReason"] == "its folder differs"
     assert made.status["sync"]["phases"]["send"] == 0.5

@@ -307,10 +307,8 @@ class Fleet:
 
     @property
     def carrier(self) -> str:
-        """What carries the weights, with the ways that NCCL chose between members where it names them."""
-        transport = self.sessions[0].transfer.transport
-        ways = dict.fromkeys(way for session in self.sessions for way in session.transfer.ways)
-        return f"{transport} ({', '.join(ways)})" if ways else transport
+        """The transport of the weights."""
+        return self.sessions[0].transfer.transport
 
     @property
     def sent(self) -> int:

@@ -19,7 +19,6 @@ from stage2_trainer.sync.transports.nccl_group import (
     NcclGroup,
     OneGroup,
 )
-from stage2_trainer.sync.transports.nccl_log import NcclLog
 from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
@@ -54,16 +53,11 @@ class NcclTransfer(WeightTransfer):
         self._shared = shared
         self._is_in_shared = False
         self._communicator = communicator or NcclCommunicator
-        self._log = NcclLog.from_environment(os.environ)
         self._group: NcclGroup | None = None
 
     def connect(self, client: ServerClient) -> None:
         if self._shared is None or not self._join_shared(client, *self._shared):
             self._form(client, self._enter)
-
-    @property
-    def ways(self) -> tuple[str, ...]:
-        return self._log.ways()
 
     def send(self, packed: Packed) -> None:
         if self._shared is not None and self._is_in_shared:
@@ -88,23 +82,17 @@ class NcclTransfer(WeightTransfer):
 
     def _join_shared(self, client: ServerClient, group: OneGroup, seat: int) -> bool:
         """Enter the group of all servers. Returns False if it has ended; a failure here ends it for all of them."""
-
-        def enter() -> None:
-            self._log.begin()
-            group.enter(seat, self._links)
-
         if group.ended:
             return False
         self._is_in_shared = True
         try:
-            self._form(client, enter, partial(group.ranks, seat))
+            self._form(client, lambda: group.enter(seat, self._links), partial(group.ranks, seat))
         except ServerError as error:
             logger.warning("%s; each server has an NCCL group of its own from here on", error)
             self.disconnect()
         return self._is_in_shared
 
     def _enter(self) -> None:
-        self._log.begin()
         self._group = NcclGroup.create(self._communicator(self.staging), self._links, self._timeout_s)
 
 

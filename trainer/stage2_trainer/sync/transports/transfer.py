@@ -109,11 +109,6 @@ class WeightTransfer(ABC):
         """Bytes that went to this server's workers so far, in all groups, as they were counted on their way out."""
         return self._sent_before + sum(link.sent for link in self._links)
 
-    @property
-    def ways(self) -> tuple[str, ...]:
-        """The ways between members that the transport chose by itself; empty where it chooses or reports none."""
-        return ()
-
     def aborter(self) -> Callable[[], None]:
         """Return a call that ends this group, here and on the server, and no later one; any thread may make it."""
         return partial(abort_all, tuple(self._links))

@@ -37,20 +37,13 @@ def make_transfer(port, token):
         transfer.close()
 
 
-def test_bytes_handed_to_nccl_are_counted_and_its_choice_is_reported(make_transfer, tmp_path, monkeypatch):
-    log, line = tmp_path / "nccl.log", "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{}/0\n"
-    monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
-    log.write_text(line.format("IB"))  # of a group in which the learner's processes train
+def test_bytes_handed_to_nccl_are_counted(make_transfer):
     tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
     transfer, receiver = make_transfer(), nccl_receiver()
     expected = 0
     for _ in range(2):
         transfer.connect(Client([receiver]))
-        assert transfer.ways == ()
         received(transfer, [receiver], tensors)
-        with log.open("a") as file:
-            file.write(line.format("Socket"))
-        assert transfer.ways == ("NET/Socket",)
         transfer.disconnect()
         expected += sum(tensor.nbytes for tensor in tensors.values())
         assert expected <= transfer.sent <= expected + 1024
