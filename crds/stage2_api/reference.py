@@ -20,8 +20,8 @@ _INTRODUCTION = """\
 # Reference
 
 Every key of a `RolloutMatchingJob` (`stage2.dev/v1alpha1`, short name `rmj`) and of the training configuration, which
-is `spec.config` of a job or a YAML file of its own (`stage2 learn FILE`). A key that is not listed is refused.
-`stage2 validate FILE` checks a file; `kubectl explain rmj.spec` shows the same texts.
+is `spec.config` of a job or a separate YAML file (`stage2 learn FILE`). Keys that are not listed are refused.
+`stage2 validate FILE` checks a file; `kubectl explain rmj.spec` shows the same descriptions.
 
 A default of – means that the key is unset; `null` means the same.
 """
@@ -31,7 +31,7 @@ _JOB = """\
 What a cluster needs to run the training configuration. The API server fills in these defaults.
 """
 _CONFIG = """\
-## The training configuration: `spec.config`, or a file of its own
+## The training configuration: `spec.config`, or a separate file
 
 The keys are those of existing training YAMLs. A file may build on others with `extends: base.yaml` or a list of files,
 relative to its own folder: mappings merge key by key, lists and values are replaced, later files win over earlier ones,

@@ -147,8 +147,8 @@ class Vllm(Section):
     enable_prefix_caching: bool = True
     """Whether vLLM reuses the KV cache of common prompt prefixes. Each sync resets the cache."""
     sleep_level: Annotated[int, Field(ge=0, le=2)] = 0
-    """Sleep level of a colocated engine, once after its start: 0 none, 1 moves weights to the CPU, 2 drops them. For
-    lack of memory."""
+    """Sleep level of a colocated engine between rollouts, which frees GPU memory for training: 0 none, 1 moves weights
+    to the CPU, 2 drops them."""
     enforce_eager: bool = False
     """Whether vLLM runs without CUDA graphs: slower, but it starts sooner and needs less memory."""
     disable_custom_all_reduce: bool = True
