@@ -92,9 +92,7 @@ def restarted(start_server, served):
     return start_server("stub", ports=ports_of(served))
 
 
-def test_a_server_killed_while_it_generates_is_waited_for_and_brought_up_to_date(
-    servers, start_server, learner, base, token
-):
+def test_a_server_killed_while_it_generates_is_awaited_and_updated(servers, start_server, learner, base, token):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     before = generate(rollouts, base, 1).rollouts
@@ -112,9 +110,7 @@ def test_a_server_killed_while_it_generates_is_waited_for_and_brought_up_to_date
     assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
 
 
-def test_a_server_that_stands_still_while_it_generates_is_noticed_without_any_limit_for_requests(
-    servers, start_server, learner, base, token
-):
+def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(servers, start_server, learner, base, token):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     generate(rollouts, base, 1)
@@ -186,9 +182,7 @@ def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Pa
     return path
 
 
-def test_a_learner_that_loses_its_server_for_good_stops_with_a_checkpoint_and_exit_code_75(
-    tmp_path, start_server, token_file, model_path
-):
+def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_server, token_file, model_path):
     served = start_server("stub")
     config, log = learner_config(tmp_path, served, model_path), tmp_path / "learner.log"
     with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:

@@ -111,7 +111,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", ["stage2", "grpo"])
-def test_a_probe_that_contradicts_leaves_the_newest_proved_checkpoint_as_it_was(
+def test_a_contradicting_probe_leaves_the_newest_proved_checkpoint(
     variant, request, lying, learn, model_path, tmp_path
 ):
     """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
@@ -132,9 +132,7 @@ def test_a_probe_that_contradicts_leaves_the_newest_proved_checkpoint_as_it_was(
     assert list_checkpoints(tmp_path / "out") == [good]
 
 
-def test_a_start_whose_first_proof_contradicts_sets_aside_what_the_one_before_it_did_not_prove(
-    lying, learn, stage2, model_path, tmp_path
-):
+def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lying, learn, stage2, model_path, tmp_path):
     """The start that was lied to was stopped before its next proof was due."""
     config = stage2(lying("keeps", FIRST_LIE, model_path))
     for last in (GOOD, GOOD + EVERY - 1):

@@ -124,9 +124,7 @@ def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
         sync_by(merge="server").choose_location(base)
 
 
-def test_a_folder_that_was_replaced_under_a_restarted_server_is_noticed(
-    start_server, make_sync, base, model_path, tmp_path, dtype
-):
+def test_a_folder_replaced_before_a_restart_is_noticed(start_server, make_sync, base, model_path, tmp_path, dtype):
     policy = policies.adapter_of(base, "dora")
     folder = tmp_path / "model"
     shutil.copytree(model_path, folder)

@@ -293,9 +293,7 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
 
 
-def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
-    engine, sync, base, client, probe, monkeypatch
-):
+def test_without_a_reset_known_images_are_seen_by_the_old_vision_tower(engine, sync, base, client, probe, monkeypatch):
     if engine == "stub":
         pytest.skip("the stub caches nothing")
     sync.sync(base, version=1)
@@ -391,9 +389,7 @@ def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, ba
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_a_merge_that_breaks_off_in_a_layer_is_made_good_by_the_next_push(
-    served, make_sync, client, base, probe, monkeypatch
-):
+def test_the_next_push_repairs_a_merge_that_broke_off_in_a_layer(served, make_sync, client, base, probe, monkeypatch):
     """Of the layer that holds three projections in one tensor two have come by then."""
     sync, policy = make_sync(served, how=AT_SERVER), policies.trained(base, "dora")
     honest = Recipe.to_wire

@@ -32,9 +32,7 @@ def test_each_byte_leaves_the_learner_once_and_every_server_has_it(servers, rene
     ("phase", "blow"),
     [("connect", signal.SIGKILL), ("pack", signal.SIGSTOP), ("confirm", signal.SIGSTOP), ("finish", signal.SIGKILL)],
 )
-def test_a_server_that_is_struck_costs_the_others_one_push(
-    servers, renewed, make_sync, policy, probe, token, phase, blow
-):
+def test_a_struck_server_costs_the_others_one_push(servers, renewed, make_sync, policy, probe, token, phase, blow):
     healthy, struck = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
     sync = make_sync(healthy, struck, timeout_s=deadline_s(blow), **OPTIONS)
     synchronizer = proved(sync, probe)

@@ -78,9 +78,7 @@ def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
 
 
 @pytest.mark.parametrize("phase", MERGED.phases)
-def test_sigterm_ends_a_learner_whose_server_stands_still_in_a_push(
-    renewed, make_sync, policy_of, probe, token, model_path, phase
-):
+def test_sigterm_ends_a_learner_with_a_push_that_hangs(renewed, make_sync, policy_of, probe, token, model_path, phase):
     """No call of NCCL, which no signal ends, keeps it."""
     served = renewed("stub", transport="nccl")
     with waiting_learner(served, model_path, token, MERGED, phase, timeout_s=LONG_S) as learner:

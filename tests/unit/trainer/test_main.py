@@ -51,9 +51,7 @@ def test_a_missing_token_is_for_a_person_to_put_right(environment, config, tmp_p
 
 @pytest.mark.parametrize("place", ["token/out", "/proc/out", "x" * 300])
 @pytest.mark.parametrize("start", [learn, lambda config: check(config, world_size=1)])
-def test_an_output_folder_that_cannot_be_written_is_for_a_person_to_put_right(
-    environment, config, tmp_path, start, place
-):
+def test_an_unwritable_output_folder_is_for_a_person_to_correct(environment, config, tmp_path, start, place):
     assert start(config(training={"output_dir": str(tmp_path / place)})) == EXIT_CONFIG
     assert "training.output_dir" in last_words(tmp_path)["message"]
     assert "in a folder that can be written to" in last_words(tmp_path)["message"]

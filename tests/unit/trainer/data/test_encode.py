@@ -40,9 +40,7 @@ def test_a_prompt_is_what_the_processor_makes_of_the_whole_chat(encoder, process
     assert torch.equal(found.image_grid_thw, expected["image_grid_thw"])
 
 
-def test_a_teacher_forced_answer_is_what_the_chat_template_makes_of_a_whole_turn(
-    encoder, processor, chats, image_paths
-):
+def test_a_teacher_forced_answer_is_what_the_template_makes_of_a_whole_turn(encoder, processor, chats, image_paths):
     expected = rendered(processor, chats[0], load_image(image_paths[0]), ANSWER)
     ids = encoder.tokenizer.encode(ANSWER, add_special_tokens=False)
     found = encoder.teacher_forced(encoder.prompt(chats[0]), ids)

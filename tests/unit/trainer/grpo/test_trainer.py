@@ -46,9 +46,7 @@ def theirs(run, model, processor, trainer=GRPOTrainer, args=None):
 
 
 @pytest.mark.parametrize("patch", [{}, KL, {"rlhf": {"loss_type": "dapo", "scale_rewards": "batch"}}])
-def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_generation(
-    make, folder, model, encoder, patch
-):
+def test_equal_answers_make_the_advantages_and_loss_of_trl_s_own_generation(make, folder, model, encoder, patch):
     run = harness.config(folder, patch)
     reference, rows = theirs(run, model, encoder.processor)
     batch = [rows.row(i) for i in (0, 0, 1, 1)]

@@ -58,9 +58,7 @@ def steps(folder):
 @pytest.mark.parametrize(
     ("proved_at", "kept"), [(1, [1, 5]), (2, [2, 5]), (4, [4, 5]), (9, [5])], ids=["1", "2", "4", "never"]
 )
-def test_the_newest_proved_checkpoint_stays_and_a_contradiction_sets_aside_what_is_newer(
-    tmp_path, start, proved_at, kept, caplog
-):
+def test_a_contradiction_sets_aside_what_is_newer_than_the_last_proof(tmp_path, start, proved_at, kept, caplog):
     folder = tmp_path / "run"
     trainer = start(folder, last=5, proved_at=proved_at, kept=1)
     assert steps(folder) == kept

@@ -105,9 +105,7 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
 
 
 @pytest.mark.parametrize(("m_steps", "stop", "last"), [(1, 1, 3), (2, 1, 5), (2, 2, 5)])
-def test_what_waits_for_a_row_at_a_checkpoint_is_trained_on_by_the_run_that_goes_on(
-    tmp_path, model, encoder, records, m_steps, stop, last
-):
+def test_a_resumed_run_trains_on_what_waits_for_a_row(tmp_path, model, encoder, records, m_steps, stop, last):
     """Rows hold one sample, micro-steps bring two: more and more wait."""
 
     def trained(folder, max_steps, checkpoint=None):

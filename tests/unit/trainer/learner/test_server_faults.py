@@ -162,9 +162,7 @@ def without_version(path, body):
 
 
 @pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_for_a_server_is_named(
-    say, said, token, termination_log, tmp_path, model_path, image_paths
-):
+def test_a_proxy_that_answers_instead_is_named(say, said, token, termination_log, tmp_path, model_path, image_paths):
 
     def health_alone(path, body):
         return (200, b"") if path == "/health" else say(path, body)

@@ -171,9 +171,7 @@ def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked,
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("enough", [True, False])
-def test_rows_train_early_where_their_gradients_are_little(
-    enough, late, unpacked, model, trained_early, monkeypatch, caplog
-):
+def test_rows_train_early_where_gradients_are_small(enough, late, unpacked, model, trained_early, monkeypatch, caplog):
     needed = sum(one.nbytes for one in model.parameters())
     memory = int(needed / EARLY_SHARE) + (1 if enough else -(EARLY_SHARE**-1))
     monkeypatch.setattr(learner_trainer, "memory_bytes", lambda device: int(memory))
