@@ -1,7 +1,4 @@
-"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2.
-
-`--push` uploads it to a hub. The hub is checked first, because an export takes minutes.
-"""
+"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2."""
 
 from __future__ import annotations
 
@@ -29,23 +26,16 @@ class ExportRequest:
     adapter: bool = False
     verify: bool = False
     records: Path | None = None
-    push: str | None = None
-
-
-class PushError(RuntimeError):
-    """The hub did not accept the folder. The folder remains."""
 
 
 def export_checkpoint(request: ExportRequest) -> int:
     """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
     _check(request)
-    if request.push:
-        _check_hub(request.push)
     from stage2_trainer.export.model_export import ExportError
 
     try:
         _export(request)
-    except (ExportError, PushError) as error:
+    except ExportError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_FAILURE
     return os.EX_OK
@@ -88,40 +78,3 @@ def _export(request: ExportRequest) -> None:
         console.print(f"  vLLM cannot serve it as an adapter: {exported.obstacle}; export without --adapter")
     if exported.compared:
         console.print(f"  {exported.compared}")
-    if request.push:
-        console.print(f"  {_push(exported.folder, request.push)}")
-
-
-def _check_hub(repo: str) -> None:
-    """Raise ConfigError if nobody is logged in to the hub, or if the repository exists."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        api.whoami()
-        exists = api.repo_exists(repo)
-    except Exception as error:  # of the hub's library, or of its HTTP library
-        rule = f"must be the name of a repository, on a hub that can be reached ({_first_line(error)})"
-        way_out = "log in with `hf auth login`, or export without --push and upload the folder later"
-        raise ConfigError([Problem("--push", repo, rule, way_out)]) from error
-    if exists:
-        rule = "must be a new repository, but this one exists"
-        raise ConfigError([Problem("--push", repo, rule, "choose another name: nothing is overwritten")])
-
-
-def _push(folder: Path, repo: str) -> str:
-    """Upload a folder to a new private repository; return its address. Raises PushError."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        address = api.create_repo(repo, private=True)
-        api.upload_folder(repo_id=repo, folder_path=folder)
-    except Exception as error:  # of the hub's library, or of its HTTP library
-        later = f"{folder} is complete; `hf upload {repo} {folder}` uploads it"
-        raise PushError(f"{repo} was not uploaded: {_first_line(error)}. {later}") from error
-    return str(address)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

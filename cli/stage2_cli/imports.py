@@ -81,11 +81,11 @@ def voc(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
 ) -> None:
-    """Import Pascal VOC's XML files: boxes, or the masks of SegmentationObject as polygons."""
+    """Import Pascal VOC's XML files: boxes, or their corners as polygons."""
     from stage2_trainer.prepare.voc import VocChoice, read_voc
 
     _require_folder("FOLDER", folder)
-    what = VocChoice(split, difficult=difficult, from_zero=from_zero, masks=geometry == "poly")
+    what = VocChoice(split, difficult=difficult, from_zero=from_zero)
     choice = _choice(geometry, order, classes, limit, max_objects)
     _write(lambda tally: read_voc(folder, what, tally), output, choice)
 

@@ -249,7 +249,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 
 
 @app.command()
-def export(  # noqa: PLR0913 - one parameter for each option
+def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder of a run.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     model: Annotated[
@@ -267,12 +267,11 @@ def export(  # noqa: PLR0913 - one parameter for each option
     records: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Data file whose first record --verify uses.")
     ] = None,
-    push: Annotated[str | None, typer.Option(metavar="REPO", help="Upload to a new private repository.")] = None,
 ) -> None:
     """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
     from stage2_cli.export import ExportRequest, export_checkpoint
 
-    request = ExportRequest(checkpoint, output, model, dtype, adapter, verify, records, push)
+    request = ExportRequest(checkpoint, output, model, dtype, adapter, verify, records)
     raise typer.Exit(export_checkpoint(request))
 
 

@@ -5,7 +5,6 @@ The keys of the JSON are a promise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -66,13 +65,7 @@ def _object(one: ParsedObject) -> dict[str, Any]:
 
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
 _ANSWER_LEGEND = {"matched": _MATCHED, "unmatched": _UNMATCHED, "dropped": _DROPPED, "cut off": _CUT, "missed": _TAIL}
-_LABEL_MEANINGS = {
-    "none": "none",
-    "ce": "own id (ce)",
-    "coord": "bin (coord), →n: another than its own",
-    "penalised": "against its own id (penalised)",
-}
-_LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
+LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
 # Control characters become visible symbols, so that an answer cannot control the terminal; newlines stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 
@@ -95,15 +88,11 @@ def show(inspection: Inspection) -> None:
     """Print everything about a sample to standard output."""
     console = Console(highlight=False)
     target = inspection.target
-    colored = console.color_system is not None
     console.print(summary(inspection), soft_wrap=True)
-    legend = _legend(_ANSWER_LEGEND) if colored else None
-    console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=legend))
-    if colored:
-        legend = _legend({_LABEL_MEANINGS[label]: style for label, style in _LABEL_STYLES.items()})
-        console.print(Panel(supervision_text(inspection), title="Supervision of each token", subtitle=legend))
-    else:
-        console.print(supervision_table(inspection))
+    legend = Text("  ").join(Text(meaning, style) for meaning, style in _ANSWER_LEGEND.items())
+    subtitle = None if console.color_system is None else legend
+    console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=subtitle))
+    console.print(supervision_table(inspection))
     for table in (matches_table(target), unmatched_table(target), dropped_table(target), missed_table(target)):
         if table.row_count:
             console.print(table)
@@ -142,24 +131,17 @@ def answer_text(target: MatchedTarget) -> Text:
     return Text.assemble(text, "\n", opening, (target.append_text.translate(_VISIBLE), _TAIL))
 
 
-def supervision_text(inspection: Inspection) -> Text:
-    """Return `y_train`, each token in the colour of its label; `→n` after a coordinate: its target is bin n."""
-    text = Text()
-    for (piece, mark), label in zip(_marked_pieces(inspection), inspection.target.labels, strict=True):
-        text.append(piece, _LABEL_STYLES[label])
-        text.append(mark, "magenta")
-    return text
-
-
 def supervision_table(inspection: Inspection) -> Table:
-    """Return the same without colours: one row for each run of tokens with the same label."""
+    """Return `y_train`, one row for each run of tokens with the same label, in the label's colour."""
     table = _table("Supervision of each token", "positions", "label", "tokens of y_train (→n: target bin n instead)")
     labelled = list(zip(inspection.target.labels, _marked_pieces(inspection), strict=True))
     first = 0
     for label, run in groupby(labelled, key=lambda pair: pair[0]):
         tokens = [piece + mark for _, (piece, mark) in run]
         last = first + len(tokens) - 1
-        table.add_row(str(first) if first == last else f"{first}–{last}", label, Text("".join(tokens)))
+        table.add_row(
+            str(first) if first == last else f"{first}–{last}", label, Text("".join(tokens)), style=LABEL_STYLES[label]
+        )
         first = last + 1
     return table
 
@@ -227,10 +209,6 @@ def _marked_pieces(inspection: Inspection) -> list[tuple[str, str]]:
     marks = ["" if targets.get(i) in (None, vocab.bin_of(one)) else f"→{targets[i]}" for i, one in enumerate(ids)]
     pieces = (piece.translate(_VISIBLE) for piece in vocab.align(list(ids)).pieces)
     return list(zip(pieces, marks, strict=True))
-
-
-def _legend(styles: Mapping[str, str]) -> Text:
-    return Text("  ").join(Text(meaning, style) for meaning, style in styles.items())
 
 
 def _table(title: str, *columns: str) -> Table:

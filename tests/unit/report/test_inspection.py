@@ -3,11 +3,12 @@
 import io
 import itertools
 import json
+import re
 
 import pytest
 from rich.console import Console
 
-from stage2_report.inspection import Inspection, answer_text, document, supervision_table, supervision_text
+from stage2_report.inspection import LABEL_STYLES, Inspection, answer_text, document, supervision_table
 from stage2_trainer.matching import segment_meta, supervision
 from stage2_trainer.matching.masks import IGNORED
 from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, SCENE, TRUNCATED, target_of, tiny_spelling
@@ -135,30 +136,29 @@ def test_an_answer_without_json_is_struck_out_before_the_tail():
     assert text.plain.startswith(GARBAGE + '\n{"object_1": ')
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_every_token_is_shown_with_its_label(answer):
-    one = inspection(answer)
-    labels = one.target.labels
-    text = supervision_text(one)
-    assert len(styled(text, "bold magenta")) == labels.count("coord")
-    assert "".join(styled(text, "green")) == "".join(
-        one.vocab.decode([token]) for token, label in zip(one.target.y_train_ids, labels, strict=True) if label == "ce"
-    )
-
-
-def test_without_colours_each_run_of_tokens_is_a_row():
-    one = inspection(TRUNCATED)
-    labels = one.target.labels
-    table = supervision_table(one)
+def printed(table):
     console = Console(file=io.StringIO(), width=200)
     console.print(table)
-    assert "<|coord_110|>→100" in console.file.getvalue()
-    changes = sum(a != b for a, b in itertools.pairwise(labels))
-    assert table.row_count == changes + 1
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_each_run_of_tokens_is_a_row_with_its_label(answer):
+    one = inspection(answer)
+    table = supervision_table(one)
+    labels = [label for label, _ in itertools.groupby(one.target.labels)]
+    assert list(table.columns[1].cells) == labels
+    assert [row.style for row in table.rows] == [LABEL_STYLES[label] for label in labels]
+    shown = "".join(cell.plain for cell in table.columns[2].cells)
+    assert re.sub("→[0-9]+", "", shown) == one.target.y_train_text
+
+
+def test_another_target_than_the_own_bin_is_marked():
+    assert "<|coord_110|>→100" in printed(supervision_table(inspection(TRUNCATED)))
 
 
 def test_control_characters_are_shown_and_not_obeyed():
-    answer = '{"object_1": {"desc": "\x1b[2J\x07", "bbox_2d": []}'
-    one = inspection(answer)
-    shown = [answer_text(one.target), supervision_text(one)]
-    assert all("␛[2J␇" in text.plain and "\x1b" not in text.plain for text in shown)
+    one = inspection('{"object_1": {"desc": "\x1b[2J\x07", "bbox_2d": []}')
+    for text in (answer_text(one.target).plain, printed(supervision_table(one))):
+        assert "␛[2J␇" in text
+        assert "\x1b" not in text

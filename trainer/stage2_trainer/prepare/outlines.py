@@ -1,25 +1,20 @@
-"""Outlines of objects: from COCO's polygons and run-length masks, from numbered masks, and to fewer points."""
+"""Outlines of objects: from COCO's polygons and run-length masks, and to fewer points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from contourpy import contour_generator
-from scipy.ndimage import find_objects
 
-from stage2_trainer.data.files import open_regular
-from stage2_trainer.data.images import MOST_PIXELS, open_image
+from stage2_trainer.data.images import MOST_PIXELS
 from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
 
 Points = npt.NDArray[np.float64]
-BORDER = 255  # the border of objects, and unclear pixels, in VOC's masks
-NUMBERED = frozenset({"P", "L"})  # Pillow's modes whose pixels are one byte: the number of an object
 LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
 
 
@@ -39,28 +34,6 @@ def _polygon(flat: Any) -> Outline:
     if len(flat) < 6 or len(flat) % 2 or not all(map(is_number, flat)):
         raise ValueError("a polygon is a list of at least three points, x and y in turn")
     return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]]:
-    """Return width and height of VOC's SegmentationObject, and each object's outlines by its number, in pixels.
-
-    Raises OSError or ValueError where it is missing, cannot be read, or is too large.
-    """
-    with open_regular(file) as encoded, open_image(encoded) as image:
-        if image.mode not in NUMBERED:
-            raise ValueError(f"mode {image.mode}")
-        numbers = np.asarray(image)
-    numbers = np.where(numbers == BORDER, 0, numbers)
-    found = {
-        number: _moved(outlines_of_mask(numbers[place] == number), place[1].start, place[0].start)
-        for number, place in enumerate(find_objects(numbers), start=1)
-        if place is not None
-    }
-    return (numbers.shape[1], numbers.shape[0]), found
-
-
-def _moved(outlines: Outlines, right: int, down: int) -> Outlines:
-    return replace(outlines, parts=[[(x + right, y + down) for x, y in part] for part in outlines.parts])
 
 
 def area(outline: Outline) -> float:

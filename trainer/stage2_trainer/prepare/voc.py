@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from PIL.Image import DecompressionBombError
-
 from stage2_trainer.data.files import read_regular
-from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
     AnnotatedImage,
@@ -23,16 +20,13 @@ from stage2_trainer.prepare.annotations import (
     AnnotatedSet,
     Box,
     LeftOut,
-    Outlines,
     Tally,
     four_numbers,
     refused,
     stated_size,
 )
-from stage2_trainer.prepare.outlines import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
-MASKS = "SegmentationObject"
 MARKS = re.compile(r"(\s+[-+]?[0-9]+)+$")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -40,10 +34,6 @@ NO_ANNOTATION = "its annotation file is missing"
 BROKEN_ANNOTATION = "its annotation file cannot be read"
 NO_NAME = "it has no name"
 DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
-BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have only boxes"
-OTHER_MASK = "its mask of SegmentationObject has another size than its image: its objects have only boxes"
-NO_OBJECT = "its mask of SegmentationObject has a number that no object of its annotation file has"
-NO_PIXELS = "its mask of SegmentationObject has no pixel of an object, whose outline is the corners of its box"
 FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
 
 
@@ -51,15 +41,13 @@ FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they b
 class VocChoice:
     """What is read of a VOC folder.
 
-    split: a list of ImageSets/Main; None reads all annotation files. difficult: keep objects that are marked so. masks:
-    read outlines from SegmentationObject, where an image has such a file. from_zero: boxes are distances from the
-    image's edge, not numbers of the first and last pixel, counted from 1.
+    split: a list of ImageSets/Main; None reads all annotation files. difficult: keep objects that are marked so.
+    from_zero: boxes are distances from the image's edge, not numbers of the first and last pixel, counted from 1.
     """
 
     split: str | None = None
     difficult: bool = False
     from_zero: bool = False
-    masks: bool = False
 
 
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
@@ -128,50 +116,16 @@ def _image(file: Path, images: Path, by_stem: Mapping[str, Path], choice: VocCho
     image = images / (root.findtext("filename", "").strip() or f"{file.stem}.jpg")
     if not os.path.isfile(image):  # false for a name that is too long, too
         image = by_stem.get(file.stem, images / f"{file.stem}.jpg")
-    elements = root.findall("object")
-    outlines: Mapping[int, Outlines] = {}
-    mask = (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
-    if choice.masks and os.path.exists(mask):
-        outlines = _outlines(mask, size or _header_size(image), len(elements), tally)
     objects = []
-    for number, element in enumerate(elements, start=1):
+    for element in root.findall("object"):
         try:
-            objects.append(_object(element, choice, tally, file.stem, outlines.get(number, Outlines())))
+            objects.append(_object(element, choice, tally, file.stem))
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{file.stem} {element.findtext('name', '').strip()}")
     return AnnotatedImage(file.stem, image, size, objects)
 
 
-def _header_size(image: Path) -> tuple[int, int] | None:
-    """Return an image's own size; None where it cannot be read, for which the writer leaves it out."""
-    try:
-        return read_header(str(image)).size
-    except ImageError:
-        return None
-
-
-def _outlines(mask: Path, size: tuple[float, float] | None, objects: int, tally: Tally) -> Mapping[int, Outlines]:
-    """Return the outlines in a mask, by the number of their object, from 1 in the order of the annotation file."""
-    try:
-        mask_size, outlines = outlines_by_number(mask)
-    except (OSError, ValueError, SyntaxError, DecompressionBombError):  # what Pillow's decoders raise
-        tally.change(BROKEN_MASK, mask.stem)
-        return {}
-    if size is not None and size != mask_size:
-        tally.change(OTHER_MASK, mask.stem)
-        return {}
-    for number in outlines:
-        if number > objects:
-            tally.leave_out_object(NO_OBJECT, f"{mask.stem} {number}")
-    for number in range(1, objects + 1):
-        if number not in outlines:
-            tally.change(NO_PIXELS, f"{mask.stem} {number}")
-    return outlines
-
-
-def _object(
-    element: ElementTree.Element, choice: VocChoice, tally: Tally, name: str, outlines: Outlines
-) -> AnnotatedObject:
+def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name: str) -> AnnotatedObject:
     """Return the object of an element; a truncated object has the box of its visible part. Raises LeftOut."""
     desc = element.findtext("name", "").strip()
     if not desc:
@@ -180,10 +134,10 @@ def _object(
         raise LeftOut(DIFFICULT)
     left, top, right, bottom = _corners(element)
     if choice.from_zero:
-        return AnnotatedObject(desc, (left, top, right, bottom), outlines)
+        return AnnotatedObject(desc, (left, top, right, bottom))
     if min(left, top) < 1:
         tally.change(FROM_ZERO, f"{name} {desc}")
-    return AnnotatedObject(desc, (left - 1, top - 1, right, bottom), outlines)
+    return AnnotatedObject(desc, (left - 1, top - 1, right, bottom))
 
 
 def _corners(element: ElementTree.Element) -> Box:

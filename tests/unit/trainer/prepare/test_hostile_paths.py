@@ -70,10 +70,8 @@ def test_a_label_file_or_an_image_is_a_regular_file(tmp_path, odd, file, reason)
 def test_files_of_voc_are_regular_ones(tmp_path, odd):
     source = odd_sets.voc(tmp_path / "voc", {"a": voc_object(), "b": voc_object()})
     odd(source / "Annotations" / "a.xml")
-    (source / "SegmentationObject").mkdir()
-    odd(source / "SegmentationObject" / "b.png")
-    found = import_voc(tmp_path, source, VocChoice(masks=True), geometry="poly")
-    assert (len(found.records), found.counts) == (1, {voc.BROKEN_ANNOTATION: 1, voc.BROKEN_MASK: 1})
+    found = import_voc(tmp_path, source)
+    assert (len(found.records), found.counts) == (1, {voc.BROKEN_ANNOTATION: 1})
     (source / voc.SPLITS).mkdir(parents=True)
     odd(source / voc.SPLITS / "train.txt")
     with pytest.raises(ConfigError, match="--split: 'train'"):

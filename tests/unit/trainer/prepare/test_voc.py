@@ -3,10 +3,9 @@
 import os
 
 import pytest
-from PIL import Image, ImageDraw
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotations, outlines, record_writer, voc
+from stage2_trainer.prepare import annotations, record_writer, voc
 from stage2_trainer.prepare.voc import VocChoice
 from tests.unit.trainer.prepare.odd_sets import import_voc, picture, voc_object
 from tests.unit.trainer.prepare.odd_sets import voc as written
@@ -47,106 +46,6 @@ def test_an_odd_object_is_left_out_and_counted(tmp_path, case):
     odd, counts = OBJECTS[case]
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": odd + GOOD}))
     assert (found.objects, found.counts) == ([("dog", BINS)], counts)
-
-
-def mask(source, name, *objects, size=(100, 200)):
-    """Write a mask: for each object the rectangles that it is made of; a border of 255 around the first."""
-    image = Image.new("L", size)
-    draw = ImageDraw.Draw(image)
-    for number, rectangles in enumerate(objects, start=1):
-        for left, top, right, bottom in rectangles:
-            draw.rectangle((left - 2, top - 2, right + 1, bottom + 1), fill=255)
-        for left, top, right, bottom in rectangles:
-            draw.rectangle((left, top, right - 1, bottom - 1), fill=number)
-    path = source / "SegmentationObject" / f"{name}.png"
-    path.parent.mkdir(exist_ok=True)
-    image.putpalette([value for number in range(256) for value in (number, 0, 255 - number)])
-    image.save(path)
-    return path
-
-
-def polygons(tmp_path, source):
-    return import_voc(tmp_path, source, VocChoice(masks=True), geometry="poly", order="file")
-
-
-def test_outlines_come_from_the_masks_by_the_order_of_the_objects(tmp_path):
-    cat, dog, bird = (voc_object(*one) for one in (("cat", (61, 121, 90, 180)), ("dog", (11, 21, 50, 100)), ("bird",)))
-    source = written(tmp_path / "voc", {"a": cat + dog + bird, "b": dog})
-    mask(source, "a", [(60, 120, 90, 180)], [(10, 20, 50, 60), (10, 60, 30, 100)])
-    found = polygons(tmp_path, source)
-    assert [desc for desc, _ in found.objects] == ["cat", "dog", "bird", "dog"]
-    assert area(found.objects[0][1]) == pytest.approx(300 * 300, rel=0.02)
-    assert area(found.objects[1][1]) == pytest.approx(400 * 200 + 200 * 200, rel=0.02), "an L, and not its box"
-    assert [len(bins) for _, bins in found.objects[2:]] == [8, 8], "without a mask of its own: the corners of its box"
-    assert found.counts == {voc.NO_PIXELS: 1}, "of the bird; b has no mask at all"
-
-
-def test_what_a_mask_has_beyond_one_outline_an_object_is_counted(tmp_path):
-    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
-    image = Image.new("L", (100, 200))
-    draw = ImageDraw.Draw(image)
-    for place, number in (((10, 20, 49, 99), 1), ((20, 30, 24, 34), 0), ((30, 30, 34, 34), 0), ((0, 150, 9, 159), 1)):
-        draw.rectangle(place, fill=number)
-    draw.rectangle((60, 150, 69, 159), fill=2)
-    draw.rectangle((80, 150, 89, 159), fill=7)
-    (source / voc.MASKS).mkdir()
-    image.save(source / voc.MASKS / "a.png")
-    found = polygons(tmp_path, source)
-    ((_, bins),) = found.objects
-    assert area(bins) == pytest.approx(400 * 400, rel=0.02), "its holes are filled"
-    assert found.counts == {record_writer.HOLES: 2, record_writer.FURTHER_PARTS: 1, voc.NO_OBJECT: 2}
-
-
-def test_parts_that_touch_at_a_corner_are_one(tmp_path):
-    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
-    mask(source, "a", [(10, 20, 30, 60), (30, 60, 50, 100)])
-    found = polygons(tmp_path, source)
-    assert area(found.objects[0][1]) == pytest.approx(2 * 200 * 200, rel=0.03)
-    assert found.counts == {}
-
-
-def test_masks_of_a_folder_without_subfolders_are_its_own(tmp_path):
-    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for path in (source / "Annotations" / "a.xml", source / "JPEGImages" / "a.jpg"):
-        path.rename(flat / path.name)
-    mask(tmp_path, "a", [(0, 0, 100, 200)])  # another data set's, beside it
-    mask(flat, "a", [(10, 20, 50, 60), (10, 60, 30, 100)])
-    ((_, bins),) = polygons(tmp_path, flat).objects
-    assert area(bins) == pytest.approx(400 * 200 + 200 * 200, rel=0.02)
-
-
-def area(bins):
-    return outlines.area(list(zip(bins[::2], bins[1::2], strict=True)))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "rule"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:60]), voc.BROKEN_MASK),
-        (lambda path: path.write_bytes(b"no image"), voc.BROKEN_MASK),
-        (lambda path: Image.new("RGB", (100, 200)).save(path), voc.BROKEN_MASK),
-        (
-            lambda path: path.write_bytes(path.read_bytes()[:16] + b"\0\0\xea\x60" * 2 + path.read_bytes()[24:]),
-            voc.BROKEN_MASK,
-        ),
-        (lambda path: Image.new("P", (200, 100)).save(path), voc.OTHER_MASK),
-    ],
-    ids=["cut off", "no image", "colours", "of 3.6 billion pixels", "turned"],
-)
-def test_an_unusable_mask_leaves_boxes_and_is_counted(tmp_path, spoil, rule):
-    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
-    spoil(mask(source, "a", [(10, 20, 50, 100)]))
-    found = polygons(tmp_path, source)
-    assert found.objects == [("dog", [100, 100, 500, 100, 500, 500, 100, 500])]
-    assert found.counts == {rule: 1}
-
-
-def test_a_mask_is_compared_with_the_image_where_the_annotations_say_no_size(tmp_path):
-    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))}, size=None)
-    mask(source, "a", [(5, 5, 20, 20)], size=(50, 40))
-    assert polygons(tmp_path, source).counts == {voc.OTHER_MASK: 1}
 
 
 def test_difficult_objects_may_be_kept_and_truncated_ones_are(tmp_path):
