@@ -55,11 +55,6 @@ class RolloutBuffer(Section):
     m_steps: Positive = 1
     """Optimizer steps per window of rollouts: the first makes them (E-step), the others reuse them."""
 
-    @property
-    def reuses(self) -> bool:
-        """Whether rollouts are trained on more than once."""
-        return self.enabled and self.m_steps > 1
-
 
 class Pipeline(Section):
     """Makes the next optimizer step's rollouts while the current step trains, with weights one step old."""
