@@ -21,7 +21,6 @@ from tests.unit.cli.test_light_start import MATCHING
 METADATA = {"_fusion_template": "summary_bbu", "_fusion_mode": "summary", "summary_ref": '{"items": []}'}
 TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 30, 999)]
 SQUARE = [10, 20, 50, 40]
-TRIANGLE = [0, 0, 50, 0, 25, 40]
 WRONG = None
 
 
@@ -32,7 +31,7 @@ class Case:
     pixels: what the configuration says of plain numbers; None: nothing.
     """
 
-    record: dict[str, Any] | str
+    record: dict[str, Any]
     bins: list[list[int]] | None
     pixels: bool | None = False
 
@@ -46,15 +45,9 @@ def box(value: Any, **more: Any) -> dict[str, Any]:
     return record(objects=[{"desc": "cat", "bbox_2d": value, **more}])
 
 
-def poly(value: Any, **more: Any) -> dict[str, Any]:
-    return record(objects=[{"desc": "cat", "poly": value, **more}])
-
-
 OBJECTS = {
     "numbers are bins": Case(box(SQUARE), [SQUARE]),
     "numbers are pixels": Case(box(SQUARE), [[100, 400, 500, 800]], pixels=True),
-    "the last pixel edge": Case(box([0, 0, 100, 50]), [[0, 0, 999, 999]], pixels=True),
-    "tokens": Case(box(TOKENS), [[1, 2, 30, 999]]),
     "tokens among pixels of other objects": Case(
         record(objects=[{"desc": "a", "bbox_2d": TOKENS}, {"desc": "b", "bbox_2d": SQUARE}]),
         [[1, 2, 30, 999], [100, 400, 500, 800]],
@@ -69,38 +62,25 @@ OBJECTS = {
     "a record that contradicts the configuration": Case(box(SQUARE) | {"units": "bins"}, WRONG, pixels=True),
     "the same the other way round": Case(box(SQUARE) | {"units": "pixels"}, WRONG),
     "a box in pairs": Case(box([[10, 20], [50, 40]]), [SQUARE]),
-    "a flat poly": Case(poly(TRIANGLE), [TRIANGLE]),
-    "a poly in pairs": Case(poly([[0, 0], [50, 0], [25, 40]], poly_points=3), [TRIANGLE]),
     "bins that round into the range": Case(box([-0.4, 2.5, 3.5, 999.4]), [[0, 2, 4, 999]]),
     "a geometry that is null": Case(box(SQUARE, poly=None), [SQUARE]),
     "keys that nobody knows": Case(box(SQUARE, score=1), [SQUARE]),
     "a bin beyond the last": Case(box([1, 2, 3, 999.6]), WRONG),
-    "a pixel outside": Case(box([10, 20, 50, 50.5]), WRONG, pixels=True),
     "a token in other digits": Case(box([*TOKENS[:3], "<|coord_३|>"]), WRONG),
     "true": Case(box([0, 0, 1, True]), WRONG),
-    "a number as text": Case(box([0, 0, 1, "2"]), WRONG),
-    "not a number": Case(box([0, 0, 1, float("nan")]), WRONG),
-    "reversed corners": Case(box([50, 20, 10, 40]), WRONG),
-    "an object that is none": Case(record(objects=[3]), WRONG),
-    "objects as a mapping": Case(record(objects={}), WRONG),
     "no width": Case(box(SQUARE) | {"width": None}, WRONG),
-    "a height of zero": Case(record(height=0), WRONG),
 }
 LINES = {
     "no objects": Case(record(), []),
     "an image as text": Case(record(images="a.png"), WRONG),
-    "an image in the line": Case(record(images=["data:image/png;base64,AAAA"]), []),
     "a summary that is none": Case(record(summary=3), WRONG),
-    "no JSON": Case('{"images": ["a.png"]', WRONG),
-    "lists without end": Case("[" * 100_000, WRONG),
 }
 
 
 def configs(folder: Path, case: Case) -> tuple[Path, Path]:
     """A matching run and a GRPO run over one record."""
     Image.new("RGB", (100, 50)).save(folder / "a.png")
-    line = case.record if isinstance(case.record, str) else json.dumps(case.record)
-    (folder / "train.jsonl").write_text(line + "\n", encoding="utf-8")
+    (folder / "train.jsonl").write_text(json.dumps(case.record) + "\n", encoding="utf-8")
     says = {} if case.pixels is None else {"skip_bbox_norm": not case.pixels}
     custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": says}
     for name, run in (("matching", MATCHING), ("grpo", GOOD)):
