@@ -1,7 +1,7 @@
 """NCCL's part in a transfer, played by sockets of this machine: for tests where no GPU is.
 
-It blocks as NCCL does: on the members that have not come, and on those that take nothing. What it cannot show is said
-in docs/testing.md.
+It blocks as NCCL does: on members that have not joined, and on those that read nothing. docs/testing.md lists what it
+cannot show.
 """
 
 from __future__ import annotations

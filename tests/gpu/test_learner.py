@@ -20,7 +20,7 @@ def shapes(tmp_path_factory):
 
 
 def learn(shapes, folder, steps):
-    """Train to a step in a process of its own; return what it said."""
+    """Train to a step in a process of its own; return its output."""
     config = supervised_config(shapes, folder, steps=steps)
     config["model"] |= {"torch_dtype": "bfloat16", "attn_impl": "auto"}
     config["training"] |= {"bf16": True, "gradient_checkpointing": True, "lr_scheduler_type": "constant"}

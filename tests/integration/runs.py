@@ -89,8 +89,8 @@ def assert_resumes_alike(whole: Path, steps: Sequence[Mapping[str, Any]], middle
     """A run that resumes in the middle of a whole one has its figures and ends with its weights, bit for bit."""
     output, last = Path(configuration["training"]["output_dir"]), steps[-1]["step"]
     shutil.copytree(whole / f"checkpoint-{middle}", output / f"checkpoint-{middle}")
-    resumed, said = learn(configuration)
-    assert "resuming from" in said
+    resumed, log = learn(configuration)
+    assert "resuming from" in log
     for figure in ("step", "loss", "learning_rate"):
         assert [step[figure] for step in resumed] == [step[figure] for step in steps[middle:]]
     found, expected = adapter(output, last), adapter(whole, last)

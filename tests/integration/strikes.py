@@ -195,7 +195,7 @@ def waiting_learner(
 def _learner(
     served: Served, model: Path, token: str, push: Push, phase: str, timeout_s: float, **blow: int
 ) -> Iterator[forked.Forked]:
-    said = {
+    arguments = {
         "base_url": served.base_url,
         "group_port": free_port(),
         "transport": served.transport,
@@ -207,7 +207,7 @@ def _learner(
         "timeout_s": timeout_s,
         **blow,
     }
-    command = [sys.executable, "-m", "tests.integration.struck_learner", json.dumps(said)]
+    command = [sys.executable, "-m", "tests.integration.struck_learner", json.dumps(arguments)]
     process = forked.start(command, imports=["tests.integration.strikes", "tests.integration.policies"])
     try:
         yield process

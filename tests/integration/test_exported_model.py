@@ -66,6 +66,6 @@ def _answers_as_the_learner(base, kind, tmp_path):
     with served_plainly(exported, tmp_path / "log") as served:
         assert "stage2" not in served.log.read_text(errors="replace").replace(str(tmp_path), "")
         client = ServerClient(served.base_url, "none", timeout_s=120)
-        said = server_logprobs(client, asked)[text]
+        served_logprobs = server_logprobs(client, asked)[text]
     own = learner_logprobs(learner_model(opened), asked.inputs)[text]
-    assert not Gap.between(said, own).exceeds(FLOAT32_TOLERANCE)
+    assert not Gap.between(served_logprobs, own).exceeds(FLOAT32_TOLERANCE)

@@ -58,8 +58,8 @@ def test_a_shell_has_copies_too(tmp_path):
 
 def test_a_copy_keeps_nothing_of_another():
     command = [sys.executable, "-c", "import os, json; print(os.environ.pop('ONCE', None)); json.seen = True"]
-    for said in ("a", "b"):
-        assert forked.run(command, imports=[], env={**os.environ, "ONCE": said}).stdout == f"{said}\n"
+    for word in ("a", "b"):
+        assert forked.run(command, imports=[], env={**os.environ, "ONCE": word}).stdout == f"{word}\n"
     assert (
         forked.run([sys.executable, "-c", "import json; print(hasattr(json, 'seen'))"], imports=[]).stdout == "False\n"
     )

@@ -26,7 +26,7 @@ def start(config, path):
     environment = {**os.environ, **alone, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return forked.run(
         [forked.STAGE2, "learn", path], imports=(*forked.LEARNER, "deepspeed"), env=environment | {
-            "STAGE2_TERMINATION_LOG": str(path.with_suffix(".said"))
+            "STAGE2_TERMINATION_LOG": str(path.with_suffix(".report"))
         }
     )  # fmt: skip
 
@@ -49,6 +49,6 @@ def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_re
     refused = start(config, path)
     assert not (tmp_path / "made").exists()
     assert refused.returncode == EXIT_CONFIG, refused.stderr[-4000:]
-    said = json.loads(path.with_suffix(".said").read_text())["message"]
-    assert f"{file.name} must hold tensors and settings only" in said
-    assert "it names posix.mkdir" in said
+    message = json.loads(path.with_suffix(".report").read_text())["message"]
+    assert f"{file.name} must hold tensors and settings only" in message
+    assert "it names posix.mkdir" in message

@@ -83,15 +83,15 @@ def assert_each_has_a_chunk(folder, addresses):
 
 
 def test_scope_step_asks_all_servers_at_once_and_fills_its_rows(trained, addresses):
-    told, folder = trained()
+    step, folder = trained()
     assert requests_of(folder) == [(10, 10), (11, 11), (11, 11)]
     assert_each_has_a_chunk(folder, addresses)
-    assert told["packing/post_rollout_fill"] >= 0.9
-    assert told["rollout/gt_objects"] > RECORDS
+    assert step["packing/post_rollout_fill"] >= 0.9
+    assert step["rollout/gt_objects"] > RECORDS
 
 
 def test_scope_micro_asks_in_the_same_way(trained, addresses):
-    told, folder = trained(post_rollout_pack_scope="micro", max_num_seqs=4)
+    step, folder = trained(post_rollout_pack_scope="micro", max_num_seqs=4)
     assert requests_of(folder) == [(10, 4), (11, 4), (11, 4)]
     assert_each_has_a_chunk(folder, addresses)
-    assert told["packing/post_rollout_segments"] == 1
+    assert step["packing/post_rollout_segments"] == 1

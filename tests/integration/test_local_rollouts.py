@@ -112,9 +112,11 @@ def assert_scored_as_by_the_learner(alone, config, *, imports=(), **environment)
     found = json.loads(done.stdout)
     logged = [json.loads(line) for line in (output / "stage2_log.jsonl").read_text().splitlines()]
     by_step = {one["step"]: one for one in logged if one["event"] == "evaluation"}
-    told = [{name: by_step[step][f"eval_rollout_{key}"] for name, key in METRICS.items()} for step in (STEPS, 2, 0)]
-    assert [{name: one[name] for name in METRICS} for one in found["files"]] == told[:2]
-    assert told[0] != told[1] != told[2], "other weights would score otherwise"
+    evaluations = [
+        {name: by_step[step][f"eval_rollout_{key}"] for name, key in METRICS.items()} for step in (STEPS, 2, 0)
+    ]
+    assert [{name: one[name] for name in METRICS} for one in found["files"]] == evaluations[:2]
+    assert evaluations[0] != evaluations[1] != evaluations[2], "other weights would score otherwise"
     assert found["differences"][0]["of"] == str(output / "checkpoint-2")
 
 
@@ -234,9 +236,9 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
     config = configuration(shapes, tmp_path, training=few, matching=matching, **sharded)
     imports = (*forked.VLLM, *(forked.LEARNER if stage is None else DEEPSPEED))
-    steps, said = learn(config, processes=processes, imports=imports)
+    steps, output = learn(config, processes=processes, imports=imports)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
-    assert said.count("proved: the colocated engine answers as the learner does") == FEW * processes
+    assert output.count("proved: the colocated engine answers as the learner does") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
     assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
     if stage is None:

@@ -45,8 +45,8 @@ def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) 
     steps = [record for record in records if record["event"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert [record["sync/version"] for record in steps] == list(range(STEPS))
-    told = {(step["sync/transport"], step["sync/merge"], step["sync/merge_reason"]) for step in steps}
-    assert told == {("", "", ""), ("tcp", "server", FOLDERS_AGREE)}, (
+    syncs = {(step["sync/transport"], step["sync/merge"], step["sync/merge_reason"]) for step in steps}
+    assert syncs == {("", "", ""), ("tcp", "server", FOLDERS_AGREE)}, (
         "the evaluation at the start has pushed for the first step"
     )
 

@@ -40,9 +40,9 @@ def serve(folder, port, *options, token_file):
 def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, taken, token_file, engine):
     ended = serve(tmp_path, taken, "--engine", engine, token_file=token_file)
     assert ended.returncode == 64
-    said = " ".join(ended.stderr.split())
-    assert "custom.extra.rollout_matching.vllm.server.servers[0].base_url" in said
-    assert f"port {taken} of 127.0.0.1 must be free" in said
+    message = " ".join(ended.stderr.split())
+    assert "custom.extra.rollout_matching.vllm.server.servers[0].base_url" in message
+    assert f"port {taken} of 127.0.0.1 must be free" in message
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if "import time" in line}
     assert imported & {"torch", "vllm", "transformers"} == set()
     assert "stage2_trainer.serve.launch" in imported

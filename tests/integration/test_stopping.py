@@ -45,7 +45,7 @@ def learn(tmp_path, token_file, model_path):
         yield start
 
 
-def said(process, log, words):
+def wait_for_log(process, log, words):
     """Wait until the log holds these words."""
     while words not in log.read_text():
         assert process.poll() is None, log.read_text()
@@ -75,7 +75,7 @@ class Nobody:
 
 def test_while_it_waits_for_servers(learn, tmp_path):
     process, log = learn(Nobody())
-    said(process, log, "waiting for servers")
+    wait_for_log(process, log, "waiting for servers")
     stops(process, log)
     assert newest_whole(tmp_path / "out") is None
 
@@ -84,7 +84,7 @@ def test_while_it_waits_for_servers(learn, tmp_path):
 def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
     served = start_server("stub")
     process, log = learn(served, matching={"pipeline": {"enabled": pipelined}})
-    said(process, log, '"event": "step"')
+    wait_for_log(process, log, '"event": "step"')
     strike(served, signal.SIGSTOP)
     time.sleep(STUCK_S)  # whatever it does now, it needs the server for it
     stops(process, log)
@@ -94,7 +94,7 @@ def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
 def test_while_it_evaluates(learn, start_server, tmp_path):
     served = start_server("stub")
     process, log = learn(served, held_out=HELD_OUT, training={"eval_strategy": "steps", "eval_steps": 1})
-    said(process, log, '"event": "step"')
+    wait_for_log(process, log, '"event": "step"')
     strike(served, signal.SIGSTOP)
     time.sleep(STUCK_S)
     stops(process, log)

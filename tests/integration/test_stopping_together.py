@@ -45,7 +45,7 @@ LEFT = {
 
 
 def struck(folder, config, phase, *, imports=DEEPSPEED):
-    """Run two learner processes that are asked to stop in this phase; what they said."""
+    """Run two learner processes that are asked to stop in this phase; return their output."""
     path, log = folder / "config.yaml", folder / "learner.log"
     path.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-c", LAUNCH, STRUCK, path, phase]
@@ -68,10 +68,10 @@ def config_of(shapes, folder, phase, **top):  # noqa: F811
     return configuration(shapes, folder, training={**TRAINING, **more.get(phase, {})}, **top)
 
 
-def assert_stopped(folder, said, left):
-    """The last step that the log has is on disk, and nothing else was said than that the run was asked to stop."""
-    assert "asked to stop (SIGTERM)" in said
-    assert "Traceback" not in said
+def assert_stopped(folder, output, left):
+    """The last step of the log is on disk, and the output has the request to stop and no traceback."""
+    assert "asked to stop (SIGTERM)" in output
+    assert "Traceback" not in output
     found = newest_whole(folder)
     assert (found and found.name) == left
     if left:
@@ -82,16 +82,16 @@ def assert_stopped(folder, said, left):
 @pytest.mark.parametrize(("phase", "stage"), [*((phase, 2) for phase in LEFT), ("rollouts", None), ("rollouts", 3)])
 def test_two_processes_leave_the_last_whole_step(shapes, tmp_path, phase, stage):  # noqa: F811
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
-    said = struck(tmp_path, config_of(shapes, tmp_path, phase, **sharded), phase)
-    assert_stopped(tmp_path, said, LEFT[phase])
+    output = struck(tmp_path, config_of(shapes, tmp_path, phase, **sharded), phase)
+    assert_stopped(tmp_path, output, LEFT[phase])
 
 
 @pytest.mark.vllm
 def test_an_engine_of_two_processes_stops_after_the_same_token(shapes, tmp_path):  # noqa: F811
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": 2}}
     config = config_of(shapes, tmp_path, "engine", matching=matching)
-    said = struck(tmp_path, config, "engine", imports=(*forked.VLLM, *forked.LEARNER))
-    assert_stopped(tmp_path, said, "checkpoint-1")
+    output = struck(tmp_path, config, "engine", imports=(*forked.VLLM, *forked.LEARNER))
+    assert_stopped(tmp_path, output, "checkpoint-1")
 
 
 def test_what_was_stopped_between_gradients_goes_on_to_the_same_weights(shapes, tmp_path):  # noqa: F811
@@ -100,6 +100,6 @@ def test_what_was_stopped_between_gradients_goes_on_to_the_same_weights(shapes, 
     learn(config_of(shapes, whole, "last", deepspeed=zero(2)), processes=2, imports=DEEPSPEED)
     stopped = config_of(shapes, run, "last", deepspeed=zero(2))
     struck(run, stopped, "gradients")
-    _, said = learn(stopped, processes=2, imports=DEEPSPEED)
-    assert "resuming from" in said
+    _, output = learn(stopped, processes=2, imports=DEEPSPEED)
+    assert "resuming from" in output
     assert_same_weights(*(adapter(folder, TRAINING["max_steps"]) for folder in (whole, run)), ROUNDING)

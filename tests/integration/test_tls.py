@@ -116,16 +116,16 @@ def test_a_learner_trains_and_reports_progress_over_tls(tmp_path, start_server, 
         config = yaml.safe_load(path.read_text())
         config["training"]["max_steps"] = STEPS
         path.write_text(yaml.safe_dump(config))
-        told = None
+        progress = None
         with learning(path, log, **environment) as process:
             while process.poll() is None:
                 with contextlib.suppress(httpx.TransportError):
                     url, header = f"https://{certificates.HOST}:{port}/progress", {"Authorization": f"Bearer {token}"}
-                    told = httpx.get(url, headers=header, trust_env=False, verify=trusted).json()
+                    progress = httpx.get(url, headers=header, trust_env=False, verify=trusted).json()
                 time.sleep(0.1)
     assert process.returncode == 0, log.read_text()
-    assert told is not None
-    assert told["phase"] in ("loading", "waiting-for-servers", "syncing", "rollout", "training", "done")
+    assert progress is not None
+    assert progress["phase"] in ("loading", "waiting-for-servers", "syncing", "rollout", "training", "done")
     steps = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "step"')]
     assert [one["sync/version"] for one in steps] == list(range(STEPS))
     assert words_in(heard, token) == []

@@ -18,10 +18,10 @@ def node_of(kubectl: Kubectl, name: str) -> str | None:
 def message(kubectl: Kubectl, name: str) -> str:
     """What the job says first, which is what its condition Training says, beside what to look at."""
     status = (kubectl.get("rmj", name) or {}).get("status", {})
-    said = str(status.get("message", ""))
+    top_message = str(status.get("message", ""))
     reported = [one for one in status.get("conditions", []) if one["type"] == "Training" and one["status"] == "False"]
-    assert all(said in one["message"] for one in reported), status
-    return said
+    assert all(top_message in one["message"] for one in reported), status
+    return top_message
 
 
 def test_a_job_that_fits_nowhere_has_pending_pods_that_avoid_small_nodes_and_starts_when_a_node_comes(

@@ -8,11 +8,11 @@ from stage2_api.log_lines import FORMAT, OneLineFormatter
 FORGED = '{"event": "reproducibility", "model": "another"}'
 
 
-def logged(said: str, *, raised: Exception | None = None) -> list[str]:
+def logged(text: str, *, raised: Exception | None = None) -> list[str]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(OneLineFormatter(FORMAT))
-    record = logging.LogRecord("a.module", logging.ERROR, __file__, 1, "answered %s", (said,), None)
+    record = logging.LogRecord("a.module", logging.ERROR, __file__, 1, "answered %s", (text,), None)
     if raised is not None:
         try:
             raise raised
@@ -35,7 +35,7 @@ def test_an_escape_sequence_is_written_out() -> None:
 
 
 def test_no_line_of_a_traceback_begins_at_the_edge() -> None:
-    first, *rest = logged("500", raised=ValueError(f"said\n{FORGED}"))
+    first, *rest = logged("500", raised=ValueError(f"answered\n{FORGED}"))
     assert first.endswith("answered 500")
     assert all(line.startswith("    ") for line in rest)
-    assert any("ValueError: said" in line for line in rest)
+    assert any("ValueError: answered" in line for line in rest)

@@ -53,11 +53,11 @@ def test_every_arm_runs_once_from_one_start_and_has_its_figures(small):
     assert trained == [run.name for run in expected]
     found = findings.findings(one, draws=20)
     for term in findings.TERMS:
-        assert [(name, told["seeds"]) for name, told in found[term].items()] == [(arm, [1]) for arm in COMPARED]
+        assert [(name, row["seeds"]) for name, row in found[term].items()] == [(arm, [1]) for arm in COMPARED]
         assert found[term]["b"]["against_a"]["seeds"] == [1]
     assert found["steps"]["b"] == {**found["seconds"]["b"], "against_a": found["steps"]["b"]["against_a"]}
-    assert {told["steps"] for told in found["steps"].values()} == {2}
-    assert all(told["cpu_seconds"] > 0 for told in found["steps"].values())
+    assert {row["steps"] for row in found["steps"].values()} == {2}
+    assert all(row["cpu_seconds"] > 0 for row in found["steps"].values())
     assert len(list(findings.tables(found))) == 2 * (2 + 2 + 1 + len(COMPARED) + 3)
 
 
@@ -138,7 +138,7 @@ def test_a_single_variant_is_set_against_stage_2_without_it(small):
     one.prepare()
     assert len(list(one.run(["b", "scales", "recovered"], [1], seconds=False))) == 3
     found = findings.findings(one, draws=20)["steps"]
-    assert {arm: sorted(key for key, value in told.items() if key.startswith("against") and value) for arm, told in
+    assert {arm: sorted(key for key, value in row.items() if key.startswith("against") and value) for arm, row in
             found.items()} == {"b": [], "scales": ["against_b"], "recovered": ["against_b"]}  # fmt: skip
     steps = study.records_of(one.run_folder(Run("recovered", 1)), "step")
     assert all(step["rollout/gen_further_tokens_total"] > step["rollout/gen_new_tokens_total"] > 0 for step in steps)

@@ -313,8 +313,8 @@ def test_a_namespace_has_a_largest_job(template: Template, namespace: str, spec:
     reported = refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)
     if not refused:
         assert reported == ("", "")
-    for said in reported:
-        assert re.search(refused, said), said
+    for message in reported:
+        assert re.search(refused, message), message
 
 
 def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_be(template: Template) -> None:
@@ -331,11 +331,12 @@ def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_b
 def test_the_admin_bounds_the_start_deadline(template: Template, value: str, seconds: int, refused: bool) -> None:
     manifests = template(f"policy.longestStartSeconds={value}")
     raw = b.job(learner={"gpus": 1, "startDeadlineSeconds": seconds})
-    for said in (refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)):
+    for message in (refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)):
         assert (
-            said.startswith(f"spec.learner.startDeadlineSeconds: {seconds}; this cluster lets servers hold") is refused
+            message.startswith(f"spec.learner.startDeadlineSeconds: {seconds}; this cluster lets servers hold")
+            is refused
         )
-        assert bool(said) is refused
+        assert bool(message) is refused
 
 
 @pytest.mark.parametrize(("value", "has_s"), [(0, 3600), (60, 60), (3599, 3599), (3600, 3600), (86400, 3600)])

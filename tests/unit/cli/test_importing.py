@@ -51,9 +51,9 @@ def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.Captu
     """Rich makes a picture of `:cat:`, and takes `[bold]` away."""
     data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": "9 0.5 0.5 0.2 0.2 :dog: [red]"})
     output = tmp_path / ":bird: [i]" / "x.jsonl"
-    said = stage2("yolo", data, "--output", output).stdout
-    assert said.startswith(f"{output}: 1 records")
-    assert ":dog: [red]" in said
+    output_text = stage2("yolo", data, "--output", output).stdout
+    assert output_text.startswith(f"{output}: 1 records")
+    assert ":dog: [red]" in output_text
     show_data(output)
     assert f"{output}: 1 records" in capsys.readouterr().out
 

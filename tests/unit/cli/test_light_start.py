@@ -37,7 +37,7 @@ sys.exit(code)
 
 
 def stage2(folder: Path, *words: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
-    """Run the command; what it said, and the libraries that it imported."""
+    """Run the command; return its output and the libraries that it imported."""
     (folder / "token").write_text("secret")
     modules = folder / "modules"
     done = subprocess.run(

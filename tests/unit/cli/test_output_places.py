@@ -123,8 +123,8 @@ for check, path in ((check_file, "new"), (check_file, "kept.txt"), (check_folder
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
     os.chmod(folder, 0o755)
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
-    assert said.stdout.count("(Permission denied)") == 3
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
+    assert ended.stdout.count("(Permission denied)") == 3
 
 
 def test_a_writable_output_is_accepted(folder):

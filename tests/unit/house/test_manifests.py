@@ -18,15 +18,15 @@ def test_a_right_object_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (SERVICE % ", ipFamly: IPv4", "chart: Service/a: spec: .*'ipFamly' was unexpected"),
         (SERVICE.replace("80", "eighty") % "", "chart: Service/a: spec.ports.0.port: .*'eighty' is not of type"),
     ],
 )
-def test_a_field_that_no_kind_has_or_a_value_of_another_type_is_a_fault(wrong: str, said: str) -> None:
+def test_a_field_that_no_kind_has_or_a_value_of_another_type_is_a_fault(wrong: str, message: str) -> None:
     (fault,) = schema_faults([Source("chart", wrong)])
-    assert re.match(said, fault), fault
+    assert re.match(message, fault), fault
 
 
 def test_a_finding_is_a_fault_unless_an_exception_is_about_its_check_kind_and_place() -> None:

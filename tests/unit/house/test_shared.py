@@ -15,7 +15,7 @@ from tests.shared import shared
 folder, name = Path(sys.argv[1]), sys.argv[2]
 
 def note(what):
-    with (folder / "said").open("a") as file:
+    with (folder / "notes").open("a") as file:
         file.write(what + "\\n")
 
 def create():
@@ -34,7 +34,7 @@ def test_the_first_of_several_processes_creates_and_the_last_removes(tmp_path):
     command = [sys.executable, "-c", USER, str(tmp_path)]
     processes = [subprocess.Popen([*command, f"user-{number}"]) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
-    first, *used, last = (tmp_path / "said").read_text().splitlines()
+    first, *used, last = (tmp_path / "notes").read_text().splitlines()
     assert first == "created"
     assert len(used) == 3
     assert len({line.rpartition(" ")[2] for line in (*used, last)}) == 1

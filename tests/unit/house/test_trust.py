@@ -1,4 +1,4 @@
-"""Whoever loads a model says whether code of its folder may run: where nothing is said, transformers asks a person."""
+"""Every caller that loads a model sets whether its code may run: without a setting, transformers asks a person."""
 
 import ast
 import re
@@ -30,11 +30,11 @@ def test_every_loader_is_told_whether_code_may_run() -> None:
 
 
 def test_code_of_a_folder_runs_only_where_a_key_says_so() -> None:
-    said = [
+    trusting = [
         line.strip()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if "trust_remote_code=True" in line
     ]
-    assert said == []
+    assert trusting == []

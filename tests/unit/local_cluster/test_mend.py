@@ -15,18 +15,18 @@ from local_cluster.processes import recorded, spawn, stop
 def test_mend_starts_what_has_died_with_its_arguments_and_environment(tmp_path: Path) -> None:
     layout = Layout(home=tmp_path, cache=tmp_path / "cache")
     (tmp_path / "cluster.json").write_text('{"kind": "whole cluster"}')
-    told = tmp_path / "told"
-    killed = spawn(layout, "killed", ["sh", "-c", f'echo "$WORD" >> {told}; exec sleep 60'], env={"WORD": "here"})
+    written = tmp_path / "written"
+    killed = spawn(layout, "killed", ["sh", "-c", f'echo "$WORD" >> {written}; exec sleep 60'], env={"WORD": "here"})
     living = spawn(layout, "living", ["sleep", "60"])
     try:
-        while not told.exists():
+        while not written.exists():
             time.sleep(0.01)
         os.kill(killed.pid, signal.SIGKILL)
         os.waitpid(killed.pid, 0)
         assert cluster.mend(layout) == ["killed"]
         assert [daemon.alive() for daemon in recorded(layout)] == [True, True]
         assert living in recorded(layout)
-        while told.read_text() != "here\nhere\n":
+        while written.read_text() != "here\nhere\n":
             time.sleep(0.01)
         assert cluster.mend(layout) == []
     finally:

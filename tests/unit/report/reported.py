@@ -23,13 +23,13 @@ def evaluation(number, f1=0.5):
     return {"event": "evaluation", "step": number, **figures}
 
 
-def rollout(number, place, truth, said, image=None, *, text=None, finish_reason="stop"):
-    def told(one):
+def rollout(number, place, truth, objects, image=None, *, text=None, finish_reason="stop"):
+    def described(one):
         return {"desc": one.desc, "kind": one.kind, "bins": list(one.bins)}
 
     size = {"record_index": place, "width": 64, "height": 48}
-    asked = {"sample_id": f"val.jsonl:{place + 1}", **size, "image": image, "ground_truth": [*map(told, truth)]}
-    answered = {"text": serialize_objects(said) if text is None else text, "finish_reason": finish_reason}
+    asked = {"sample_id": f"val.jsonl:{place + 1}", **size, "image": image, "ground_truth": [*map(described, truth)]}
+    answered = {"text": serialize_objects(objects) if text is None else text, "finish_reason": finish_reason}
     return {"event": "rollout", "part": "held-out", "step": number, **asked, **answered}
 
 
@@ -45,8 +45,8 @@ def write_run(folder, *, samples=3, steps=(1, 2), evaluated=(0, 2), hostile=Fals
             if place != 1:
                 Image.new("RGB", (64, 48), (place % 256, 90, 90)).save(image)
             off = [box("dog", 500, 0, 520 + one, 20) for one in range(place)]
-            said = [truth[0], truth[0]] if number == evaluated[0] else [*truth, *off]
-            rollouts.append(rollout(number, place, truth, said, str(image)))
+            objects = [truth[0], truth[0]] if number == evaluated[0] else [*truth, *off]
+            rollouts.append(rollout(number, place, truth, objects, str(image)))
     for name, content in (("stage2_log.jsonl", lines), ("rollouts.jsonl", rollouts)):
         (folder / name).write_text("".join(json.dumps(one) + "\n" for one in content))
     return folder

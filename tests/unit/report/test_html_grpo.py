@@ -36,8 +36,8 @@ def test_the_answers_to_a_prompt_are_shown_with_image_rewards_and_advantages(run
     assert len(page.all("image")) == 3  # of the first prompt
     assert sum("cannot be read" in text for _, text in page.all("p", class_="fault")) == 2
     assert rewarded(page)[-2:] == ["0.850, advantage +0.350", "0.750, advantage +0.250"]
-    told = "".join(part for _, _, texts in page.elements for part in texts)
-    assert "mean reward 0.800, spread 0.050" in told
+    page_text = "".join(part for _, _, texts in page.elements for part in texts)
+    assert "mean reward 0.800, spread 0.050" in page_text
     assert "summary.content_f1 0.425" in {text for _, text in page.all("bdi")}
     assert not [own for own, _ in page.all("input") if own.get("id") != "cut"]
 

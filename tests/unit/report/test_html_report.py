@@ -71,9 +71,9 @@ def test_hostile_texts_stay_texts(tmp_path, where):
     assert "\x00" not in text
     assert "\ud800" not in text
     assert not any(name.startswith("on") for _, own, _ in page.elements for name in own)
-    said = "".join(text for _, text in page.all("bdi"))
-    assert "alert(1)" in said
-    assert "{{ 7*7 }}" in said
+    text_shown = "".join(text for _, text in page.all("bdi"))
+    assert "alert(1)" in text_shown
+    assert "{{ 7*7 }}" in text_shown
 
 
 def test_nothing_is_loaded_and_no_other_script_runs(tmp_path):
@@ -176,7 +176,7 @@ def test_a_watched_page_is_written_again_as_the_run_continues(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("runs", "options", "told"),
+    ("runs", "options", "message"),
     [
         (["lost"], {"html": "page.html"}, "must be a run's output folder"),
         (["run"] * 3, {"html": "page.html"}, "one run, or two"),
@@ -185,10 +185,10 @@ def test_a_watched_page_is_written_again_as_the_run_continues(tmp_path, monkeypa
         (["lost"], {}, "must be a run's output folder"),
     ],
 )
-def test_mistakes_end_with_a_sentence(tmp_path, runs, options, told):
+def test_mistakes_end_with_a_sentence(tmp_path, runs, options, message):
     write_run(tmp_path / "run")
     html = tmp_path / options["html"] if "html" in options else None
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         report([tmp_path / name for name in runs], html=html, watch=options.get("watch"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 

@@ -149,14 +149,14 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
 @pytest.mark.parametrize("after", ["nothing", "the head"])
 async def test_a_slow_learner_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch, after: str, drips: bool) -> None:
     """On a socket of its own: it sends a byte again and again, or none, and never ends by itself."""
-    said = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if after == "the head" else b""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if after == "the head" else b""
     left = asyncio.Event()
 
     async def serve(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
-        writing.write(said)
+        writing.write(head)
         with contextlib.suppress(ConnectionError):
             while not reading.at_eof():
-                writing.write((b" " if said else b"H") if drips else b"")
+                writing.write((b" " if head else b"H") if drips else b"")
                 await writing.drain()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reading.read(4096), 0.02)

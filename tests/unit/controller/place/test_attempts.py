@@ -65,7 +65,7 @@ def bound(role: str, node: str = b.NODE, at_s: float = 0, **metadata: Any) -> An
 
 
 def pending(role: str, made_s: float = 0, **parts: Any) -> Any:
-    """A pod that was created then and of which the scheduler has said nothing."""
+    """A pod that was created then and of which the scheduler has reported nothing."""
     pod = b.pod(role, node=None)
     pod["metadata"]["creationTimestamp"] = timestamp(b.NOW + timedelta(seconds=made_s))
     return {**pod, **{part: {**pod[part], **fields} for part, fields in parts.items()}}

@@ -93,9 +93,9 @@ def config(bad, tmp_path, image_paths):
 def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, termination_log, made, start):
     folder, way_out = bad
     assert start(config) == EXIT_CONFIG
-    said = json.loads(termination_log.read_text())["message"]
-    assert said.startswith(f"model.model: '{str(folder)[:20]}")
-    assert way_out in said
+    message = json.loads(termination_log.read_text())["message"]
+    assert message.startswith(f"model.model: '{str(folder)[:20]}")
+    assert way_out in message
     assert not made.exists()
 
 
@@ -162,7 +162,7 @@ def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, im
 
 
 def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, made):
-    """transformers asks, and waits 15 s, where nothing is said of it."""
+    """Without a setting, transformers asks and waits 15 s."""
     script = "import sys; from stage2_trainer.process.policy import load_model; "
     script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
     done = subprocess.run(

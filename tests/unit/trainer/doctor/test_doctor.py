@@ -134,8 +134,8 @@ def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, de
     run = config(matching=matching)
     rows = Examination(run, machine())._row_tokens()
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
-    told = found(run, on=machine(gpus=0), devices=devices)["host memory"]
-    assert (f"vLLM ({engines} x " in told.status) == bool(engines)
+    finding = found(run, on=machine(gpus=0), devices=devices)["host memory"]
+    assert (f"vLLM ({engines} x " in finding.status) == bool(engines)
     less = found(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
     enough = found(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
     assert (less.verdict, enough.verdict) == ("doubtful" if engines else "good", "good")

@@ -113,7 +113,7 @@ class ScriptedBackend:
         return self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
 
 
-CARRIED: dict[str, Any] = {"merge": "learner", "merge_reason": "it was told to", "transport": "tcp"}
+CARRIED: dict[str, Any] = {"merge": "learner", "merge_reason": "as configured", "transport": "tcp"}
 
 
 @dataclass

@@ -245,8 +245,8 @@ def learn(model, encoder, image_paths, tmp_path):
         torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
         trainer = trainer_in(folder)
         found = newest_whole(folder)
-        with folder.with_suffix(f".{trainer.args.process_index}").open("a") as told:
-            told.write(f"{found}\n")
+        with folder.with_suffix(f".{trainer.args.process_index}").open("a") as log:
+            log.write(f"{found}\n")
         try:
             trainer.train(resume_from_checkpoint=str(found) if found else None)
         except OSError:  # CheckpointError is one, and so is what the log meets
@@ -299,9 +299,9 @@ def test_two_processes_whose_saves_are_cut_off_go_on_from_the_same_checkpoint(le
     cases.append(Case(KILLED, Place("openat", "rng_state_1.pth"), 1))  # the other process publishes
     outcomes = list(cut_off(tmp_path / "run", run, cases, like=tmp_path / "first", several=True))
     assert len({one.case.kind for one in outcomes}) > 2
-    told = [(tmp_path / f"run.{rank}").read_text().splitlines() for rank in range(2)]
+    log = [(tmp_path / f"run.{rank}").read_text().splitlines() for rank in range(2)]
     steps = [str(tmp_path / f"run/checkpoint-{one.before}") if one.before else "None" for one in outcomes]
-    assert told == [steps, steps]
+    assert log == [steps, steps]
     last = outcomes[-1].after
     assert last > 1
     assert_same_weights(tmp_path / "run", unharmed(tmp_path / "whole", run, step=last))

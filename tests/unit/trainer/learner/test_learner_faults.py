@@ -51,7 +51,7 @@ def emptied(path: Path) -> None:
 
 
 class Run:
-    """A run of `learn`: how it ended, what it said last, and what it left."""
+    """A run of `learn`: how it ended, its last message, and what it left."""
 
     def __init__(self, folder: Path, code: int):
         self.code = code
@@ -96,21 +96,21 @@ def images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "spoil", "said"),
+    ("place", "spoil", "cause"),
     [(1, cut_off, "truncated"), (2, cut_off, "truncated"), (3, emptied, "no image format that is known")],
     ids=["a PNG that is cut off", "a JPEG that is cut off", "an empty file"],
 )
-def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(learn, images, place, spoil, said):
+def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(learn, images, place, spoil, cause):
     spoil(images[place])
     run = learn(images)
     assert (run.code, run.last_words) == (OK, "")
     assert [step["bad_samples_total"] for step in run.of("step")][-1] == 1
-    for told in run.of("bad_sample"):
-        assert told["sample_id"] == f"train.jsonl:{place + 1}"
-        assert told["image"] == str(images[place])
-        assert f"image {images[place]}: cannot be read" in told["reason"]
-        assert said in told["reason"]
-        assert "base64" not in told["reason"]
+    for logged in run.of("bad_sample"):
+        assert logged["sample_id"] == f"train.jsonl:{place + 1}"
+        assert logged["image"] == str(images[place])
+        assert f"image {images[place]}: cannot be read" in logged["reason"]
+        assert cause in logged["reason"]
+        assert "base64" not in logged["reason"]
     assert len(run.of("bad_sample")) == 2  # once an epoch
     assert [one["message"].partition(" (")[0] for one in run.of("warning") if "set aside" in one["message"]] == [
         f"sample train.jsonl:{place + 1} is set aside"
@@ -131,7 +131,7 @@ def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, im
     monkeypatch.setattr(main, "checked_records", checked_then_gone)
     run = learn(images)
     assert run.code == OK
-    assert {(told["sample_id"], "No such file" in told["reason"]) for told in run.of("bad_sample")} == {
+    assert {(logged["sample_id"], "No such file" in logged["reason"]) for logged in run.of("bad_sample")} == {
         ("train.jsonl:3", True)
     }
 
@@ -150,7 +150,7 @@ def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, 
     assert run.code == OK
     assert [one["eval_bad_samples"] for one in run.of("evaluation")] == [1, 1]
     assert [one["eval_rollout_gt_objects"] for one in run.of("evaluation")] == [1, 1]
-    assert {(told["part"], told["sample_id"]) for told in run.of("bad_sample")} == {("held-out", "val.jsonl:2")}
+    assert {(logged["part"], logged["sample_id"]) for logged in run.of("bad_sample")} == {("held-out", "val.jsonl:2")}
     assert run.of("step")[-1]["bad_samples_total"] == 0
 
 
@@ -254,9 +254,9 @@ def endless_alone(one):
 @pytest.mark.parametrize("rows", [StepRowPlanner(ROW), PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
 def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
     lines, seen, _ = trained(answer=answer, rows=rows, overlong=OverlongRule(ROW, None))
-    (told,) = [one for one in lines if one["event"] == "bad_sample"]
-    assert told["sample_id"] == "record-1"
-    assert "fit a row; raise global_max_length" in told["reason"]
+    (logged,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert logged["sample_id"] == "record-1"
+    assert "fit a row; raise global_max_length" in logged["reason"]
     assert [one.record.index for one in seen] == [0, 2]
     (step,) = [one for one in lines if one["event"] == "step"]
     assert (step["bad_samples"], step["bad_samples_total"], step["rollout/gt_objects"]) == (1, 1, 2)
@@ -301,9 +301,9 @@ def test_a_step_whose_only_sample_is_bad_learns_nothing_and_ends_nothing(trained
 def test_a_record_that_says_another_size_than_its_image_has_costs_its_sample(trained, image_paths):
     records = [record(path, i, object_1=box("red box", 1, 1, 400, 400)) for i, path in enumerate(image_paths)]
     lines, seen, _ = trained(records=[records[0], replace(records[1], width=7), *records[2:]])
-    (told,) = [one for one in lines if one["event"] == "bad_sample"]
-    assert (told["sample_id"], told["image"]) == ("record-1", image_paths[1])
-    assert f"where its record says 7x{records[1].height}" in told["reason"]
+    (logged,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert (logged["sample_id"], logged["image"]) == ("record-1", image_paths[1])
+    assert f"where its record says 7x{records[1].height}" in logged["reason"]
     assert 1 not in [one.record.index for one in seen]
 
 
@@ -326,8 +326,8 @@ def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(train
         cache.pixels = pixels
 
     lines, _, _ = trained(records=records, max_steps=2, prepare=without_room)
-    (told,) = [one for one in lines if one["event"] == "bad_sample"]
-    assert (told["sample_id"], told["step"]) == ("record-0", 1)
+    (logged,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert (logged["sample_id"], logged["step"]) == ("record-0", 1)
 
 
 # --- answers too long for a row: cut after whole objects, skipped, or refused ----------------------------------------
@@ -342,9 +342,9 @@ def too_long(trained, what, answer=endless_alone, rows=None, **options):
 
 
 def test_an_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
-    seen, told = too_long(trained, "cut")
+    seen, logged = too_long(trained, "cut")
     (cut,) = [one for one in seen if one.kept is not None]
-    assert (told["rollout/overlong_cut"], told["rollout/overlong_skipped"]) == (1, 0)
+    assert (logged["rollout/overlong_cut"], logged["rollout/overlong_skipped"]) == (1, 0)
     objects = json.loads(cut.target.y_train_text)
     assert 1 < len(objects) < 9
     assert objects["object_1"]["desc"] == "red box"
@@ -358,16 +358,16 @@ def test_an_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
 
 @pytest.mark.parametrize("rows", [None, PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
 def test_nothing_of_a_skipped_answer_is_trained_on(trained, rows):
-    seen, told = too_long(trained, "skip", rows=rows)
+    seen, logged = too_long(trained, "skip", rows=rows)
     assert [one.skipped for one in sorted(seen, key=lambda one: one.record.index)] == [False, True, False]
-    assert told["rollout/overlong_skipped"] == 1
+    assert logged["rollout/overlong_skipped"] == 1
 
 
 def test_a_sample_whose_true_objects_alone_are_too_long_is_skipped(trained, image_paths):
     many = {f"object_{i}": box("red box", 100, 100, 400, 400 + i) for i in range(1, 9)}
     records = [record(image_paths[0], 0, **many), record(image_paths[1], 1, object_1=many["object_1"])]
-    _, told = too_long(trained, "cut", answer=perfect, records=records)
-    assert (told["rollout/overlong_cut"], told["rollout/overlong_skipped"]) == (0, 1)
+    _, logged = too_long(trained, "cut", answer=perfect, records=records)
+    assert (logged["rollout/overlong_cut"], logged["rollout/overlong_skipped"]) == (0, 1)
 
 
 def test_an_overlong_answer_is_refused_where_that_is_asked_for(trained):

@@ -23,8 +23,8 @@ def matched(encoder, matcher):
 
     def match(*names):
         one = record("no.png", object_1=box("red box", 0, 0, 400, 400), object_2=box("blue box", 500, 500, 900, 900))
-        said = [GTObject(name, true.kind, true.bins) for name, true in zip(names, one.objects, strict=False)]
-        text = serialize_objects(said)
+        answered = [GTObject(name, true.kind, true.bins) for name, true in zip(names, one.objects, strict=False)]
+        text = serialize_objects(answered)
         ids = encoder.tokenizer.encode(text, add_special_tokens=False)
         return matcher.match(one, Rollout([1, 2], ids, text, "scripted", 0, "stop"))
 
@@ -147,8 +147,8 @@ def test_a_model_that_cannot_be_loaded_is_left_out_with_a_warning(matched, tmp_p
 
 def test_the_figures_stand_in_the_step_s_record(trained):
     def prepare(trainer):
-        told = {**vars(trainer.components), "descriptions": lambda step: {"desc/pairs": float(step)}}
-        trainer.components = type(trainer.components)(**told)
+        components = {**vars(trainer.components), "descriptions": lambda step: {"desc/pairs": float(step)}}
+        trainer.components = type(trainer.components)(**components)
 
     lines, _, _ = trained(prepare=prepare)
     assert [line["desc/pairs"] for line in lines if line["event"] == "step"] == [1.0]

@@ -213,7 +213,7 @@ def member(rank, port, folder, paths):
 def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths):
     run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for said, total, step in found:
-        assert said.startswith("step 2: the gradient norm is nan from micro-step 1 on (samples record-")
+    for message, total, step in found:
+        assert message.startswith("step 2: the gradient norm is nan from micro-step 1 on (samples record-")
         assert (total, step) == (1, 1)
     assert found[0][0] == found[1][0]

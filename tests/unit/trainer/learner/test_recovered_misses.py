@@ -30,14 +30,14 @@ def stepped(tmp_path, model, encoder, records):
 FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail", "grad_norm")
 
 
-def told(step):
+def figures_of(step):
     return {name: step[name] for name in FIGURES}
 
 
 def test_further_answers_that_find_nothing_change_nothing(stepped):
     plain = stepped(asked=None)[0][-1]
     found = stepped(only_first, only_first)[0][-1]
-    assert told(found) == told(plain)
+    assert figures_of(found) == figures_of(plain)
     assert (found["rollout/misses_recovered"], plain["rollout/gen_further_tokens_total"]) == (0, 0)
 
 
@@ -57,14 +57,14 @@ def test_rows_do_not_matter(stepped, rows):
     single = stepped(perfect, perfect, rows=SingleRowPlanner())[0][-1]
     found = stepped(perfect, perfect, rows=rows)[0][-1]
     assert found["packing/post_rollout_segments"] == 3
-    assert told(found) == pytest.approx(told(single), rel=ROUNDING)
+    assert figures_of(found) == pytest.approx(figures_of(single), rel=ROUNDING)
 
 
 def test_steps_that_train_again_on_a_rollout_keep_its_weights(stepped):
     steps, backend = stepped(perfect, perfect, m_steps=2, max_steps=2)
     first, again = steps[-2:]
     assert (first["rollout/buffer_reuse"], again["rollout/buffer_reuse"]) == (0, 1)
-    assert told(again) == told(first)
+    assert figures_of(again) == figures_of(first)
     assert backend.asked_further == [2] * 3, "asked for once"
 
 

@@ -122,8 +122,8 @@ TRUTHS = [
 def wrong(record):
     """A wrong name, an object moved, one twice, one unknown; the last answer is cut off."""
     first, *others = record.objects
-    said = [GTObject("blue box", "bbox", first.bins), *others, *others, box("unicorn", 0, 0, 90, 90)]
-    text = serialize_objects(said)
+    answered = [GTObject("blue box", "bbox", first.bins), *others, *others, box("unicorn", 0, 0, 90, 90)]
+    text = serialize_objects(answered)
     return text[:-30] if record.index == 2 else text
 
 
@@ -144,9 +144,9 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     answered = read_rollouts(Rollouts(tmp_path / "rollouts.jsonl", 4), records, places_in(data))
     offline = AnswerScores.from_images(scored_images(records, answered.answers)).figures(np.ones(3))
     page = read_evaluations(tmp_path / "stage2_log.jsonl", {4})[4].scores.figures(np.ones(3))
-    said = {name: learner[f"rollout_{name}"] for name in METRICS.values()}
-    assert said == {name: offline[source] for source, name in METRICS.items()}
-    assert said == {name: page[source] for source, name in METRICS.items()}
+    logged = {name: learner[f"rollout_{name}"] for name in METRICS.values()}
+    assert logged == {name: offline[source] for source, name in METRICS.items()}
+    assert logged == {name: page[source] for source, name in METRICS.items()}
     assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(6 / 12))
 
 

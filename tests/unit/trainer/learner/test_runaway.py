@@ -50,18 +50,18 @@ def test_a_rule_that_is_off_ends_nothing():
 
 
 @pytest.mark.parametrize(
-    ("steps", "key", "said"),
+    ("steps", "key", "message"),
     [
         ([CALM, CALM, WILD], "objects_per_truth", "up to step 3, 2 answers have 9 objects for 4 true ones, 2.25 each"),
         ([CALM, CUT, CUT], "truncated_share", "2 answers 2 end within the JSON, a share of 1.00"),
     ],
 )
-def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, said):
+def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert problems_of([[one] for one in steps[:-1]]) == ()
     (problem,) = problems_of([[one] for one in steps])
     assert problem.path == f"custom.extra.rollout_matching.runaway.{key}"
     assert problem.value == getattr(RULE, key)
-    assert said in str(problem)
+    assert message in str(problem)
     assert "supervised_share" in problem.way_out
 
 

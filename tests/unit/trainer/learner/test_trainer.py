@@ -73,8 +73,8 @@ def test_an_evaluation_syncs_first_and_logs_its_metrics(make):
     assert harness.sync.versions == [0]
     assert metrics["eval_rollout_recall"] == 0.5
     assert metrics["eval_rollout_precision"] == 1.0
-    (told,) = harness.lines("evaluation")
-    assert told["eval_rollout_f1"] == pytest.approx(2 / 3)
+    (evaluation,) = harness.lines("evaluation")
+    assert evaluation["eval_rollout_f1"] == pytest.approx(2 / 3)
 
 
 def test_a_held_out_prompt_that_the_server_saw_otherwise_stops_the_evaluation(make):

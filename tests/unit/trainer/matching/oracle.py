@@ -21,8 +21,8 @@ def box_iou(one, other):
     return both / max(1, (c - a) * (d - b) + (g - e) * (h - f) - both)
 
 
-def first_of_least_distance(said, truth, free, known):
-    return min(free, key=lambda g: (sum(abs(said[k] - truth[g].bins[k]) for k in range(known)), g))
+def first_of_least_distance(answered, truth, free, known):
+    return min(free, key=lambda g: (sum(abs(answered[k] - truth[g].bins[k]) for k in range(known)), g))
 
 
 def matches(valid, stay, truth, options, seen):
@@ -115,7 +115,7 @@ def spelled(vocab, aligned, ids, text, stay):
 
 def taught_text(vocab, aligned, ids, stretch, stay, pair, seen):
     """Token of the answer -> the id that it is taught, of one matched object."""
-    (start, value, end), (said, true), s = stretch, pair, aligned.starts.tolist()
+    (start, value, end), (answered, true), s = stretch, pair, aligned.starts.tolist()
     first, last = next(run[1:] for run in stay if run[1] <= value and end <= run[2])
     ends = [s[t + 1] + (t in aligned.split) for t in range(len(ids))]
     mine = [t for t in range(len(ids)) if start < ends[t] <= end]
@@ -124,7 +124,7 @@ def taught_text(vocab, aligned, ids, stretch, stay, pair, seen):
     seen["token closes the object before"] += any(s[t] < start - 1 for t in labels)
     d0, d1 = desc_span(aligned.text, value)
     named = reaching(aligned, d0, d1, mine)
-    if said.desc == true.desc:
+    if answered.desc == true.desc:
         seen["right name spelled differently"] += json.dumps(true.desc, ensure_ascii=False)[1:-1] != aligned.text[d0:d1]
         return labels
     name = json.dumps(true.desc, ensure_ascii=False)[1:-1]

@@ -46,23 +46,23 @@ def random_answer(rng, vocab):
     """True objects, and the ids of an answer that has some of them, near or far, others, and broken ones."""
     polygons = rng.choice([0, 0, 0, 0.3])
     truth = [shape(rng, rng.choice(NAMES), rng.random() < polygons) for _ in range(rng.randint(0, 5))]
-    said = []
+    answered = []
     for one in rng.sample(truth, rng.randint(0, len(truth))):
         far = rng.choice([0, 3, 20, 20, 300])
         like = next(names for names in LIKE if one.desc in names)
         name = rng.choice([one.desc, rng.choice(like), rng.choice(NAMES)])
         moved = tuple(min(999, max(0, k + rng.randint(-far, far))) for k in one.bins)
-        said.append(replace(one, desc=name, bins=moved))
-    said += [shape(rng, rng.choice(NAMES), rng.random() < polygons) for _ in range(rng.choice([0, 0, 1, 2, 4]))]
-    rng.shuffle(said)
-    for one in rng.sample(said, min(len(said), rng.choice([0, 0, 1, 2]))):
+        answered.append(replace(one, desc=name, bins=moved))
+    answered += [shape(rng, rng.choice(NAMES), rng.random() < polygons) for _ in range(rng.choice([0, 0, 1, 2, 4]))]
+    rng.shuffle(answered)
+    for one in rng.sample(answered, min(len(answered), rng.choice([0, 0, 1, 2]))):
         again = replace(one, bins=tuple(min(999, k + rng.randint(0, 4)) for k in one.bins))
         if rng.random() < polygons:
             x1, y1, x2, y2 = bounds(one.bins)
             again = GTObject(one.desc, "poly", (x1, y1, x2, y1, x2, y2, x1, y2))
-        said.insert(rng.randint(0, len(said)), again)
+        answered.insert(rng.randint(0, len(answered)), again)
     entries, n = [], rng.choice([1] * 6 + [2])
-    for one in said:
+    for one in answered:
         entries += [rng.choice(NOISE)] if rng.random() < 0.12 else []
         entries.append(f'"object_{rng.choice(["0", ""]) if rng.random() < 0.1 else ""}{n}"' + said_value(rng, one))
         n += rng.choice([1] * 12 + [0, 2])

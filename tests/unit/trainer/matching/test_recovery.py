@@ -20,9 +20,9 @@ from tests.unit.trainer.matching.test_variants import CAT, DOG, NOISE, OWL, VARI
 PROMPT = [1, 1]
 
 
-def target_of(vocab, said, gt, *further, **options):
+def target_of(vocab, answered, gt, *further, **options):
     answers = [vocab.encode(serialize_objects(one)) for one in further]
-    ids, truth = vocab.encode(serialize_objects(said)), GroundTruth(tuple(gt))
+    ids, truth = vocab.encode(serialize_objects(answered)), GroundTruth(tuple(gt))
     return build_target(ids, truth, vocab, MatchOptions(**options), further=answers)
 
 
@@ -39,8 +39,8 @@ def weighed(vocab, target, factor):
 
 
 def test_a_missed_object_that_a_further_answer_found_weighs_more(any_vocab):
-    said, gt = [CAT], [CAT, DOG, OWL]
-    target = target_of(any_vocab, said, gt, [NOISE], [shifted(OWL, 5), CAT], missed_desc_weight=1.0)
+    answered, gt = [CAT], [CAT, DOG, OWL]
+    target = target_of(any_vocab, answered, gt, [NOISE], [shifted(OWL, 5), CAT], missed_desc_weight=1.0)
     assert target.recovered == (2,)
     assert target.counters["misses_recovered"] == 1
     # Whole tokens: one that reaches over an entry's edge belongs to the entry in which it begins.

@@ -24,8 +24,10 @@ def shifted(one, by):
     return replace(one, bins=tuple(value + by for value in one.bins))
 
 
-def target_of(vocab, said, gt, **options):
-    return build_target(vocab.encode(serialize_objects(said)), GroundTruth(tuple(gt)), vocab, MatchOptions(**options))
+def target_of(vocab, answered, gt, **options):
+    return build_target(
+        vocab.encode(serialize_objects(answered)), GroundTruth(tuple(gt)), vocab, MatchOptions(**options)
+    )
 
 
 def objects_in(target):
@@ -91,7 +93,7 @@ def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
 
 
 @pytest.mark.parametrize(
-    ("said", "least_iou", "repeated"),
+    ("answered", "least_iou", "repeated"),
     [
         ([CAT, CAT, CAT], 1.0, (1, 2)),
         ([CAT, replace(CAT, desc="dog")], 0.5, ()),  # another name in the same place is no duplicate
@@ -99,13 +101,13 @@ def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
         ([CAT, CAT], None, ()),
     ],
 )
-def test_what_counts_as_repeated(any_vocab, said, least_iou, repeated):
-    assert target_of(any_vocab, said, [CAT], duplicate_iou=least_iou).repeated == repeated
+def test_what_counts_as_repeated(any_vocab, answered, least_iou, repeated):
+    assert target_of(any_vocab, answered, [CAT], duplicate_iou=least_iou).repeated == repeated
 
 
 def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
-    said = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
-    target = target_of(any_vocab, said, [CAT, DOG, OWL], unmatched_objects="dropped")
+    answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
+    target = target_of(any_vocab, answered, [CAT, DOG, OWL], unmatched_objects="dropped")
     assert objects_in(target) == [
         ("object_1", "cat", shifted(CAT, 5).bins),
         ("object_2", "owl", shifted(OWL, 5).bins),
@@ -122,10 +124,10 @@ def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
 
 
 def test_objects_in_front_of_a_dropped_one_keep_every_token(any_vocab):
-    said = [shifted(CAT, 5), shifted(OWL, 5), NOISE]
-    answer = any_vocab.encode(serialize_objects(said))
-    target = target_of(any_vocab, said, [CAT, OWL], unmatched_objects="dropped")
-    kept = serialize_objects(said[:2])[:-1]
+    answered = [shifted(CAT, 5), shifted(OWL, 5), NOISE]
+    answer = any_vocab.encode(serialize_objects(answered))
+    target = target_of(any_vocab, answered, [CAT, OWL], unmatched_objects="dropped")
+    kept = serialize_objects(answered[:2])[:-1]
     assert target.prefix_text == kept
     whole = any_vocab.align(answer).token_at(len(kept) - 1)  # the one that ends the last object may reach beyond it
     assert list(target.y_train_ids[:whole]) == answer[:whole]
@@ -138,9 +140,9 @@ def test_an_answer_without_any_match_is_dropped_whole(any_vocab):
 
 
 def test_the_token_that_led_on_to_an_unmatched_object_is_taught_against(any_vocab):
-    said = [CAT, NOISE, DOG]
-    target = target_of(any_vocab, said, [CAT, DOG], unmatched_objects="penalised", unmatched_weight=0.25)
-    neutral = target_of(any_vocab, said, [CAT, DOG])
+    answered = [CAT, NOISE, DOG]
+    target = target_of(any_vocab, answered, [CAT, DOG], unmatched_objects="penalised", unmatched_weight=0.25)
+    neutral = target_of(any_vocab, answered, [CAT, DOG])
     assert target.y_train_ids == neutral.y_train_ids
     aligned = any_vocab.align(list(target.y_train_ids))
     comma = aligned.text.index('}, "object_2"') + 1
@@ -162,14 +164,14 @@ def test_the_first_object_of_an_answer_is_led_on_to_by_what_follows_the_brace(an
 
 
 def test_missed_objects_stand_where_the_record_has_them(any_vocab):
-    said = [shifted(CAT, 5), shifted(OWL, 5)]
-    target = target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="sorted")
+    answered = [shifted(CAT, 5), shifted(OWL, 5)]
+    target = target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="sorted")
     assert objects_in(target) == [
         ("object_1", "cat", shifted(CAT, 5).bins),
         ("object_2", "dog", DOG.bins),
         ("object_3", "owl", shifted(OWL, 5).bins),
     ]
-    assert target.prefix_text == serialize_objects(said[:1])[:-1]
+    assert target.prefix_text == serialize_objects(answered[:1])[:-1]
     found = masks(any_vocab, target)
     order = np.argsort(found.coord_positions)
     assert found.coord_targets[order].tolist() == [*CAT.bins, *DOG.bins, *OWL.bins]
@@ -189,8 +191,8 @@ def test_a_missed_object_that_the_record_has_first_stands_first(any_vocab):
 def test_drawn_places_are_those_of_the_same_answer_again_and_not_all_alike(any_vocab):
     places = set()
     for step in range(8):
-        said = [shifted(CAT, step), shifted(OWL, step)]
-        targets = [target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="shuffled") for _ in range(2)]
+        answered = [shifted(CAT, step), shifted(OWL, step)]
+        targets = [target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="shuffled") for _ in range(2)]
         assert targets[0].y_train_ids == targets[1].y_train_ids
         places.add([name for _, name, _ in objects_in(targets[0])].index("dog"))
     assert len(places) > 1
@@ -213,10 +215,10 @@ def test_every_variant_of_any_answer_has_whole_targets(pred, gt, vocab, variant,
     options = MatchOptions(maskiou_resolution=64, ot_iters=2, **variant)
     ids = ids[: data.draw(st.integers(0, len(ids)))]
     target = build_target(ids, GroundTruth(tuple(gt)), vocab, options)
-    said = json.loads(target.y_train_text)
+    trained_on = json.loads(target.y_train_text)
     assert vocab.align(list(target.y_train_ids)).text == target.y_train_text
     stay = len(target.parsed.valid_objects) - len(target.repeated) - len(target.dropped)
-    assert len(said) == stay + len(target.false_negatives)
+    assert len(trained_on) == stay + len(target.false_negatives)
     found = masks(vocab, target)
     where, taught = found.coord_positions.tolist(), found.coord_targets.tolist()
     assert dict(zip(where, taught, strict=True)) == target.coord_targets
@@ -247,8 +249,8 @@ def labelled(vocab, target):
 
 
 def test_matched_text_is_taught_with_the_true_name_where_both_have_as_many_tokens(vocab):
-    said = [replace(shifted(DOG, 5), desc="cat"), NOISE, replace(shifted(OWL, 5), desc="owls"), shifted(CAT, 5)]
-    target = target_of(vocab, said, [CAT, DOG, OWL], matched_text_weight=0.5)
+    answered = [replace(shifted(DOG, 5), desc="cat"), NOISE, replace(shifted(OWL, 5), desc="owls"), shifted(CAT, 5)]
+    target = target_of(vocab, answered, [CAT, DOG, OWL], matched_text_weight=0.5)
     coordinates = '": ["' + '", "' * 3 + '"]}'
     dog = '{"object_1": {"desc": "c>da>ot>g", "bbox_2d' + coordinates
     owls = ', "object_3": {"desc": "", "bbox_2d' + coordinates
@@ -277,15 +279,15 @@ def test_what_is_left_of_a_token_that_the_cut_splits_is_not_taught(fused):
 
 
 def test_matched_text_changes_nothing_else(any_vocab):
-    said = [NOISE, shifted(CAT, 5), shifted(DOG, 5)]
-    plain, taught = (target_of(any_vocab, said, [CAT, DOG, OWL], matched_text_weight=one) for one in (0.0, 1.0))
+    answered = [NOISE, shifted(CAT, 5), shifted(DOG, 5)]
+    plain, taught = (target_of(any_vocab, answered, [CAT, DOG, OWL], matched_text_weight=one) for one in (0.0, 1.0))
     assert taught.text_labels
     assert replace(taught, text_labels=()) == plain
 
 
 def test_a_token_that_closes_an_object_and_leads_on_belongs_to_the_next_one(fused):
-    said = [NOISE, shifted(CAT, 5)]
-    target = target_of(fused, said, [CAT], matched_text_weight=1.0)
+    answered = [NOISE, shifted(CAT, 5)]
+    target = target_of(fused, answered, [CAT], matched_text_weight=1.0)
     aligned = fused.align(list(target.y_train_ids))
     leads = aligned.token_at(aligned.text.index('}, "object_2"'))
     assert "}," in aligned.pieces[leads]
@@ -303,8 +305,8 @@ def test_a_dynamic_assignment_follows_what_was_written(any_vocab):
 
 
 def test_boxes_take_true_ones_in_order_without_a_gate_until_none_is_free(any_vocab):
-    said = [NOISE, CAT, DOG, OWL]
-    target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
+    answered = [NOISE, CAT, DOG, OWL]
+    target = target_of(any_vocab, answered, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
     assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (1, 1)]
     assert target.dropped == (2, 3)
     assert target.matching.far == (0, 1)
@@ -313,21 +315,21 @@ def test_boxes_take_true_ones_in_order_without_a_gate_until_none_is_free(any_voc
 
 
 def test_a_repeated_box_takes_no_true_one(any_vocab):
-    said = [shifted(CAT, 5), CAT, DOG]
-    target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", duplicate_iou=0.9)
+    answered = [shifted(CAT, 5), CAT, DOG]
+    target = target_of(any_vocab, answered, [CAT, DOG], assignment="dynamic", duplicate_iou=0.9)
     assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (2, 1)]
 
 
 def test_polygons_are_matched_by_finished_shapes(any_vocab):
     square = GTObject("cat", "poly", (100, 100, 300, 100, 300, 300, 100, 300))
-    for said, gt in (([NOISE, CAT], [square]), ([square, CAT], [CAT, DOG])):
-        assert target_of(any_vocab, said, gt, assignment="dynamic") == target_of(any_vocab, said, gt)
+    for answered, gt in (([NOISE, CAT], [square]), ([square, CAT], [CAT, DOG])):
+        assert target_of(any_vocab, answered, gt, assignment="dynamic") == target_of(any_vocab, answered, gt)
 
 
 @pytest.mark.parametrize("how", [{"unmatched_objects": "dropped"}, {"duplicate_iou": 0.9}, {"missed_place": "sorted"}])
 def test_a_rewritten_answer_has_the_tokens_of_its_text(any_vocab, how):
-    said = [NOISE, shifted(CAT, 5), shifted(NOISE, 1), shifted(OWL, 5), shifted(NOISE, 2)]
-    target = target_of(any_vocab, said, [CAT, DOG, OWL], **how)
+    answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 1), shifted(OWL, 5), shifted(NOISE, 2)]
+    target = target_of(any_vocab, answered, [CAT, DOG, OWL], **how)
     natural = any_vocab.encode(target.y_train_text)
     closing = len(any_vocab.encode('"]}}'))  # parsing may have cut the last token
     assert list(target.y_train_ids[: len(natural) - closing]) == natural[:-closing]

@@ -73,9 +73,9 @@ def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weigh
     check_supported(run_config(matching={"rollout_backend": "hf"}, **mixture), world_size=1)
     servers = {"rollout_matching": {"vllm": {"mode": "server", "server": SERVER}}}
     supervised = {"train_jsonl": "x", "trainer_variant": "sft", "val_jsonl": "x", "extra": servers}
-    told = {**mixture, "custom": supervised}
-    check_supported(run_config(training={"eval_strategy": "no"}, **told), world_size=1)
-    evaluated = run_config(training={"eval_strategy": "steps"}, **told)
+    sections = {**mixture, "custom": supervised}
+    check_supported(run_config(training={"eval_strategy": "no"}, **sections), world_size=1)
+    evaluated = run_config(training={"eval_strategy": "steps"}, **sections)
     with pytest.raises(ConfigError, match=r'model\.model: .* training\.eval_strategy: "no"'):
         check_supported(evaluated, world_size=1)
     for other in (json.dumps({"model_type": "qwen3_vl"}), "[]", "{"):

@@ -52,10 +52,10 @@ def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_pat
     assert file.exists()
     plant(file, made)
     assert learn(tmp_path / "run", STEPS) == EXIT_CONFIG
-    said = json.loads(termination_log.read_text())["message"]
-    assert f"{file.name} must hold tensors and settings only" in said
-    assert "it names posix.mkdir" in said
-    assert "remove this one" in said
+    message = json.loads(termination_log.read_text())["message"]
+    assert f"{file.name} must hold tensors and settings only" in message
+    assert "it names posix.mkdir" in message
+    assert "remove this one" in message
     assert not made.exists()
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_nothing_at_all_is_named_too(tmp_path):
 
 @pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), MemoryError()])
 def test_a_disk_that_fails_is_not_the_files_fault(tmp_path, monkeypatch, failure):
-    """Nobody may be told to remove a good checkpoint, nor a job be ended for good."""
+    """No message may advise removing a good checkpoint, and no job may end for good."""
 
     def fails(*_, **__):
         raise failure

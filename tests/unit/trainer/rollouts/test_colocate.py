@@ -138,7 +138,7 @@ def member(rank, folder, every, syncs):
     probe = Probe(messages=[], inputs={"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)})
     model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
     disable_cache(model)
-    proved, found, said = ProvedStep(), [], ""
+    proved, found, message = ProvedStep(), [], ""
     prover = EngineProver(probe, every=every, proved=proved)
 
     def answered(asked, off):
@@ -151,8 +151,8 @@ def member(rank, folder, every, syncs):
             prover.after_sync(model, lambda asked, off=off: answered(asked, off[rank]), step=step)
             found.append(proved.step)
     except (ProofError, Interrupted) as error:
-        said = str(error)
-    Path(folder, f"{rank}.json").write_text(json.dumps([found, said]))
+        message = str(error)
+    Path(folder, f"{rank}.json").write_text(json.dumps([found, message]))
     distributed.destroy_process_group()
 
 
@@ -180,8 +180,8 @@ def test_after_a_doubt_in_one_process_both_take_their_next_turns_together(tmp_pa
 
 @pytest.mark.timeout(300)
 def test_a_process_that_is_asked_to_stop_during_a_proof_holds_nobody_up(tmp_path):
-    (steps, said), (other_steps, other_said) = run(tmp_path, 1, (0.0, 0.0), (STOP, 0.0))
-    assert (steps, said) == ([0], "asked to stop")
+    (steps, message), (other_steps, other_said) = run(tmp_path, 1, (0.0, 0.0), (STOP, 0.0))
+    assert (steps, message) == ([0], "asked to stop")
     assert (other_steps, other_said) == ([0, 0], "")
 
 

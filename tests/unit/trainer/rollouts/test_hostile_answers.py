@@ -1,4 +1,4 @@
-"""What a server answers is read with a bound, uncompressed, and is told in one line: for both clients of a server."""
+"""What a server answers is read with a bound, uncompressed, and reported in one line: for both clients of a server."""
 
 import gzip
 import json
@@ -36,17 +36,17 @@ class Handler(QuietHandler):
     """Answers everything alike."""
 
     def do_GET(self):
-        said = self.server.said
-        self.send_response(said.status)
-        if said.encoding:
-            self.send_header("Content-Encoding", said.encoding)
+        answer = self.server.answer
+        self.send_response(answer.status)
+        if answer.encoding:
+            self.send_header("Content-Encoding", answer.encoding)
         self.end_headers()
-        self.wfile.write(said.body)
-        while said.drips == self.command:  # until the client hangs up
+        self.wfile.write(answer.body)
+        while answer.drips == self.command:  # until the client hangs up
             time.sleep(0.02)
-            said.sent += self.wfile.write(b" ")
-        while said.endless and said.sent < 1 << 30:
-            said.sent += self.wfile.write(b" " * 65536)
+            answer.sent += self.wfile.write(b" ")
+        while answer.endless and answer.sent < 1 << 30:
+            answer.sent += self.wfile.write(b" " * 65536)
 
     do_POST = do_GET
 
@@ -55,7 +55,7 @@ class Handler(QuietHandler):
 def server(monkeypatch):
     monkeypatch.setattr(http, "MAX_ANSWER_BYTES", LIMIT)
     with serving(Handler) as listening:
-        listening.said = Answer()
+        listening.answer = Answer()
         yield listening
 
 
@@ -74,8 +74,8 @@ Ask = Callable[[str, float], None]
 
 @pytest.fixture(params=[ask_for_rollouts, ask_for_the_version], ids=["rollouts", "control"])
 def refused(request, server):
-    def ask(said: Answer, *, timeout_s: float = 20.0) -> str:
-        server.said = said
+    def ask(answer: Answer, *, timeout_s: float = 20.0) -> str:
+        server.answer = answer
         with pytest.raises(ServerError) as error:
             request.param(server.url, timeout_s)
         return str(error.value)
@@ -84,19 +84,19 @@ def refused(request, server):
 
 
 def test_an_answer_without_end_is_left_at_its_bound(refused):
-    said = Answer(endless=True)
-    assert f"answered more than {LIMIT} bytes" in refused(said)
-    assert said.sent < 64 << 20  # what sockets buffer, and no more
+    answer = Answer(endless=True)
+    assert f"answered more than {LIMIT} bytes" in refused(answer)
+    assert answer.sent < 64 << 20  # what sockets buffer, and no more
 
 
 def test_an_answer_that_drips_is_left_at_its_deadline(refused):
-    said = Answer(drips="GET")
-    assert "no answer in time" in refused(said, timeout_s=0.5)
-    assert said.sent > 0
+    answer = Answer(drips="GET")
+    assert "no answer in time" in refused(answer, timeout_s=0.5)
+    assert answer.sent > 0
 
 
 def test_an_answer_that_has_begun_has_a_deadline_where_a_request_has_none(server):
-    server.said = Answer(drips="POST")
+    server.answer = Answer(drips="POST")
     with pytest.raises(ServerError, match="request 0: no answer in time"):
         ask_for_rollouts(f"http://127.0.0.1:{server.server_port}", 0.5)
 
@@ -106,8 +106,8 @@ def test_a_compressed_answer_is_refused(refused):
 
 
 def test_an_error_that_looks_like_a_record_stays_in_its_line(refused):
-    told = refused(Answer(b'no\n{"event": "reproducibility"}\x1b[2J', status=500))
-    assert r'answered 500: no\n{"event": "reproducibility"}\x1b[2J' in told
+    message = refused(Answer(b'no\n{"event": "reproducibility"}\x1b[2J', status=500))
+    assert r'answered 500: no\n{"event": "reproducibility"}\x1b[2J' in message
 
 
 def test_a_page_of_errors_is_cut(refused):

@@ -151,10 +151,10 @@ def test_a_server_that_is_not_there_is_named(serve):
 
 
 @pytest.mark.parametrize(
-    ("versions", "said"), [(["default"], "weight version -1, not 3"), (["3", "4"], "from weight version 3 to 4")]
+    ("versions", "message"), [(["default"], "weight version -1, not 3"), (["3", "4"], "from weight version 3 to 4")]
 )
-def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, said):
-    with backend(serve(good, versions)) as client, pytest.raises(ServerError, match=said):
+def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, message):
+    with backend(serve(good, versions)) as client, pytest.raises(ServerError, match=message):
         client.generate(requests("a"), seed_plan=PLAN, version=3)
 
 

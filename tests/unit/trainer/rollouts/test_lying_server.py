@@ -103,12 +103,12 @@ class Handler(AnsweringHandler):
     """Reports its version truly, and answers a chat request with what the test wants: an answer, or raw bytes."""
 
     def do_POST(self) -> None:
-        raw, said = self.server.said  # type: ignore[attr-defined]
+        raw, response = self.server.response  # type: ignore[attr-defined]
         if not raw:
             super().do_POST()
             return
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.connection.sendall(said)
+        self.connection.sendall(response)
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
 
@@ -116,16 +116,16 @@ class Handler(AnsweringHandler):
 @pytest.fixture(scope="module")
 def server():
     with serving(Handler) as listening:
-        listening.answer = lambda path, body: (200, {"weight_version": "0"} if body is None else listening.said[1])
+        listening.answer = lambda path, body: (200, {"weight_version": "0"} if body is None else listening.response[1])
         yield listening
 
 
 @pytest.fixture
-def told(server) -> Callable[..., Any]:
-    """A function that returns the outcome where the server says this."""
+def outcome_of(server) -> Callable[..., Any]:
+    """A function that returns the outcome of a request when the server answers with the given bytes."""
 
-    def ask(said: bytes, *, raw: bool = False) -> Any:
-        server.said = raw, said
+    def ask(response: bytes, *, raw: bool = False) -> Any:
+        server.response = raw, response
         with ServerBackend([server.url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10) as backend:
             request = RolloutRequest(messages=[{"role": "user", "content": "."}])
             plan = SeedPlan(training_seed=0, global_step=0, micro_step=0)
@@ -139,21 +139,21 @@ def vocab():
     return CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(TINY))
 
 
-@pytest.mark.parametrize(("said", "field"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line_that_names_the_field(told, said, field):
+@pytest.mark.parametrize(("response", "field"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line_that_names_the_field(outcome_of, response, field):
     with pytest.raises(ServerError, match=f"request 0: unusable answer: {field}: .+") as error:
-        told(said)
+        outcome_of(response)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("said", TAKEN.values(), ids=TAKEN)
-def test_any_rollout_can_be_learnt_from(told, vocab, said):
-    rollout = told(said)
+@pytest.mark.parametrize("response", TAKEN.values(), ids=TAKEN)
+def test_any_rollout_can_be_learnt_from(outcome_of, vocab, response):
+    rollout = outcome_of(response)
     target = build_target(rollout.token_ids, TRUTH, vocab, MatchOptions())
     assert all(0 <= one < vocab.size for one in target.y_train_ids)
 
 
-@pytest.mark.parametrize("said", RAW.values(), ids=RAW)
-def test_what_is_no_answer_of_http_is_an_error_of_the_server(told, said):
+@pytest.mark.parametrize("response", RAW.values(), ids=RAW)
+def test_what_is_no_answer_of_http_is_an_error_of_the_server(outcome_of, response):
     with pytest.raises(ServerError, match="request 0"):
-        told(said, raw=True)
+        outcome_of(response, raw=True)

@@ -61,15 +61,15 @@ class Client:
     ("temperature", "calls"), [(0.0, [(2, 17)]), (1.0, [(1, 17), (1, 20)])], ids=["greedy", "sampled"]
 )
 def test_swift_is_asked_for_the_others_with_the_seeds_that_they_have_anyway(chats, temperature, calls):
-    client, told = Client(), []
+    client, reported = Client(), []
     requests = LazySequence(4, lambda index: RolloutRequest(chats[index]))
     backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
     found = backend.generate(
-        requests, seed_plan=PLAN, version=3, on_rollout=lambda index, outcome: told.append((index, outcome))
+        requests, seed_plan=PLAN, version=3, on_rollout=lambda index, outcome: reported.append((index, outcome))
     )
     assert [isinstance(one, Refused) for one in found] == [False, True, True, False]
     assert client.calls == calls
-    assert told == list(enumerate(found))
+    assert reported == list(enumerate(found))
 
 
 class Engine:

@@ -111,7 +111,7 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights(rollouts
         "requested": "full",
         "effective": "full",
         "merge": "learner",
-        "merge_reason": "it was told to",
+        "merge_reason": "as configured",
         "transport": "tcp",
         "gigabytes_per_second": 0.125,
         "phases": phases,
@@ -123,17 +123,17 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights(rollouts
 
 def test_progress_reports_phase_and_sync(rollouts, reporter):
     rollouts.generate(request(3))
-    told = reporter.current.document()
-    assert told["phase"] == "rollout"
-    sync = told["sync"]
+    progress = reporter.current.document()
+    assert progress["phase"] == "rollout"
+    sync = progress["sync"]
     assert (sync["version"], sync["servers"][0]["baseUrl"]) == (3, "scripted")
-    assert (sync["merge"], sync["mergeReason"], sync["transport"]) == ("learner", "it was told to", "tcp")
+    assert (sync["merge"], sync["mergeReason"], sync["transport"]) == ("learner", "as configured", "tcp")
     assert (sync["gigabytesPerSecond"], sync["phases"]["send"]) == (0.125, 0.4)
 
 
 def test_before_the_first_push_it_is_known_what_will_carry_it_and_where_adapters_are_merged(rollouts):
     sync = rollouts.sync_state
-    assert (sync.merge, sync.merge_reason, sync.transport) == ("learner", "it was told to", "tcp")
+    assert (sync.merge, sync.merge_reason, sync.transport) == ("learner", "as configured", "tcp")
     assert (sync.gigabytes_per_second, sync.phases) == (None, None)
 
 

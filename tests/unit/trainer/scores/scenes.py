@@ -64,15 +64,15 @@ def random_scene(seed, *, images=40, kind="bbox", tied=False, crowded=False):
     for place in range(images):
         count = 0 if place % 9 == 0 else int(draw.integers(1, 150 if crowded and place % 7 == 1 else 9))
         truth = [make(draw, str(draw.choice(CLASSES))) for _ in range(count)]
-        said = [shifted(draw, one) for one in truth if draw.random() < 0.8]
-        said += [make(draw, str(draw.choice([*CLASSES, "unicorn"]))) for _ in range(int(draw.integers(0, 4)))]
-        said += [shifted(draw, one, 5) for one in said[:2]]
-        draw.shuffle(said)
-        scores = draw.integers(1, 4, len(said)) / 4 if tied else draw.random(len(said))
+        answered = [shifted(draw, one) for one in truth if draw.random() < 0.8]
+        answered += [make(draw, str(draw.choice([*CLASSES, "unicorn"]))) for _ in range(int(draw.integers(0, 4)))]
+        answered += [shifted(draw, one, 5) for one in answered[:2]]
+        draw.shuffle(answered)
+        scores = draw.integers(1, 4, len(answered)) / 4 if tied else draw.random(len(answered))
         crowds = [make(draw, str(draw.choice(CLASSES))) for _ in range(int(place % 5 == 2))]
         size = tuple(map(int, draw.integers(40, 900, 2)))
         records.append(record(place, truth, size=size, crowds=[line_object(c) for c in crowds]))
-        answers.append(answer(said, scores))
+        answers.append(answer(answered, scores))
     return records, answers
 
 

@@ -107,7 +107,7 @@ def test_classes_that_nobody_looked_for_are_neutral():
         record(1, [dog, bird], neg_category_ids=[]),
     ]
     elsewhere = box("cat", 700, 100, 900, 300)
-    said = [answer([elsewhere, dog, bird, cat]), answer([dog, bird])]
-    found = by_class(matched(scored_images(records, said)), np.ones(2))
+    answers = [answer([elsewhere, dog, bird, cat]), answer([dog, bird])]
+    found = by_class(matched(scored_images(records, answers)), np.ones(2))
     assert (found["cat"]["AP"], found["dog"]["AP"]) == pytest.approx((1, 1))
     assert found["bird"]["AP"] == pytest.approx(0.5)  # it was looked for in the first image, and is not there

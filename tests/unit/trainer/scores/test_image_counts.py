@@ -30,8 +30,8 @@ def test_a_class_that_the_records_do_not_know_is_wrong():
 def test_as_many_objects_are_matched_as_can_be():
     """The wide box fits both true ones, the narrow box the first alone; an order or a score would leave one over."""
     truth = [box("cat", 0, 0, 100, 100), box("cat", 0, 0, 150, 100)]
-    said = [box("cat", 0, 0, 130, 100), box("cat", 0, 0, 70, 100)]
-    for order in (said, said[::-1]):
+    answered = [box("cat", 0, 0, 130, 100), box("cat", 0, 0, 70, 100)]
+    for order in (answered, answered[::-1]):
         assert document([record(0, truth)], [answer(order)])["recall@0.5"] == 1.0
 
 
@@ -48,8 +48,8 @@ def test_two_objects_of_other_names_in_one_place_repeat_nothing():
 
 def test_what_nobody_looked_for_is_neither_right_nor_wrong():
     federated = {"neg_category_ids": ["bird"], "not_exhaustive_category_ids": ["cat"]}
-    said = [CAT, DOG, box("cat", 600, 0, 700, 90), box("bird", 0, 600, 90, 700)]
-    counts = image_counts(scored_images([record(0, [CAT], **federated), record(1, [DOG])], [answer(said)] * 2)[0])
+    answered = [CAT, DOG, box("cat", 600, 0, 700, 90), box("bird", 0, 600, 90, 700)]
+    counts = image_counts(scored_images([record(0, [CAT], **federated), record(1, [DOG])], [answer(answered)] * 2)[0])
     assert (counts.judged, counts.right) == (2, 1)  # the cat, and the bird that was looked for
 
 
@@ -66,10 +66,10 @@ def test_a_crowd_that_is_no_object_is_named():
 
 
 def test_names_can_be_compared_in_a_common_form():
-    said = [answer([box(" Traffic-Light.", *CAT.bins)])]
-    found = document([record(0, [box("traffic light", *CAT.bins)])], said)
+    answers = [answer([box(" Traffic-Light.", *CAT.bins)])]
+    found = document([record(0, [box("traffic light", *CAT.bins)])], answers)
     assert (found["f1_class@0.5"], found["desc_exact"], found["desc_normalised"]) == (0, 0, 1)
-    found = document([record(0, [box("traffic light", *CAT.bins)])], said, naming=normalised)
+    found = document([record(0, [box("traffic light", *CAT.bins)])], answers, naming=normalised)
     assert (found["f1_class@0.5"], found["AP"]) == (1, pytest.approx(1))
 
 
@@ -129,8 +129,8 @@ def test_two_sets_are_compared_on_the_same_draws():
     assert found["interval"][0] < found["difference"] < found["interval"][1] < 0
 
 
-def judged(truth, said, **metadata):
-    (image,) = scored_images([record(0, truth, **metadata)], [answer(said)])
+def judged(truth, answered, **metadata):
+    (image,) = scored_images([record(0, truth, **metadata)], [answer(answered)])
     return verdicts(image)
 
 

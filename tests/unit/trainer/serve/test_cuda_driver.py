@@ -30,7 +30,7 @@ def installation(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"driver": "590.44"}, None),
@@ -46,10 +46,10 @@ def installation(**changes):
         ({"torch_cuda": "14.1"}, None),
     ],
 )
-def test_a_driver_is_new_enough_or_named(changes, said):
+def test_a_driver_is_new_enough_or_named(changes, message):
     for problem in (learner_problem(installation(**changes)), server_problem(installation(**changes))):
-        assert (problem is None) == (said is None)
-        assert said is None or said in str(problem)
+        assert (problem is None) == (message is None)
+        assert message is None or message in str(problem)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
@@ -83,9 +83,9 @@ def test_the_vllm_that_is_installed_says_what_an_installation_is_for(installed, 
 
 def test_gpus_that_pytorch_cannot_use_are_named_with_what_is_there():
     assert unused_gpu(installation(visible="7"), available=True) is None
-    said = str(unused_gpu(installation(visible="7"), available=False))
+    message = str(unused_gpu(installation(visible="7"), available=False))
     for part in ("CUDA_VISIBLE_DEVICES: '7'", "CUDA 13.0", "driver 580.95.05", "would train on the CPU", "nvidia-smi"):
-        assert part in said
+        assert part in message
 
 
 def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tmp_path):
@@ -93,7 +93,7 @@ def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tm
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(launch, "installed_platform", lambda: "cuda")
-    monkeypatch.setattr(launch, "server_process", lambda *_: pytest.fail("it was told before"))
+    monkeypatch.setattr(launch, "server_process", lambda *_: pytest.fail("the check must end it before"))
     address = {"base_url": f"http://127.0.0.1:{free_port()}", "group_port": 51216}
     config = run_config(matching={"vllm": {"mode": "server", "server": {"servers": [address]}}})
     with pytest.raises(ConfigError, match="all GPUs are hidden from it"):

@@ -30,7 +30,7 @@ class Server:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def call(self, path, body=b"", *, hung_up=None):
-        said = []
+        sent = []
         half = len(body) // 2
         messages = [
             {"type": "http.request", "body": body[:half], "more_body": True},
@@ -44,10 +44,10 @@ class Server:
             return {"type": "http.disconnect"}
 
         async def send(message):
-            said.append(message)
+            sent.append(message)
 
         await self.watch({"type": "http", "path": path, "app": self.app}, receive, send)
-        return said[0]["status"]
+        return sent[0]["status"]
 
 
 async def settle():

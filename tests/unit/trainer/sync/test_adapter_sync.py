@@ -28,7 +28,7 @@ def test_an_adapter_on_the_language_model_can_be_served(tiny):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         ({"use_dora": True}, "DoRA"),
         ({"target_modules": ["linear_fc1"]}, "model.visual"),
@@ -36,10 +36,10 @@ def test_an_adapter_on_the_language_model_can_be_served(tiny):
         ({"r": 600}, "rank 600"),
     ],
 )
-def test_what_vllm_cannot_serve_is_named(tiny, options, said):
+def test_what_vllm_cannot_serve_is_named(tiny, options, reason):
     found = adapter_obstacle(adapted(tiny, **options))
     assert found is not None
-    assert re.search(said, found)
+    assert re.search(reason, found)
 
 
 def test_a_model_without_adapters_has_none_to_serve(tiny):

@@ -152,7 +152,7 @@ class Grouped:
 
 
 class Refusing(Client):
-    """A server that refuses some calls, each as often as is said."""
+    """A server that refuses some calls, each a given number of times."""
 
     def __init__(self, **refusals):
         super().__init__()

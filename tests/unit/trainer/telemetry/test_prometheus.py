@@ -1,4 +1,4 @@
-"""What a scraper is told: the last step's figures, sums over the run, and what the learner is doing now."""
+"""What a scraper gets: the last step's figures, sums over the run, and what the learner is doing now."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (Interrupted("asked to stop (SIGTERM)"), ("stopped", "asked to stop (SIGTERM)")),
         (KeyboardInterrupt(), ("stopped", "KeyboardInterrupt")),
@@ -98,11 +98,11 @@ def log(tmp_path):
         (ValueError("x" * 5000), ("failed", "x" * 1000)),
     ],
 )
-def test_an_early_end_is_logged_with_its_reason(tmp_path, log, error, told):
+def test_an_early_end_is_logged_with_its_reason(tmp_path, log, error, reported):
     with pytest.raises(type(error)) as met, logged_end(log, Reporter()):
         raise error
     assert met.value is error
-    assert lines(tmp_path) == [{"event": "end", "step": 0, "outcome": told[0], "message": told[1]}]
+    assert lines(tmp_path) == [{"event": "end", "step": 0, "outcome": reported[0], "message": reported[1]}]
 
 
 def test_a_run_that_was_trained_to_its_end_is_done(tmp_path, log):

@@ -1,4 +1,4 @@
-"""Where a step's wall time went: the parts add up, waiting is told from work, and the trace can be read back."""
+"""Where a step's wall time went: the parts add up, waiting is not counted as work, and the trace can be read back."""
 
 from __future__ import annotations
 

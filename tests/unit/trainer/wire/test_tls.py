@@ -74,7 +74,7 @@ def test_a_server_is_asked_over_tls_and_shown_the_token(files, trusting):
 
 @asking
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "message"),
     [
         ("another authority's", r"not of the authority in .*ca\.crt.*a stranger answers there"),
         ("for another host", "its certificate is not for localhost: write a name in its base_url"),
@@ -82,13 +82,13 @@ def test_a_server_is_asked_over_tls_and_shown_the_token(files, trusting):
         ("none", "it answers without TLS: write http:// in its base_url"),
     ],
 )
-def test_a_server_that_does_not_prove_itself_is_not_shown_the_token(files, tmp_path, trusting, asked, shown, told):
+def test_a_server_that_does_not_prove_itself_is_not_shown_the_token(files, tmp_path, trusting, asked, shown, message):
     at, host = (LONG_AGO, "localhost") if shown == "expired" else (None, "localhost")
     host = "elsewhere" if shown == "for another host" else host
     theirs = certificates.make(tmp_path / "theirs", host, at=at)
     trusting(files if shown == "another authority's" else theirs)
     with serving(None if shown == "none" else theirs) as server:
-        with pytest.raises(ServerError, match=told) as error:
+        with pytest.raises(ServerError, match=message) as error:
             asked(server)
         assert server.headers == []
     assert error.value.status is None, "it is waited for: it may be started again"
@@ -128,13 +128,13 @@ def test_a_server_that_ends_connections_is_not_taken_for_one_of_tls(asked):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [(None, "No such file"), ("", "no certificate or crl found"), ("text", "no certificate")]
+    ("content", "message"), [(None, "No such file"), ("", "no certificate or crl found"), ("text", "no certificate")]
 )
-def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path, content, told):
+def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path, content, message):
     path = tmp_path / "ca.crt"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=rf"STAGE2_TLS_CA_FILE.*{told}.*set STAGE2_TLS_CA_FILE to the certificate"):
+    with pytest.raises(ConfigError, match=rf"STAGE2_TLS_CA_FILE.*{message}.*set STAGE2_TLS_CA_FILE to the certificate"):
         credentials.trust("https://a:1", {"STAGE2_TLS_CA_FILE": str(path)})
     assert credentials.trust("http://a:1", {"STAGE2_TLS_CA_FILE": str(path)}) is None
 
@@ -158,14 +158,14 @@ def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configurat
         "expired": dict(theirs.environment()),
         "unreadable": {"STAGE2_TLS_CERT_FILE": str(tmp_path / "missing")},
     }[wrong]
-    told = {
+    message = {
         "no key": "STAGE2_TLS_KEY_FILE.*must name the key",
         "another's key": "key values mismatch",
         "no certificate": "must be a certificate",
         "expired": "has expired at",
         "unreadable": "No such file",
     }[wrong]
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         credentials.own_certificate(environment)
 
 

@@ -50,7 +50,7 @@ def request(coco, stock, output, **changes):
 
 @pytest.fixture(scope="module")
 def project(coco, stock, tmp_path_factory):
-    """A project for a CPU, and what was said of its making."""
+    """A project for a CPU, and the report of its creation."""
     output = tmp_path_factory.mktemp("projects") / "cats"
     return create_project(request(coco, stock, output), quietly), output
 
@@ -138,11 +138,11 @@ def test_large_models_get_what_an_expert_writes(coco, stock, tmp_path):
 def test_stage_2_begins_where_the_readme_exports_stage_1_to(project):
     _, folder = project
     stage1, stage2 = (job.spec.config for job in jobs(folder))
-    said = (folder / "README.md").read_text()
-    assert f"runs/stage1/checkpoint-{stage1.training.max_steps} --output models/stage1" in said
+    readme = (folder / "README.md").read_text()
+    assert f"runs/stage1/checkpoint-{stage1.training.max_steps} --output models/stage1" in readme
     assert Path(stage2.model.model) == folder / "models" / "stage1"
     assert Path(stage1.training.output_dir) == folder / "runs" / "stage1"
-    assert len([line for line in said.splitlines() if line.startswith("    stage2 ")]) == 6
+    assert len([line for line in readme.splitlines() if line.startswith("    stage2 ")]) == 6
 
 
 def test_every_path_of_a_job_lies_in_one_of_its_volumes(project):
@@ -196,7 +196,7 @@ def test_an_empty_folder_is_taken(coco, stock, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"train": Annotations(Path("lost.json"), Path("lost"))}, r"--coco: .*\n--images: "),
         ({"held_out": Annotations(Path("lost.json"), Path("lost"))}, r"--val-coco: .*\n--val-images: "),
@@ -205,8 +205,8 @@ def test_an_empty_folder_is_taken(coco, stock, tmp_path):
         ({"model": "lost"}, "--model"),
     ],
 )
-def test_mistakes_are_reported_before_anything_is_written(coco, stock, tmp_path, changes, said):
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_are_reported_before_anything_is_written(coco, stock, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
         create_project(request(coco, stock, tmp_path / "run", **changes), quietly)
     assert left(tmp_path) == []
 

@@ -43,9 +43,9 @@ class Job:
         return LinkListener(LOOPBACK, port, TOKEN, self.context)
 
     def dial(self, port, member, *, token=TOKEN, timeout_s=5.0, **other):
-        told = {"certificate": self.fingerprint, "own": self.certificate, **other}
-        info = GroupInfo("tcp", LOOPBACK, port, 2, 1, member.group, timeout_s, certificate=told["certificate"])
-        return dial(info, member.rank, token=token, certificate=told["own"])
+        options = {"certificate": self.fingerprint, "own": self.certificate, **other}
+        info = GroupInfo("tcp", LOOPBACK, port, 2, 1, member.group, timeout_s, certificate=options["certificate"])
+        return dial(info, member.rank, token=token, certificate=options["own"])
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -137,14 +137,14 @@ def test_a_hello_with_one_bit_changed_is_refused(pair, seed):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [hello(Member(GROUP, 1), "another"), b"GET / HTTP/1.1\r\n\r\n" * 10, b"\x80\x04\x95" * 40, bytes(2**16)],
     ids=["another token", "HTTP", "a pickle", "a huge message"],
 )
-def test_what_is_no_hello_is_refused_and_gets_no_answer(pair, said):
+def test_what_is_no_hello_is_refused_and_gets_no_answer(pair, sent):
     learner, stranger = pair
     admitted = admission(learner)
-    stranger.sendall(said)
+    stranger.sendall(sent)
     assert "does not prove" in refusal(admitted)
     learner.close()
     with contextlib.suppress(ConnectionResetError):
@@ -157,10 +157,10 @@ def test_a_member_that_nobody_expects_is_refused(pair):
     assert "nobody expects" in refusal(admitted)
 
 
-@pytest.mark.parametrize("said", [b"", MAGIC, hello(Member(GROUP, 1))[:-1]])
-def test_half_a_hello_is_refused(pair, said):
+@pytest.mark.parametrize("sent", [b"", MAGIC, hello(Member(GROUP, 1))[:-1]])
+def test_half_a_hello_is_refused(pair, sent):
     admitted = admission(pair[0])
-    pair[1].sendall(said)
+    pair[1].sendall(sent)
     pair[1].close()
     assert "closed" in refusal(admitted)
 
@@ -181,9 +181,9 @@ def test_a_worker_believes_no_listener_without_the_token(answer):
     ours, theirs = connected()
     with contextlib.closing(Link(theirs)) as worker, ours:
         asking = in_background(worker.introduce, TOKEN, Member(GROUP, 1), "", time.monotonic() + PATIENCE_S)
-        said = ours.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        received = ours.recv(HELLO_BYTES, socket.MSG_WAITALL)
         if answer != "nothing":
-            ours.sendall(said[-PROOF_BYTES:] if answer == "its own proof" else bytes(PROOF_BYTES))
+            ours.sendall(received[-PROOF_BYTES:] if answer == "its own proof" else bytes(PROOF_BYTES))
         ours.shutdown(socket.SHUT_WR)
         assert refusal(asking)
 
@@ -360,13 +360,13 @@ def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, s
         job.listen(port)
 
 
-@pytest.mark.parametrize("said", [b"", b"\0"], ids=["silent", "dripping"])
-def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch, said):
+@pytest.mark.parametrize("sent", [b"", b"\0"], ids=["silent", "dripping"])
+def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch, sent):
     monkeypatch.setattr(transfer, "MAX_HALF_OPEN", 8)
     expected = members(3)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5)).sendall(said)
+            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5)).sendall(sent)
         listener.expect(expected)
         dialled = dial_all(job, port, expected)
         assert len(taken(listener)) == 3

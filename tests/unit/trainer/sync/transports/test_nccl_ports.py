@@ -50,9 +50,9 @@ def dial(unique_id):
     port, host = ADDRESS.unpack_from(unique_id, SECRET_BYTES + 2)
     with contextlib.ExitStack() as stack:
 
-        def dial(said=b""):
+        def dial(payload=b""):
             connection = stack.enter_context(socket.create_connection((socket.inet_ntoa(host), port), PATIENCE_S))
-            connection.sendall(said)
+            connection.sendall(payload)
             return connection
 
         yield dial
@@ -71,9 +71,9 @@ def is_turned_away(connection, timeout_s=PATIENCE_S):
 def test_who_does_not_know_the_secret_is_turned_away(dial, unique_id):
     """The secret is of the id, which crosses under the keys of a link."""
     wrong = bytes([unique_id[0] ^ 1]) + unique_id[1:SECRET_BYTES]
-    for said in [wrong, bytes(64), b"GET / HTTP/1.1\r\n\r\n", bytes(2**16)] * 20:
+    for payload in [wrong, bytes(64), b"GET / HTTP/1.1\r\n\r\n", bytes(2**16)] * 20:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            assert is_turned_away(dial(said))
+            assert is_turned_away(dial(payload))
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["silent", "dripping"])
