@@ -16,13 +16,12 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
 from stage2_cli.imports import print_tally
 from stage2_report.inspection import KEY_OF_KIND
-from stage2_report.tokenizer_file import load_tokenizer, token_counts
+from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.files import check_new_file
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
-from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import write_coco
@@ -164,16 +163,7 @@ def _table(found: Profile) -> Table:
 
 def _token_counts(model: Path) -> Count:
     """Return a function that counts the tokens of answers. Raises ConfigError for a missing or unsuitable tokenizer."""
-    if not os.path.isfile(model / "tokenizer_config.json"):
-        rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
-        raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
-    tokenizer = load_tokenizer(model)
-    try:
-        CoordVocab.from_tokenizer(tokenizer)
-    except ValueError as error:
-        rule = f"must have the coordinate tokens, or lengths differ from those of training ({error})"
-        way_out = f"stage2 prepare {model} --output DIR adds them"
-        raise ConfigError([Problem("--model", str(model), rule, way_out)]) from error
+    tokenizer, _ = load_coord_tokenizer(model, option="--model")  # without the tokens, answers would be longer
     return lambda texts: token_counts(tokenizer, texts)
 
 

@@ -130,21 +130,13 @@ def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
     """Return the vocabulary of a model folder. Raises ConfigError if it is missing or lacks coordinate tokens."""
-    if not os.path.isfile(folder / "tokenizer_config.json"):
-        rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
-        raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
     try:
-        from stage2_report.tokenizer_file import load_tokenizer
+        from stage2_report.tokenizer_file import load_coord_tokenizer
 
-        tokenizer = load_tokenizer(folder)
+        tokenizer, vocab = load_coord_tokenizer(folder, option=option)
     except ModuleNotFoundError as error:
         rule = f"needs the package {error.name} to read the tokenizer"
         raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
-    try:
-        vocab = CoordVocab.from_tokenizer(tokenizer)
-    except ValueError as error:
-        rule = f"must have the coordinate tokens ({error})"
-        raise ConfigError([Problem(option, str(folder), rule, "give a stage-1 model's folder")]) from error
     return Spelling(vocab, vision_ids(tokenizer))
 
 

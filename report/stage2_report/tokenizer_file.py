@@ -13,6 +13,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as Fast
 
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.matching import CoordVocab
+
 
 class FileTokenizer:
     """The part of a tokenizer that `stage2_trainer.matching` needs, by the names that Hugging Face gives it."""
@@ -68,6 +71,20 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def load_coord_tokenizer(folder: Path, *, option: str) -> tuple[Any, CoordVocab]:
+    """Return a model folder's tokenizer and its coordinate tokens. Raises ConfigError if either is missing."""
+    if not (folder / "tokenizer_config.json").is_file():
+        rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
+        raise ConfigError([Problem(option, str(folder), rule, "give the model's folder")])
+    tokenizer = load_tokenizer(folder)
+    try:
+        return tokenizer, CoordVocab.from_tokenizer(tokenizer)
+    except ValueError as error:
+        rule = f"must have the coordinate tokens ({error})"
+        way_out = f"give a stage-1 model's folder; stage2 prepare {folder} --output DIR adds them to a stock model"
+        raise ConfigError([Problem(option, str(folder), rule, way_out)]) from error
 
 
 def _json(path: Path) -> dict[str, Any]:
