@@ -115,10 +115,10 @@ def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(serve
     rollouts = learner(healthy, struck)
     generate(rollouts, base, 1)
     rollouts._reporter.update(phase="training")
-    told = []
+    messages = []
 
     def wait():
-        told.append(rollouts._reporter.current.message)
+        messages.append(rollouts._reporter.current.message)
         strike(struck, signal.SIGCONT)
         wait_until_healthy([healthy.base_url, struck.base_url], token, timeout_s=60)
 
@@ -126,8 +126,8 @@ def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(serve
     with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGSTOP)):
         after = generate(rollouts, base, 2)
     assert len(after.rollouts) == len(CHATS)
-    assert f"server {struck.base_url}, phase rollout" in told[0]
-    assert "does not respond" in told[0]
+    assert f"server {struck.base_url}, phase rollout" in messages[0]
+    assert "does not respond" in messages[0]
     assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
 
 
@@ -191,9 +191,9 @@ def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_se
             time.sleep(0.2)
         strike(served, signal.SIGKILL)
         assert process.wait(timeout=120) == 75, log.read_text()
-    said = log.read_text()
-    assert f"server {served.base_url}" in said
-    assert "not healthy within 5 s" in said
+    output = log.read_text()
+    assert f"server {served.base_url}" in output
+    assert "not healthy within 5 s" in output
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     steps = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
     assert int(checkpoint.name.partition("-")[2]) == max(one["step"] for one in steps if one["event"] == "step")

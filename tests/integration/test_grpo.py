@@ -196,9 +196,9 @@ def processes(folder: Path, word: str) -> dict[int, dict[str, str]]:
     """Processes of a run that run a word, with their environment."""
     found = {}
     for file in (folder / "processes").glob("[0-9]*"):
-        told = json.loads(file.read_text())
-        if word in told["command"] and not ended([int(file.name)]):
-            found[int(file.name)] = told["environment"]
+        process = json.loads(file.read_text())
+        if word in process["command"] and not ended([int(file.name)]):
+            found[int(file.name)] = process["environment"]
     return found
 
 

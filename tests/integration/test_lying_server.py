@@ -117,18 +117,18 @@ def test_a_contradicting_probe_leaves_the_newest_proved_checkpoint(
     """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
     imports, model = (forked.LEARNER, model_path) if variant == "stage2" else (forked.GRPO, GRPO_MODEL)
     config = request.getfixturevalue(variant)(lying("keeps", FIRST_LIE, model))
-    code, said = learn(config, imports=imports, max_steps=GOOD)
-    assert code == 0, said[-4000:]
+    code, output = learn(config, imports=imports, max_steps=GOOD)
+    assert code == 0, output[-4000:]
     good = tmp_path / "out" / f"checkpoint-{GOOD}"
     before = contents(good)
-    code, said = learn(config, imports=imports, max_steps=GOOD + 3 * EVERY)
-    assert code == 1, said[-4000:]
-    assert "answers with other weights than those that train" in said
+    code, output = learn(config, imports=imports, max_steps=GOOD + 3 * EVERY)
+    assert code == 1, output[-4000:]
+    assert "answers with other weights than those that train" in output
     assert newest_whole(tmp_path / "out") == good
     assert contents(good) == before
     aside = tmp_path / "out" / f"unproved-checkpoint-{GOOD + EVERY}"
     assert aside.is_dir()
-    assert str(aside) in said
+    assert str(aside) in output
     assert list_checkpoints(tmp_path / "out") == [good]
 
 
@@ -136,14 +136,14 @@ def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lyin
     """The start that was lied to was stopped before its next proof was due."""
     config = stage2(lying("keeps", FIRST_LIE, model_path))
     for last in (GOOD, GOOD + EVERY - 1):
-        code, said = learn(config, imports=forked.LEARNER, max_steps=last)
-        assert code == 0, said[-4000:]
+        code, output = learn(config, imports=forked.LEARNER, max_steps=last)
+        assert code == 0, output[-4000:]
     good = tmp_path / "out" / f"checkpoint-{GOOD}"
     assert good in list_checkpoints(tmp_path / "out")
     before = contents(good)
-    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + 3 * EVERY)
-    assert code == 1, said[-4000:]
-    assert "answers with other weights than those that train" in said
+    code, output = learn(config, imports=forked.LEARNER, max_steps=GOOD + 3 * EVERY)
+    assert code == 1, output[-4000:]
+    assert "answers with other weights than those that train" in output
     assert list_checkpoints(tmp_path / "out") == [good]
     assert contents(good) == before
 
@@ -153,8 +153,8 @@ def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it_an
 ):
     config = stage2(lying("changes", GOOD, model_path))
     config["custom"]["extra"]["rollout_matching"]["vllm"]["sync"] = {"verify_every": 0}
-    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)
-    assert code == 1, said[-4000:]
-    assert "the digests of what was sent and of what was loaded differ" in said
+    code, output = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)
+    assert code == 1, output[-4000:]
+    assert "the digests of what was sent and of what was loaded differ" in output
     assert list_checkpoints(tmp_path / "out") == [tmp_path / "out" / f"checkpoint-{GOOD - 1}"]
     assert not list((tmp_path / "out").glob("unproved-*"))

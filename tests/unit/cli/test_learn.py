@@ -51,7 +51,7 @@ import os, sys
 words = open(os.environ["{TERMINATION_LOG_VARIABLE}"]).read()
 attempt = int(os.environ["{RESTARTS_VARIABLE}"])
 print(attempt, *sys.argv[2:], repr(words), file=open(os.environ["TRIES"], "a"))
-open(os.environ["{TERMINATION_LOG_VARIABLE}"], "w").write("said")
+open(os.environ["{TERMINATION_LOG_VARIABLE}"], "w").write("failed")
 codes = [int(code) for code in sys.argv[1].split(",")]
 sys.exit(codes[attempt])
 """

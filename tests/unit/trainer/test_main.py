@@ -71,9 +71,9 @@ def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(confi
 def test_a_name_that_nobody_knows_is_tried_again_later(environment, config, tmp_path):
     nowhere = "http://server-0.nowhere.invalid:8000"
     assert learn(config(server={"servers": [{"base_url": nowhere, "group_port": 2}]})) == EXIT_RETRYABLE
-    said = last_words(tmp_path)["message"]
-    assert nowhere in said
-    assert "Traceback" not in said
+    message = last_words(tmp_path)["message"]
+    assert nowhere in message
+    assert "Traceback" not in message
 
 
 def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):
@@ -93,10 +93,10 @@ def test_a_disk_without_room_for_the_log_is_worth_another_try(environment, confi
     (tmp_path / "out" / "stage2_log.jsonl").symlink_to("/dev/full")
     changes = {"custom": {"trainer_variant": "sft", "train_jsonl": str(tmp_path / "train.jsonl")}}
     assert learn(config(**changes, training={"max_steps": 1})) == EXIT_RETRYABLE
-    said = last_words(tmp_path)["message"]
-    assert f"training.output_dir {tmp_path / 'out'}" in said
-    assert "stage2_log.jsonl" in said
-    assert "Make room" in said
+    message = last_words(tmp_path)["message"]
+    assert f"training.output_dir {tmp_path / 'out'}" in message
+    assert "stage2_log.jsonl" in message
+    assert "Make room" in message
 
 
 @pytest.mark.parametrize("start", [learn, partial(check, world_size=1)])
@@ -139,9 +139,9 @@ def earlier_run(config, tmp_path, *, seed):
 def test_another_run_in_the_same_folder_is_for_a_person_to_put_right(environment, config, tmp_path):
     checkpoint = earlier_run(config(), tmp_path, seed=5)
     assert learn(config()) == EXIT_CONFIG
-    said = last_words(tmp_path)["message"]
-    assert "training.seed" in said
-    assert str(checkpoint) in said
+    message = last_words(tmp_path)["message"]
+    assert "training.seed" in message
+    assert str(checkpoint) in message
     assert newest_whole(tmp_path / "out") == checkpoint
 
 

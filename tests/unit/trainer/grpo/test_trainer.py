@@ -180,8 +180,8 @@ def test_a_step_reports_where_its_time_went(make, folder):
     assert sum(parts.values()) == pytest.approx(step["step/wall_s"], rel=1e-3)
     assert all(parts[part] > 0 for part in ("forward", "backward", "optimizer", "log", "other"))
     assert parts["generate"] + parts["wait"] > 0, "scripted answers may be there before anybody waits for them"
-    told = {event["name"] for event in json.loads((folder / "trace.json").read_text())}
-    assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= told
+    traced = {event["name"] for event in json.loads((folder / "trace.json").read_text())}
+    assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= traced
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])

@@ -65,11 +65,11 @@ def test_each_window_is_generated_once_and_trained_on_m_times(make):
     # 5 records, windows of 2: two full ones, each for two steps, and a partial one
     assert harness.sync.versions == [0, 2, 4]
     assert sorted(seen.values()) == [1, 2, 2, 2, 2]
-    told = harness.lines("step")
-    assert [step["rollout/buffer_reuse"] for step in told] == [0, 1, 0, 1, 0]
-    assert [step["rollout/buffer_window_step0"] for step in told] == [0, 0, 2, 2, 4]
-    assert [step["rollout/buffer_completed_steps"] for step in told] == [0, 1, 0, 1, 0]
-    assert [step["time/rollout_generate_s"] > 0 for step in told] == [True, False, True, False, True]
+    steps = harness.lines("step")
+    assert [step["rollout/buffer_reuse"] for step in steps] == [0, 1, 0, 1, 0]
+    assert [step["rollout/buffer_window_step0"] for step in steps] == [0, 0, 2, 2, 4]
+    assert [step["rollout/buffer_completed_steps"] for step in steps] == [0, 1, 0, 1, 0]
+    assert [step["time/rollout_generate_s"] > 0 for step in steps] == [True, False, True, False, True]
 
 
 def test_one_step_for_each_window_is_no_reuse(make):
@@ -98,9 +98,9 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
                    save_strategy="steps", save_steps=stop)  # fmt: skip
         seen.append(trained_on(run))
         run.trainer.train(resume_from_checkpoint=checkpoint)
-    told = run.lines("step")
-    assert [step["step"] for step in told] == list(range(1, last + 1))
-    assert [step["packing/post_rollout_scope_window"] for step in told] == [1] * (last - 1) + [0]
+    steps = run.lines("step")
+    assert [step["step"] for step in steps] == list(range(1, last + 1))
+    assert [step["packing/post_rollout_scope_window"] for step in steps] == [1] * (last - 1) + [0]
     assert sorted(sum(seen, Counter()).values()) == [1] + [m_steps] * 4
 
 

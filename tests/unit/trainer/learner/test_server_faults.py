@@ -79,10 +79,10 @@ def trained_by_server(trained, encoder, distinct):
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_request_that_a_server_refuses_costs_its_sample_and_is_not_asked_again(trained_by_server, status):
     lines, seen, _, server = trained_by_server(1, status)
-    (told,) = [one for one in lines if one["event"] == "bad_sample"]
-    assert told["sample_id"] == "record-1"
-    assert f"answered {status}: " in told["reason"]
-    assert "longer than the maximum model length" in told["reason"]
+    (logged,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert logged["sample_id"] == "record-1"
+    assert f"answered {status}: " in logged["reason"]
+    assert "longer than the maximum model length" in logged["reason"]
     assert [one.record.index for one in seen] == [0, 2]
     assert server.asked == 3
 
@@ -161,8 +161,8 @@ def without_version(path, body):
     return 200, {"version": 3}
 
 
-@pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_instead_is_named(say, said, token, termination_log, tmp_path, model_path, image_paths):
+@pytest.mark.parametrize(("say", "reason"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
+def test_a_proxy_that_answers_instead_is_named(say, reason, token, termination_log, tmp_path, model_path, image_paths):
 
     def health_alone(path, body):
         return (200, b"") if path == "/health" else say(path, body)
@@ -178,14 +178,14 @@ def test_a_proxy_that_answers_instead_is_named(say, said, token, termination_log
         assert main.learn(config) == EXIT_RETRYABLE
     last_words = json.loads(termination_log.read_text())["message"]
     assert last_words.startswith(f"server {http.url}, phase version: GET /weight_info answered ")
-    assert said in last_words
+    assert reason in last_words
 
 
-@pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(trained, distinct, say, said):
+@pytest.mark.parametrize(("say", "reason"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
+def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(trained, distinct, say, reason):
     with served(say) as (backend, url), pytest.raises(ServerError) as caught:
         trained(records=distinct, backend=backend)
-    assert re.match(rf"server {url}, phase rollout: weight version: .*{said}", str(caught.value))
+    assert re.match(rf"server {url}, phase rollout: weight version: .*{reason}", str(caught.value))
 
 
 NOWHERE = "http://server-0.nowhere.invalid:8000"

@@ -25,8 +25,8 @@ def train(tmp_path, model, encoder):
         chosen = {"coord_loss": coord_loss, "shuffled_by": shuffled_by}
         harness = build(tmp_path, model, encoder, records, rows=StepRowPlanner(row), overlong=rule, supervised=chosen,
                         answer=None, **options)  # fmt: skip
-        told = {line.pop("event"): line for line in harness.train()}
-        return harness, {**told, "answers": [one.target.y_train_text for one in harness.matched]}
+        logged = {line.pop("event"): line for line in harness.train()}
+        return harness, {**logged, "answers": [one.target.y_train_text for one in harness.matched]}
 
     return run
 
@@ -51,18 +51,18 @@ def own_loss(model, encoder, records):
 def test_without_the_coordinate_loss_it_is_the_loss_of_transformers(train, model, encoder, image_paths):
     records = two_boxes(image_paths)
     expected = own_loss(model, encoder, records)
-    _, told = train(records, coord_loss=False)
-    assert told["step"]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert told["step"]["loss/coord"] == 0
+    _, logged = train(records, coord_loss=False)
+    assert logged["step"]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert logged["step"]["loss/coord"] == 0
 
 
 def test_with_it_coordinates_have_their_own_and_descriptions_count(train, model, encoder, image_paths):
     records = two_boxes(image_paths)
     whole = own_loss(model, encoder, records)
-    _, told = train(records)
-    assert told["step"]["loss/coord"] > 0
-    assert 0 < told["step"]["loss/ce"] < whole  # the coordinates are the hard part
-    assert told["step"]["supervised/objects"] == 2 * len(records)
+    _, logged = train(records)
+    assert logged["step"]["loss/coord"] > 0
+    assert 0 < logged["step"]["loss/ce"] < whole  # the coordinates are the hard part
+    assert logged["step"]["supervised/objects"] == 2 * len(records)
 
 
 def test_nothing_is_asked_or_pushed(train, image_paths):
@@ -71,36 +71,36 @@ def test_nothing_is_asked_or_pushed(train, image_paths):
 
 
 def test_every_key_that_is_written_is_explained_and_no_other(train, image_paths):
-    _, told = train(two_boxes(image_paths))
+    _, logged = train(two_boxes(image_paths))
     sections = ("Loss", "Where the step's wall time went", "Time by task", "Packing", "Stage 1", "Bad samples")
     keys = {key for key in explained(*sections) if NEVER_PLANNED not in key}
-    assert sorted(told["step"].keys() - {"step"}) == sorted({*keys, "memory/peak_bytes"})
+    assert sorted(logged["step"].keys() - {"step"}) == sorted({*keys, "memory/peak_bytes"})
 
 
 def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
     many = {f"object_{i}": box("red box", i, i, 400, 400) for i in range(1, 20)}
     records = [record(image_paths[0], 0, **many), *two_boxes(image_paths[1:])]
-    _, told = train(records, row=200)
-    assert told["step"]["supervised/overlong_skipped"] == 1
-    assert told["step"]["supervised/objects"] == 2 * (len(records) - 1)
-    assert told["step"]["supervised/objects_per_sample"] == 2
-    assert told["step"]["supervised/train_len_p90"] > 200
+    _, logged = train(records, row=200)
+    assert logged["step"]["supervised/overlong_skipped"] == 1
+    assert logged["step"]["supervised/objects"] == 2 * (len(records) - 1)
+    assert logged["step"]["supervised/objects_per_sample"] == 2
+    assert logged["step"]["supervised/train_len_p90"] > 200
 
 
 def test_an_image_that_cannot_be_read_is_set_aside(train, image_paths, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
-    _, told = train([*two_boxes(image_paths[1:]), record(str(broken), 7, object_1=box("cat", 1, 2, 3, 4))])
-    assert told["step"]["bad_samples"] == 1
-    assert told["step"]["supervised/objects"] == 4
-    assert told["bad_sample"]["sample_id"] == "record-7"
+    _, logged = train([*two_boxes(image_paths[1:]), record(str(broken), 7, object_1=box("cat", 1, 2, 3, 4))])
+    assert logged["step"]["bad_samples"] == 1
+    assert logged["step"]["supervised/objects"] == 4
+    assert logged["bad_sample"]["sample_id"] == "record-7"
 
 
 def test_a_record_without_objects_teaches_the_empty_answer(train, model, encoder, image_paths):
     empty = [record(image_paths[0])]
     expected = own_loss(model, encoder, empty)
-    _, told = train(empty)
-    assert told["step"]["loss"] == pytest.approx(expected, rel=1e-5)
+    _, logged = train(empty)
+    assert logged["step"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_objects_are_shuffled_anew_each_time_and_alike_from_a_seed(train, image_paths):
@@ -117,8 +117,8 @@ def test_objects_are_shuffled_anew_each_time_and_alike_from_a_seed(train, image_
 
 def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
     records = two_boxes(image_paths)
-    _, told = train(records)
-    assert told["answers"] == [serialize_objects(one.ground_truth.objects) for one in records]
+    _, logged = train(records)
+    assert logged["answers"] == [serialize_objects(one.ground_truth.objects) for one in records]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
@@ -142,14 +142,14 @@ def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, mo
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)
     harness.train()
-    told = harness.lines("step")
+    logged = harness.lines("step")
     on_truth = [step in steps for step in range(4)]
     assert sum(on_truth) == 2
-    assert ["supervised/objects" in one for one in told] == on_truth
-    assert ["rollout/f1" in one for one in told] == [not one for one in on_truth]
-    assert [one["supervised/steps_total"] for one in told] == [sum(on_truth[: i + 1]) for i in range(4)]
+    assert ["supervised/objects" in one for one in logged] == on_truth
+    assert ["rollout/f1" in one for one in logged] == [not one for one in on_truth]
+    assert [one["supervised/steps_total"] for one in logged] == [sum(on_truth[: i + 1]) for i in range(4)]
     assert harness.sync.versions == [step for step in range(4) if not on_truth[step]]
     assert len(harness.backend.seeds) == 2 * len(records)
-    first = told[on_truth.index(True)]
+    first = logged[on_truth.index(True)]
     assert explained("Stage 1") <= set(first)
     assert first["supervised/objects"] == 2 * len(records)

@@ -110,12 +110,12 @@ def whole(**changes):
 
 @pytest.mark.timeout(300)
 def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, records, unpacked):
-    found, told, run = gradients(tmp_path / "step", model, encoder, records, **whole())
+    found, logged, run = gradients(tmp_path / "step", model, encoder, records, **whole())
     assert_close(found, unpacked[0])
     for key in ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail"):
-        assert told[key] == pytest.approx(unpacked[1][key], rel=2e-5), key
-    assert told["packing/post_rollout_segments"] > 2
-    assert told["rollout/gt_objects"] == unpacked[1]["rollout/gt_objects"]
+        assert logged[key] == pytest.approx(unpacked[1][key], rel=2e-5), key
+    assert logged["packing/post_rollout_segments"] > 2
+    assert logged["rollout/gt_objects"] == unpacked[1]["rollout/gt_objects"]
     assert run.backend.seeds == [request_seed(17, 0, micro_step, 0) for micro_step in range(12)]
     assert run.trainer.state.global_step == 1
 
@@ -135,8 +135,8 @@ def late(tmp_path, model, encoder, records, monkeypatch):
                 yield group
 
         planner.rows = rows
-        found, told, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))
-        return found, sorted(seen), told
+        found, logged, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))
+        return found, sorted(seen), logged
 
     return train
 
