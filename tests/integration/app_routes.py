@@ -27,7 +27,7 @@ class Route(NamedTuple):
 WEBSOCKET = "WEBSOCKET"
 
 
-def of(engine: str, model: Path) -> set[Route]:
+def read_routes(engine: str, model: Path) -> set[Route]:
     """Return the routes of an engine's app, which a process of its own builds."""
     command = [sys.executable, "-c", f"from tests.integration.app_routes import main; main({engine!r}, {str(model)!r})"]
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}

@@ -34,8 +34,8 @@ def sync(served, make_sync):
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """What servers were asked to have loaded, layer by layer, sync after sync."""
+def expected(monkeypatch):
+    """The digests that servers were asked to have, layer by layer, sync after sync."""
     found = []
     honest = delivery.digest_request
 
@@ -47,25 +47,25 @@ def asked(monkeypatch):
     return found
 
 
-def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, asked):
+def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, expected):
     sync.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     sync.sync(policy, version=2)
     layers = {fused_layer(name) for name in merged_weights(policy).names()}
-    assert set(asked[0]) == layers
-    trained = {name: digest for name, digest in asked[1].items() if digest != asked[0][name]}
+    assert set(expected[0]) == layers
+    trained = {name: digest for name, digest in expected[1].items() if digest != expected[0][name]}
     assert any(LAYER in name for name in trained)
-    assert len(asked) == 2
+    assert len(expected) == 2
 
 
 @pytest.mark.parametrize("part", ["vision", "one-projection"])
-def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, asked):
+def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, expected):
     policy = policies.partly_trained(base, part)
     sync.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     sync.sync(policy, version=2)
-    assert 0 < len(asked[1]) < len(asked[0])
-    assert all(("visual" in layer) is (part == "vision") for layer in asked[1])
+    assert 0 < len(expected[1]) < len(expected[0])
+    assert all(("visual" in layer) is (part == "vision") for layer in expected[1])
 
 
 @pytest.mark.parametrize("fault", FAULTS)

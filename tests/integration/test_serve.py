@@ -15,7 +15,7 @@ STAGE2 = str(Path(sys.executable).with_name("stage2"))
 
 
 @pytest.fixture
-def taken():
+def busy_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -37,26 +37,26 @@ def serve(folder, port, *options, token_file):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "stub"])
-def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, taken, token_file, engine):
-    ended = serve(tmp_path, taken, "--engine", engine, token_file=token_file)
+def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, busy_port, token_file, engine):
+    ended = serve(tmp_path, busy_port, "--engine", engine, token_file=token_file)
     assert ended.returncode == 64
     message = " ".join(ended.stderr.split())
     assert "custom.extra.rollout_matching.vllm.server.servers[0].base_url" in message
-    assert f"port {taken} of 127.0.0.1 must be free" in message
+    assert f"port {busy_port} of 127.0.0.1 must be free" in message
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if "import time" in line}
     assert imported & {"torch", "vllm", "transformers"} == set()
     assert "stage2_trainer.serve.launch" in imported
 
 
-def test_a_missing_token_ends_with_64(tmp_path, taken):
-    ended = serve(tmp_path, taken, token_file=tmp_path / "missing")
+def test_a_missing_token_ends_with_64(tmp_path, busy_port):
+    ended = serve(tmp_path, busy_port, token_file=tmp_path / "missing")
     assert ended.returncode == 64
     assert "STAGE2_TOKEN_FILE" in ended.stderr
     assert "openssl rand" in ended.stderr
 
 
-def test_a_server_that_is_not_configured_ends_with_64(tmp_path, taken, token_file):
-    ended = serve(tmp_path, taken, "--server", "5", token_file=token_file)
+def test_a_server_that_is_not_configured_ends_with_64(tmp_path, busy_port, token_file):
+    ended = serve(tmp_path, busy_port, "--server", "5", token_file=token_file)
     assert ended.returncode == 64
     assert "must be the index of a server" in " ".join(ended.stderr.split())
 

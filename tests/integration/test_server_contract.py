@@ -113,7 +113,7 @@ HANDSHAKE = {
 
 
 def test_every_route_but_health_demands_the_token(engine, served, token, model_path):
-    routes = app_routes.of(engine, model_path)
+    routes = app_routes.read_routes(engine, model_path)
     assert len(routes) >= LEAST_ROUTES[engine]
     with httpx.Client(base_url=served.base_url, trust_env=False, timeout=30) as http:
         schema = http.get("/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()

@@ -24,7 +24,7 @@ each_lock = pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 each_machine = pytest.mark.parametrize("machine", MACHINES)
 
 
-def asked(lock: Lock, machine: str) -> list[Requirement]:
+def required(lock: Lock, machine: str) -> list[Requirement]:
     """What pyproject.toml and the lock itself ask for on a machine, without what is left out."""
     here = {**IMAGE, "platform_machine": machine}
     project = PROJECT["project"]
@@ -49,7 +49,7 @@ def chosen_for(lock: Lock, machine: str) -> dict[str, str]:
 @each_lock
 @each_machine
 def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock, machine: str) -> None:
-    chosen, wanted = chosen_for(lock, machine), asked(lock, machine)
+    chosen, wanted = chosen_for(lock, machine), required(lock, machine)
     wrong = [str(one) for one in wanted if chosen.get(canonicalize_name(one.name), "") not in one.specifier]
     assert wanted
     assert not wrong, f"{lock.path.name} lacks {wrong}: make lock-images"

@@ -1,4 +1,4 @@
-"""Sizes of images come from their headers, as the images are shown, and records that say others are message."""
+"""Sizes of images come from their headers, as the images are shown, and records with another size are reported."""
 
 import base64
 import io

@@ -25,12 +25,12 @@ from stage2_trainer.serve.launch import serve
 from tests.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER, write_box_records
 
-WITH_CODE = "from pathlib import Path\nPath({made!r}).mkdir()\nclass Config: pass\n"
+WITH_CODE = "from pathlib import Path\nPath({trace!r}).mkdir()\nclass Config: pass\n"
 KINDS = {"pickled": "model.allow_pickled_weights: true", "code": "model.allow_remote_code: true"}
 
 
 @pytest.fixture
-def made(tmp_path):
+def trace(tmp_path):
     """A folder that the model makes where it gets to run something."""
     return tmp_path / "made"
 
@@ -44,9 +44,9 @@ def pickled(tmp_path, model_path):
     return folder
 
 
-def with_code(folder, made, name="config.json", within=()):
+def with_code(folder, trace, name="config.json", within=()):
     """Have a JSON file of a model name code that makes a folder when it is imported."""
-    (folder / "stranger.py").write_text(WITH_CODE.format(made=str(made)))
+    (folder / "stranger.py").write_text(WITH_CODE.format(trace=str(trace)))
     document = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
     place = document
     for key in within:
@@ -57,10 +57,10 @@ def with_code(folder, made, name="config.json", within=()):
 
 
 @pytest.fixture
-def code(tmp_path, model_path, made):
+def code(tmp_path, model_path, trace):
     folder = tmp_path / "code"
     shutil.copytree(model_path, folder)
-    with_code(folder, made)
+    with_code(folder, trace)
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**document, "model_type": "stranger"}))
     return folder
@@ -90,53 +90,53 @@ def config(bad, tmp_path, image_paths):
 
 
 @pytest.mark.parametrize("start", [main.learn, lambda config: main.check(config, world_size=1)], ids=["learn", "check"])
-def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, termination_log, made, start):
+def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, termination_log, trace, start):
     folder, way_out = bad
     assert start(config) == EXIT_CONFIG
     message = json.loads(termination_log.read_text())["message"]
     assert message.startswith(f"model.model: '{str(folder)[:20]}")
     assert way_out in message
-    assert not made.exists()
+    assert not trace.exists()
 
 
-def test_a_server_refuses_it(bad, config, token, made):
+def test_a_server_refuses_it(bad, config, token, trace):
     with pytest.raises(ConfigError, match=bad[1]):
         serve(config, 0, engine="stub")
-    assert not made.exists()
+    assert not trace.exists()
 
 
-def test_validate_refuses_it(bad, tmp_path, image_paths, capsys, made):
+def test_validate_refuses_it(bad, tmp_path, image_paths, capsys, trace):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(document(bad[0], tmp_path, image_paths[0])))
     assert validate_files([tmp_path / "config.yaml"]) == EXIT_CONFIG
     assert bad[1] in " ".join(capsys.readouterr().err.split())
-    assert not made.exists()
+    assert not trace.exists()
 
 
-def test_doctor_finds_it(bad, config, made):
+def test_doctor_finds_it(bad, config, trace):
     machine = Machine((), shared_memory=8 * GIB, memory=64 * GIB, driver="")
     (found,) = [one for one in Examination(config, machine).findings() if one.what == "model"]
     assert found.verdict == "missing"
     assert bad[1] in found.way_out
-    assert not made.exists()
+    assert not trace.exists()
 
 
-def test_prepare_refuses_it(bad, tmp_path, made):
+def test_prepare_refuses_it(bad, tmp_path, trace):
     with pytest.raises(ConfigError, match=r"^MODEL: .*(safetensors|without it)"):
         prepare(str(bad[0]), tmp_path / "prepared")
-    assert not made.exists()
+    assert not trace.exists()
 
 
-def test_a_key_asks_for_pickled_weights_and_tensors_alone_are_taken_of_them(pickled, tmp_path, image_paths, made):
+def test_a_key_asks_for_pickled_weights_and_tensors_alone_are_taken_of_them(pickled, tmp_path, image_paths, trace):
     allowed = document(pickled, tmp_path, image_paths[0], allow_pickled_weights=True)
     folder = with_local_model(parse_run_config(allowed)).model.model
     loaded = load_model(folder, dtype=None, attn_implementation="sdpa", pickled=True)
     assert loaded.lm_head.weight.abs().sum() > 0
     with pytest.raises(OSError, match=r"safetensors"):
         load_model(folder, dtype=None, attn_implementation="sdpa")
-    torch.save({"lm_head.weight": Command(made)}, pickled / "pytorch_model.bin")
+    torch.save({"lm_head.weight": Command(trace)}, pickled / "pytorch_model.bin")
     with pytest.raises(Exception, match=r"posix\.mkdir"):
         load_model(folder, dtype=None, attn_implementation="sdpa", pickled=True)
-    assert not made.exists()
+    assert not trace.exists()
 
 
 def test_a_key_asks_for_code(code, tmp_path, image_paths):
@@ -153,15 +153,15 @@ def test_a_key_asks_for_code(code, tmp_path, image_paths):
         ("config.json", ("text_config",)),
     ],
 )
-def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, image_paths, made, name, within):
+def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, image_paths, trace, name, within):
     folder = tmp_path / "code"
     shutil.copytree(model_path, folder)
-    with_code(folder, made, name, within)
+    with_code(folder, trace, name, within)
     with pytest.raises(ConfigError, match=rf"auto_map in {name}"):
         with_local_model(parse_run_config(document(folder, tmp_path, image_paths[0])))
 
 
-def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, made):
+def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, trace):
     """Without a setting, transformers asks and waits 15 s."""
     script = "import sys; from stage2_trainer.process.policy import load_model; "
     script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
@@ -171,7 +171,7 @@ def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, made):
     assert done.returncode == 1
     assert "trust_remote_code" in done.stderr.splitlines()[-1]
     assert "[y/N]" not in done.stdout
-    assert not made.exists()
+    assert not trace.exists()
 
 
 def test_safetensors_beside_a_pickle_are_taken(pickled, model_path, tmp_path, image_paths):

@@ -22,7 +22,7 @@ TRIANGLE = {"desc": "dog", "poly": [0, 0, 500, 0, 0, 500]}
 def look(tmp_path):
     """A function that profiles records, each with an image of its own unless it names one."""
 
-    def of(*changes, rules=None, lengths_of=lambda texts: [len(text) for text in texts]):
+    def look_at(*changes, rules=None, lengths_of=lambda texts: [len(text) for text in texts]):
         lines = []
         for number, change in enumerate(changes):
             if isinstance(change, str):
@@ -36,7 +36,7 @@ def look(tmp_path):
         (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
         return profile(tmp_path / "x.jsonl", rules or RecordRules(), lengths_of)
 
-    return of
+    return look_at
 
 
 def test_records_objects_kinds_and_classes_are_counted(look):

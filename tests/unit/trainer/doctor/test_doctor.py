@@ -38,52 +38,52 @@ def config(tmp_path, model_path, image_paths):
     return make
 
 
-def found(config, *, on=None, devices=None):
+def examine(config, *, on=None, devices=None):
     findings = Examination(config, on or machine(), devices).findings()
     return {finding.what: finding for finding in findings}
 
 
 def test_a_run_that_has_all_it_needs_is_good(config):
-    findings = found(config(), devices=Devices(3, 1, 1))
+    findings = examine(config(), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
 
 
 def test_gpus_that_are_too_few_or_in_use_are_reported(config):
-    assert found(config(), on=machine(gpus=2), devices=Devices(3, 1, 1))["GPUs"].verdict == "missing"
+    assert examine(config(), on=machine(gpus=2), devices=Devices(3, 1, 1))["GPUs"].verdict == "missing"
     busy = replace(machine(), gpus=(GPU, GPU, GPU, replace(GPU, index="7", used=9 * GIB)))
-    one = found(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
+    one = examine(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
     assert one.verdict == "doubtful"
     assert "in use: 7" in one.status
 
 
 def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path):
-    findings = found(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
+    findings = examine(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
     assert "wandb" in findings["configuration"].status
     assert "pip install" in findings["configuration"].way_out
     assert findings["records"].verdict == "missing"
 
 
 def test_a_model_that_is_not_there_is_reported(config, tmp_path):
-    assert "no folder here" in found(config(model={"model": str(tmp_path / "lost")}))["model"].status
+    assert "no folder here" in examine(config(model={"model": str(tmp_path / "lost")}))["model"].status
 
 
 def test_memory_that_is_too_small_is_reported(config):
     small = replace(machine(), gpus=(replace(GPU, total=2 * GIB),))
-    findings = found(config(), on=small)
+    findings = examine(config(), on=small)
     assert findings["learner memory"].verdict == "doubtful"
     assert findings["server memory"].verdict == "missing"
 
 
 def test_little_shared_memory_and_endless_checkpoints_are_doubtful(config):
-    findings = found(config(training={"save_total_limit": None}), on=machine(shared_memory=2**26))
+    findings = examine(config(training={"save_total_limit": None}), on=machine(shared_memory=2**26))
     assert findings["shared memory"].verdict == "doubtful"
     assert findings["disk"].verdict == "doubtful"
 
 
 def test_a_disk_that_is_too_small_is_reported(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
-    assert found(config())["disk"].verdict == "missing"
+    assert examine(config())["disk"].verdict == "missing"
 
 
 def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
@@ -91,9 +91,9 @@ def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
     takes = footprint(run, run.model.model, row_tokens=100).checkpoint
     room = int(3.5 * takes)  # for the newest, the newest that is proved, and the one that is being written
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(room, 0, room))
-    assert found(run)["disk"].verdict == "good"
+    assert examine(run)["disk"].verdict == "good"
     evaluated = config(training={"save_total_limit": 1, "eval_strategy": "steps", "eval_steps": 2})
-    assert found(evaluated)["disk"].verdict == "missing"
+    assert examine(evaluated)["disk"].verdict == "missing"
 
 
 SFT = {"trainer_variant": "sft"}
@@ -117,12 +117,14 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
         "vllm": {"mode": "colocate", "max_model_len": 1000},
         "offload": {"enabled": True, "offload_model": True},
     }
-    assert found(config(matching=matching))["host memory"].verdict == "good"
-    little = found(config(matching=matching), on=machine(memory=2**20))["host memory"]
+    assert examine(config(matching=matching))["host memory"].verdict == "good"
+    little = examine(config(matching=matching), on=machine(memory=2**20))["host memory"]
     assert little.verdict == "doubtful"
     assert "weights" in little.status
-    assert found(config(), on=machine(memory=2**20))["host memory"].verdict == "good", "nothing of it is there"
-    assert found(config(), on=machine(gpus=0, memory=2**20))["host memory"].verdict == "doubtful", "all of it is there"
+    assert examine(config(), on=machine(memory=2**20))["host memory"].verdict == "good", "nothing of it is there"
+    assert examine(config(), on=machine(gpus=0, memory=2**20))["host memory"].verdict == "doubtful", (
+        "all of it is there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,10 +136,10 @@ def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, de
     run = config(matching=matching)
     rows = Examination(run, machine())._row_tokens()
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
-    finding = found(run, on=machine(gpus=0), devices=devices)["host memory"]
+    finding = examine(run, on=machine(gpus=0), devices=devices)["host memory"]
     assert (f"vLLM ({engines} x " in finding.status) == bool(engines)
-    less = found(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
-    enough = found(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
+    less = examine(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
+    enough = examine(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
     assert (less.verdict, enough.verdict) == ("doubtful" if engines else "good", "good")
 
 

@@ -20,7 +20,7 @@ SIZES = [(640, 480), (333, 500), (7, 1000), (1, 1)]
 NAMES = {3: "dog", 5: "cat", 90: "Füße", 91: "nowhere"}
 
 
-def made(folder, seed):
+def import_random_set(folder, seed):
     """Write a COCO file of random objects, some of them outlined, with gaps in its ids."""
     draw = random.Random(seed)
     images, annotations = [], []
@@ -60,7 +60,7 @@ def by_image(document):
 @pytest.mark.parametrize("geometry", ["bbox", "poly"])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_round_trip_loses_nothing_but_what_is_counted(tmp_path, seed, geometry):
-    first = made(tmp_path, seed)
+    first = import_random_set(tmp_path, seed)
     records, second = tmp_path / "records.jsonl", tmp_path / "images" / "second.json"
     counted = records_of(first, tmp_path / "images", records, geometry)
     lost = sum(counted.objects_left_out.values())
@@ -84,7 +84,7 @@ def test_a_round_trip_loses_nothing_but_what_is_counted(tmp_path, seed, geometry
 
 
 def test_categories_without_objects_and_lists_of_lvis_come_through(tmp_path):
-    first, records = made(tmp_path, 1), tmp_path / "records.jsonl"
+    first, records = import_random_set(tmp_path, 1), tmp_path / "records.jsonl"
     assert records_of(first, tmp_path / "images", records, "bbox").changed[NO_OBJECT] >= 1
     write_coco(records, tmp_path / "second.json", AS_DECLARED, Tally())
     document = json.loads((tmp_path / "second.json").read_text())
@@ -96,7 +96,7 @@ def test_categories_without_objects_and_lists_of_lvis_come_through(tmp_path):
 
 
 def test_pycocotools_reads_the_file(tmp_path):
-    first, records = made(tmp_path, 2), tmp_path / "records.jsonl"
+    first, records = import_random_set(tmp_path, 2), tmp_path / "records.jsonl"
     records_of(first, tmp_path / "images", records, "poly")
     write_coco(records, tmp_path / "second.json", AS_DECLARED, Tally())
     with contextlib.redirect_stdout(io.StringIO()):

@@ -8,7 +8,7 @@ from stage2_trainer.sync.tensors.digest import Digests, differing
 from tests.unit.trainer.sync.exactness import digests_of
 
 
-def of(tensor, name="model.a.weight"):
+def hashed(tensor, name="model.a.weight"):
     return digests_of([(name, tensor)])[name]
 
 
@@ -22,23 +22,23 @@ def some(shape=(129, 515), dtype=torch.bfloat16):
 def test_equal_bytes_have_equal_digests_wherever_they_lie(dtype, shape):
     tensor = (some(shape, torch.float32) * 50).to(dtype)
     shifted = torch.empty(tensor.numel() + 1, dtype=dtype)[1:].view(shape).copy_(tensor)
-    assert of(shifted) == of(tensor)
-    assert of(tensor.clone()) == of(tensor)
+    assert hashed(shifted) == hashed(tensor)
+    assert hashed(tensor.clone()) == hashed(tensor)
 
 
 def test_a_transposed_view_is_read_in_its_own_order():
     tensor = some()
-    assert of(tensor.T) == of(tensor.T.contiguous()) != of(tensor)
+    assert hashed(tensor.T) == hashed(tensor.T.contiguous()) != hashed(tensor)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
     tensor = some((777, 1111))
-    expected, before = of(tensor), torch.get_num_threads()
+    expected, before = hashed(tensor), torch.get_num_threads()
     torch.set_num_threads(threads)
     monkeypatch.setitem(digest.PIECES_AT_ONCE, "cpu", at_once)
-    found = of(tensor)
+    found = hashed(tensor)
     torch.set_num_threads(before)
     assert found == expected
 
@@ -49,7 +49,7 @@ def test_one_bit_changes_it(place, bit):
     tensor = some()
     changed = tensor.clone()
     changed.view(-1).view(torch.int16)[place] ^= -(2**15) if bit == 15 else 2**bit
-    assert of(changed) != of(tensor)
+    assert hashed(changed) != hashed(tensor)
 
 
 @pytest.mark.parametrize("distance", [1, 4, 515, 2**13, 2**15, 2**17])
@@ -57,18 +57,18 @@ def test_two_swapped_elements_change_it(distance):
     tensor = some((2**18,))
     swapped = tensor.clone()
     swapped[0], swapped[distance] = tensor[distance], tensor[0]
-    assert of(swapped) != of(tensor)
+    assert hashed(swapped) != hashed(tensor)
 
 
 def test_swapped_rows_and_swapped_pieces_change_it():
     tensor = some((8, 2**17))
     order = [1, 0, 2, 3, 4, 5, 6, 7]
-    assert of(tensor[order]) != of(tensor)
+    assert hashed(tensor[order]) != hashed(tensor)
 
 
 def test_name_dtype_and_shape_count():
     tensor = some()
-    different = {of(tensor), of(tensor, "b"), of(tensor.view(515, 129)), of(tensor.view(torch.float16))}
+    different = {hashed(tensor), hashed(tensor, "b"), hashed(tensor.view(515, 129)), hashed(tensor.view(torch.float16))}
     assert len(different) == 4
 
 

@@ -29,12 +29,12 @@ def ready(tmp_path_factory):
     return folder / "ready"
 
 
-def made(train, model, output, gpus=0):
+def create(train, model, output, gpus=0):
     return create_project(ProjectRequest(train, None, str(model), gpus, output), lambda items, what, total: items)
 
 
 def test_an_image_that_no_processor_takes_is_left_out(tmp_path, ready):
-    found = made(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
+    found = create(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
     assert found.train.images_left_out + found.held_out.images_left_out == {record_writer.UNREADABLE: 1}
 
 
@@ -44,7 +44,7 @@ def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
         path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(OSError, match="truncated"), Image.open(train.images / "1.png") as image:
         image.load()
-    assert made(train, ready, tmp_path / "run").train.records == 3
+    assert create(train, ready, tmp_path / "run").train.records == 3
 
 
 def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
@@ -64,7 +64,7 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
 def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
-    made(annotated(tmp_path, SIZES), ready, tmp_path / "link" / "run")
+    create(annotated(tmp_path, SIZES), ready, tmp_path / "link" / "run")
     assert all(os.path.isfile(one.images[0]) for one in load_records(tmp_path / "link" / "run" / "data" / "val.jsonl"))
 
 
@@ -74,7 +74,7 @@ def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
 )
 def test_a_folder_may_have_any_name_that_containers_can_see(tmp_path, ready, name):
     folder = tmp_path / name
-    made(annotated(tmp_path / "set", SIZES), ready, folder)
+    create(annotated(tmp_path / "set", SIZES), ready, folder)
     for stage in ("stage1", "stage2"):
         text = (folder / f"{stage}.yaml").read_text()
         assert parse_job(yaml.safe_load(text)).spec.config.custom.train_jsonl == str(folder / "data" / "train.jsonl")
@@ -95,7 +95,7 @@ def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, re
     places[option] = tmp_path / part
     places["--model"].symlink_to(ready) if option != "--model" else prepare_at(places["--model"], ready)
     with pytest.raises(ConfigError) as refused:
-        made(annotated(places["--images"], SIZES), places["--model"], places["--output"])
+        create(annotated(places["--images"], SIZES), places["--model"], places["--output"])
     (problem,) = refused.value.problems
     assert problem.path == option
     assert "without a colon" in problem.rule
@@ -111,6 +111,6 @@ def prepare_at(folder, ready):
 
 def test_more_gpus_than_records_are_refused(tmp_path, ready):
     with pytest.raises(ConfigError, match=r"^--gpus: 4; must be at most 3, the number of training records"):
-        made(annotated(tmp_path, SIZES), ready, tmp_path / "run", gpus=4)
+        create(annotated(tmp_path, SIZES), ready, tmp_path / "run", gpus=4)
     assert not (tmp_path / "run").exists()
-    made(annotated(tmp_path / "more", (SIZE,) * 5), ready, tmp_path / "run", gpus=4)
+    create(annotated(tmp_path / "more", (SIZE,) * 5), ready, tmp_path / "run", gpus=4)

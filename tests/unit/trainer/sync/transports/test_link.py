@@ -329,7 +329,7 @@ def dial_all(job, port, expected):
     return links
 
 
-def taken(listener):
+def accepted(listener):
     return listener.take(PATIENCE_S, lambda: None)
 
 
@@ -337,7 +337,7 @@ def test_workers_come_in_any_order_and_are_taken_by_rank(listener, job, port):
     expected = members(5)
     listener.expect(expected)
     links = {member.rank: job.dial(port, member) for member in reversed(expected)}
-    for rank, one in enumerate(taken(listener), start=1):
+    for rank, one in enumerate(accepted(listener), start=1):
         one.send([bytes([rank])], 5)
         assert links[rank].receive(1, 5) == bytes([rank])
 
@@ -369,7 +369,7 @@ def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job
             stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5)).sendall(sent)
         listener.expect(expected)
         dialled = dial_all(job, port, expected)
-        assert len(taken(listener)) == 3
+        assert len(accepted(listener)) == 3
         assert len(dialled) <= 3
         assert len(listener._half_open) <= 8
 
@@ -398,7 +398,7 @@ def test_nobody_else_takes_a_workers_place(listener, job, port):
         with pytest.raises(LinkError, match=r"closed|broke"):
             job.dial(port, other, token=token)
     first = job.dial(port, member)
-    (ours,) = taken(listener)
+    (ours,) = accepted(listener)
     with pytest.raises(LinkError, match=r"closed|broke"):  # at the latest of its first message
         job.dial(port, member).receive(1, 5)
     ours.send([b"a"], 5)
@@ -440,5 +440,5 @@ def test_an_error_of_accept_ends_nothing(listener, job, port):
     listener.expect(expected)
     time.sleep(0.01)
     dial_all(job, port, expected * 2)
-    assert len(taken(listener)) == 1
+    assert len(accepted(listener)) == 1
     listener._socket = real
