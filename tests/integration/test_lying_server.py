@@ -111,9 +111,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variant", ["stage2", "grpo"])
-def test_a_contradicting_probe_leaves_the_newest_proved_checkpoint(
-    variant, request, lying, learn, model_path, tmp_path
-):
+def test_a_contradicting_probe_keeps_the_newest_proved_checkpoint(variant, request, lying, learn, model_path, tmp_path):
     """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
     imports, model = (forked.LEARNER, model_path) if variant == "stage2" else (forked.GRPO, GRPO_MODEL)
     config = request.getfixturevalue(variant)(lying("keeps", FIRST_LIE, model))
@@ -148,9 +146,7 @@ def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lyin
     assert contents(good) == before
 
 
-def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it_and_the_last_step_is_saved(
-    lying, learn, stage2, model_path, tmp_path
-):
+def test_contradicting_digests_end_the_run_before_it_trains_and_save_it(lying, learn, stage2, model_path, tmp_path):
     config = stage2(lying("changes", GOOD, model_path))
     config["custom"]["extra"]["rollout_matching"]["vllm"]["sync"] = {"verify_every": 0}
     code, output = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)

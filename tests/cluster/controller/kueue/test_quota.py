@@ -24,9 +24,7 @@ def urgent(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "priorityclass", name)
 
 
-def test_a_job_uses_and_frees_quota(
-    kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
-) -> None:
+def test_jobs_use_and_free_quota(kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet) -> None:
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
     assert _assigned(kubectl, "first") == _host(kubelet, "first") in team

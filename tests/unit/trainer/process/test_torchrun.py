@@ -27,9 +27,7 @@ def test_the_most_specific_code_is_returned(codes: list[int], joined: int) -> No
 
 
 @pytest.mark.parametrize("code", [0, EXIT_CONFIG, EXIT_RETRYABLE])
-def test_the_launcher_returns_what_processes_end_with(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_returns_what_processes_end_with(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ends.py").write_text('"""Ends with its argument."""\nimport sys\n\nsys.exit(int(sys.argv[1]))\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_processes("ends", [str(code)], processes=2) == code
