@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stage2_api.rollout_matching import RECOMMENDED
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import Section
 
@@ -53,6 +54,7 @@ def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     _collect(config, "", found)
+    found |= {f"custom.extra.rollout_matching.{key}": getattr(config.rollout_matching, key) for key in RECOMMENDED}
     if config.rlhf is None:
         micro_steps = config.gradient_accumulation_steps(world_size)
         found[RECORDS_OF_A_STEP] = config.training.per_device_train_batch_size * micro_steps * world_size

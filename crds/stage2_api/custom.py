@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stage2_api.grpo import Grpo, RolloutServer
-from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.rollout_matching import RECOMMENDED, RolloutMatching
 from stage2_api.section import Count, Path, Positive, Scale, Section, Text, Weight
 
 
@@ -93,13 +93,12 @@ class Custom(Section):
 
     @property
     def rollout_matching(self) -> RolloutMatching:
-        """`extra.rollout_matching`, with keys of the coordinate loss that only `coord_soft_ce_w1` sets."""
+        """`extra.rollout_matching` with its recipe, and with coordinate-loss keys that only `coord_soft_ce_w1` sets."""
         own, stage1 = self.extra.rollout_matching, self.coord_soft_ce_w1
         inherited = {
             "temperature_coord" if name == "temperature" else name: value
             for name in stage1.model_fields_set - {"enabled"}
             if (value := getattr(stage1, name)) is not None
         }
-        return own.model_copy(
-            update={name: value for name, value in inherited.items() if name not in own.model_fields_set}
-        )
+        values = (RECOMMENDED if own.recipe == "recommended" else {}) | inherited
+        return own.model_copy(update={key: values[key] for key in values.keys() - own.model_fields_set})

@@ -7,9 +7,9 @@ which the first implementation changed silently, are refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
 from stage2_api.vllm import Vllm
@@ -290,13 +290,6 @@ class RolloutMatching(Section):
     """Samples written to files for people to read."""
     desc_monitor: DescMonitor = DescMonitor()
     """Metrics of the agreement of descriptions."""
-
-    @model_validator(mode="after")
-    def _fill_in_recipe(self) -> Self:
-        """Apply the recipe to keys that are not set; they stay unset, as defaults are."""
-        if self.recipe == "recommended":
-            self.__dict__.update({key: RECOMMENDED[key] for key in RECOMMENDED.keys() - self.model_fields_set})
-        return self
 
     @property
     def overlong(self) -> Overlong | None:
