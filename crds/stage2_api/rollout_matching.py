@@ -201,7 +201,7 @@ class RolloutMatching(Section):
     """Early end of repetitive answers."""
     assignment: Assignment = "hungarian"
     """Assignment of predicted to true objects: `hungarian` matches finished shapes at the least total cost; `dynamic`
-    matches each box, in the order of the answer, to the free true box nearest to the coordinates written so far."""
+    also lets each box without a match follow the true box nearest to its coordinates so far."""
     candidate_top_k: Positive = 10
     """Number of ground-truth objects to compare each predicted object with: those whose boxes overlap most."""
     maskiou_gate: Annotated[float, Field(ge=0, le=1)] = 0.3

@@ -89,7 +89,7 @@ class Pair:
 class Matching:
     """All matches (by prediction), the unmatched indices of either side, and the counts of the gate.
 
-    far: matches that do not count in figures, because their IoU is below the gate; only a dynamic assignment has any.
+    far: matches of boxes that follow a true one; they do not count in figures, and only a dynamic assignment has any.
     """
 
     pairs: tuple[Pair, ...]
@@ -126,32 +126,34 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
 
 
 def follow(
-    pred: Sequence[Shape], gt: Sequence[Shape], repeated: Sequence[int], options: MatchOptions
+    pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
 ) -> tuple[Matching, list[tuple[int, ...]]]:
-    """Match each predicted box, in order, to the free true box nearest to its coordinates so far.
+    """Match boxes, and let each that matches nothing follow the free true box nearest to its coordinates so far.
 
-    Returns the matches, and for each the labels of its four coordinates: a coordinate's label is that of the free true
-    box nearest to the coordinates before it, and for the first one to itself. Repeated boxes match nothing. A dynamic
-    oracle, as in Goldberg and Nivre (2012). Source: semantics, section 20.
+    Returns the matches, and for each the labels of its four coordinates. In a box that follows, a coordinate's label is
+    that of the free true box nearest to the coordinates before it, and for the first one to itself. Repeated boxes
+    match nothing. A dynamic oracle, as in Goldberg and Nivre (2012). Source: semantics, section 20.
     """
-    free, chosen, labels = list(range(len(gt))), [], []
-    for i in [i for i in range(len(pred)) if i not in repeated][: len(gt)]:
+    found = match_except(pred, gt, repeated, options)
+    free, pairs = list(found.false_negatives), {pair.pred: (pair, gt[pair.gt].bins) for pair in found.pairs}
+    for i in [i for i in found.false_positives if i not in repeated][: len(free)]:
         true = np.asarray([gt[j].bins for j in free])
         distances = np.abs(true - np.asarray(pred[i].bins)).cumsum(axis=1)
         nearest = distances[:, [0, 0, 1, 2]].argmin(axis=0)
-        labels.append(tuple(true[nearest, np.arange(4)].tolist()))
-        chosen.append((i, free.pop(nearest[-1])))
-    pairs = np.array(chosen, dtype=np.int64).reshape(-1, 2)
-    iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode).tolist()
-    matching = Matching(
-        pairs=tuple(Pair(i, j, one, 1 - one) for (i, j), one in zip(chosen, iou, strict=True)),
-        false_positives=_remaining(len(pred), pairs[:, 0]),
+        j = free.pop(nearest[-1])
+        iou = float(box_iou(aabbs([pred[i]]), aabbs([gt[j]]))[0])
+        pairs[i] = Pair(i, j, iou, 1 - iou), tuple(true[nearest, np.arange(4)].tolist())
+    order = sorted(pairs)
+    far = tuple(k for k, i in enumerate(order) if i in found.false_positives)
+    unmatched = tuple(i for i in found.false_positives if i not in pairs)
+    matching = replace(
+        found,
+        pairs=tuple(pairs[i][0] for i in order),
+        false_positives=unmatched,
         false_negatives=tuple(free),
-        gating_rejections=0,
-        candidates=len(pairs),
-        far=tuple(k for k, one in enumerate(iou) if one < options.maskiou_gate),
+        far=far,
     )
-    return matching, labels
+    return matching, [pairs[i][1] for i in order]
 
 
 def match_except(

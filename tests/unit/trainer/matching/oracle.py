@@ -27,20 +27,21 @@ def first_of_least_distance(answered, truth, free, known):
 
 def matches(valid, stay, truth, options, seen):
     """(prediction, true object) -> targets of its coordinates."""
+    pairs = match([valid[i] for i in stay], truth, replace(options, assignment="hungarian")).pairs
+    taught = target_bins([(valid[stay[pair.pred]], truth[pair.gt]) for pair in pairs], options)
+    found = {(stay[pair.pred], pair.gt): bins for pair, bins in zip(pairs, taught, strict=True)}
     if options.assignment == "dynamic" and all(one.kind == "bbox" for one in [*valid, *truth]):
-        free, found = list(range(len(truth))), {}
-        for i in stay[: len(truth)]:
-            bins = valid[i].bins
-            like = [first_of_least_distance(bins, truth, free, known) for known in (1, 1, 2, 3)]
+        free = [g for g in range(len(truth)) if g not in [pair[1] for pair in found]]
+        left = [i for i in stay if i not in [pair[0] for pair in found]]
+        for i in left[: len(free)]:
+            like = [first_of_least_distance(valid[i].bins, truth, free, known) for known in (1, 1, 2, 3)]
             found[i, like[3]] = tuple(truth[g].bins[k] for k, g in enumerate(like))
             free.remove(like[3])
             seen["box taught a mixture"] += len(set(like)) > 1
-        seen["dynamic pairs"] += len(found)
-        return found
-    seen["dynamic asked, polygons matched"] += options.assignment == "dynamic"
-    pairs = match([valid[i] for i in stay], truth, replace(options, assignment="hungarian")).pairs
-    taught = target_bins([(valid[stay[pair.pred]], truth[pair.gt]) for pair in pairs], options)
-    return {(stay[pair.pred], pair.gt): bins for pair, bins in zip(pairs, taught, strict=True)}
+            seen["box follows"] += 1
+    else:
+        seen["dynamic asked, polygons matched"] += options.assignment == "dynamic"
+    return found
 
 
 def reaching(aligned, start, end, among):

@@ -28,10 +28,10 @@ from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
 
 BRANCHES = [
     "ahead",
+    "box follows",
     "box taught a mixture",
     "dropped",
     "dynamic asked, polygons matched",
-    "dynamic pairs",
     "lead spelled anew",
     "lead stays",
     "name taught",

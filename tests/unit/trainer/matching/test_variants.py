@@ -295,22 +295,23 @@ def test_a_token_that_closes_an_object_and_leads_on_belongs_to_the_next_one(fuse
     assert min(at for at, _ in target.text_labels) == leads
 
 
-def test_a_dynamic_assignment_follows_what_was_written(any_vocab):
+def test_a_box_without_a_match_follows_what_was_written(any_vocab):
     left, right = GTObject("a", "bbox", (100, 500, 300, 700)), GTObject("b", "bbox", (200, 100, 400, 300))
-    begun = GTObject("a", "bbox", (140, 120, 390, 310))  # x1 is nearer to the left one, all that follows to the right
+    begun = GTObject("a", "bbox", (140, 120, 160, 140))  # x1 is nearer to the left one, all that follows to the right
     target = target_of(any_vocab, [begun], [left, right], assignment="dynamic")
     assert target.prefix_coord_target_bins == (100, 500, 400, 300)
     assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 1)]
     assert target.false_negatives == (0,)
 
 
-def test_boxes_take_true_ones_in_order_without_a_gate_until_none_is_free(any_vocab):
-    answered = [NOISE, CAT, DOG, OWL]
-    target = target_of(any_vocab, answered, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
-    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (1, 1)]
-    assert target.dropped == (2, 3)
-    assert target.matching.far == (0, 1)
-    assert [target.counters[key] for key in ("matched_pairs", "fp_count", "fn_count")] == [0, 4, 2]
+def test_boxes_match_first_and_the_others_follow_until_no_true_one_is_free(any_vocab):
+    said = [NOISE, shifted(NOISE, 5), CAT]
+    target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 1), (2, 0)]
+    assert target.prefix_coord_target_bins == (*DOG.bins, *CAT.bins)
+    assert target.dropped == (1,)
+    assert target.matching.far == (0,)
+    assert [target.counters[key] for key in ("matched_pairs", "fp_count", "fn_count")] == [1, 2, 1]
     assert target.counters["matched_for_supervision"] == 2
 
 
