@@ -7,6 +7,7 @@ an older folder lists added tokens only in the files beside it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 def load_coord_tokenizer(folder: Path, *, option: str) -> tuple[Any, CoordVocab]:
     """Return a model folder's tokenizer and its coordinate tokens. Raises ConfigError if either is missing."""
-    if not (folder / "tokenizer_config.json").is_file():
+    if not os.path.isfile(folder / "tokenizer_config.json"):  # Path.is_file raises OSError for a name that is too long
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder")])
     tokenizer = load_tokenizer(folder)
