@@ -86,7 +86,9 @@ def test_scope_step_asks_all_servers_at_once_and_fills_its_rows(trained, address
     step, folder = trained()
     assert requests_of(folder) == [(10, 10), (11, 11), (11, 11)]
     assert_each_has_a_chunk(folder, addresses)
-    assert step["packing/post_rollout_fill"] >= 0.9
+    rows = RECORDS / step["packing/post_rollout_segments"]
+    assert step["packing/post_rollout_fill"] > (rows - 1) / rows  # one row fewer could not hold them
+    assert rows > 1
     assert step["rollout/gt_objects"] > RECORDS
 
 
