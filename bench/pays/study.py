@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
@@ -79,13 +78,8 @@ class Study:
     def prepare(self) -> None:
         """Make data, start and its answers, as far as they are not there."""
         if not (self.data / "val.jsonl").exists():
-            self._pictures().write_pictures(self.data, self.sizes)
-        if not self.start.exists() and self.sizes.order:
-            from bench.pays.shapes import make_start
-
-            make_start(self.model, self.sizes, self.folder / "start.unfinished")
-            (self.folder / "start.unfinished").rename(self.start)
-        elif not self.start.exists():
+            self._write_pictures()
+        if not self.start.exists():
             self._make_start()
         if not self.start_answers.exists():
             self._answer(self.start, self.start_answers)
@@ -115,18 +109,22 @@ class Study:
         """Return the CPU seconds of a run's steps, rollouts included; start, saves and evaluation are not."""
         return float(sum(one["step/cpu_s"] for one in records_of(self.run_folder(run), "step")))
 
-    def _pictures(self) -> ModuleType:
+    def _write_pictures(self) -> None:
         if self.sizes.order:
-            from bench.pays import shapes
-
-            return shapes
-        from bench.pays import pictures
-
-        return pictures
+            from bench.pays.shapes import write_pictures
+        else:
+            from bench.pays.pictures import write_pictures
+        write_pictures(self.data, self.sizes)
 
     def _make_start(self) -> None:
-        """Teach the tower and train stage 1, twice: what it has learnt of names fades while places are learnt."""
+        """Train the start. For digits the tower and stage 1 are trained twice: names fade while places are learnt."""
         sizes, data = self.sizes, self.data
+        if sizes.order:
+            from bench.pays.shapes import make_start
+
+            make_start(self.model, sizes, self.folder / "start.unfinished")
+            (self.folder / "start.unfinished").rename(self.start)
+            return
         self._teach(self.model, "tower-1")
         self._stage1("places", places_config(sizes, self.folder / "tower-1", data, self.folder / "places-run"))
         self._teach(self.folder / "places", "tower-2")

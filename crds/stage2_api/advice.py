@@ -1,4 +1,4 @@
-"""Advice, never an error: valid settings that do little or nothing in this run, or need a package our image lacks."""
+"""Advice, never an error: valid settings that do little or harm in this run, or need a package our image lacks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ _IGNORED = {
     "custom.extra.rollout_server.vllm_use_async_engine": "the servers always run vLLM's asynchronous engine",
 }
 """Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
-
-_RUNS_AWAY = (
-    "with the specification's defaults unmatched objects cost nothing, and answers soon list objects that are not there"
-)
 
 _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
     (
@@ -73,7 +69,7 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
             and c.rollout_matching.unmatched_objects == "neutral"
             and c.rollout_matching.supervised_share == 0
         ),
-        _RUNS_AWAY,
+        "unmatched objects cost nothing with the specification's defaults: answers soon list objects that do not exist",
         "set it to recommended",
     ),
     (

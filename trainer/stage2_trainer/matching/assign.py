@@ -126,34 +126,35 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
 
 
 def follow(
-    pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
-) -> tuple[Matching, list[tuple[int, ...]]]:
-    """Match boxes, and let each that matches nothing follow the free true box nearest to its coordinates so far.
+    pred: Sequence[ParsedObject], gt: Sequence[GTObject], found: Matching, repeated: Sequence[int]
+) -> tuple[Matching, dict[int, tuple[int, ...]]]:
+    """Let each box without a match follow the free true box nearest to its coordinates so far.
 
-    Returns the matches, and for each the labels of its four coordinates. In a box that follows, a coordinate's label is
-    that of the free true box nearest to the coordinates before it, and for the first one to itself. Repeated boxes
-    match nothing. A dynamic oracle, as in Goldberg and Nivre (2012). Source: semantics, section 20.
+    Returns all matches, and for each box that follows the labels of its four coordinates: a coordinate's label is that
+    of the free true box nearest to the coordinates before it, and for the first one to itself. Repeated boxes do not
+    follow, and no box does where there is a polygon. A dynamic oracle, as in Goldberg and Nivre (2012). Source:
+    semantics, section 20.
     """
-    found = match_except(pred, gt, repeated, options)
-    free, pairs = list(found.false_negatives), {pair.pred: (pair, gt[pair.gt].bins) for pair in found.pairs}
+    if "poly" in {one.kind for one in pred} | {one.kind for one in gt}:
+        return found, {}
+    free, pairs, labels = list(found.false_negatives), list(found.pairs), {}
     for i in [i for i in found.false_positives if i not in repeated][: len(free)]:
         true = np.asarray([gt[j].bins for j in free])
         distances = np.abs(true - np.asarray(pred[i].bins)).cumsum(axis=1)
         nearest = distances[:, [0, 0, 1, 2]].argmin(axis=0)
+        labels[i] = tuple(true[nearest, np.arange(4)].tolist())
         j = free.pop(nearest[-1])
         iou = float(box_iou(aabbs([pred[i]]), aabbs([gt[j]]))[0])
-        pairs[i] = Pair(i, j, iou, 1 - iou), tuple(true[nearest, np.arange(4)].tolist())
-    order = sorted(pairs)
-    far = tuple(k for k, i in enumerate(order) if i in found.false_positives)
-    unmatched = tuple(i for i in found.false_positives if i not in pairs)
+        pairs.append(Pair(i, j, iou, 1 - iou))
+    pairs.sort(key=lambda pair: pair.pred)
     matching = replace(
         found,
-        pairs=tuple(pairs[i][0] for i in order),
-        false_positives=unmatched,
+        pairs=tuple(pairs),
+        false_positives=tuple(i for i in found.false_positives if i not in labels),
         false_negatives=tuple(free),
-        far=far,
+        far=tuple(k for k, pair in enumerate(pairs) if pair.pred in labels),
     )
-    return matching, [pairs[i][1] for i in order]
+    return matching, labels
 
 
 def match_except(

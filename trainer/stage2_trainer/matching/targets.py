@@ -2,7 +2,7 @@
 
 By default the prefix is supervised only at matched coordinates; the appended tail has cross entropy on its structure
 and the losses of coordinates. Options remove, penalise or reweight objects, supervise the text of matched ones, and
-match each object as the model writes it. Source: semantics, sections 4.2 to 4.6, 20.
+let boxes without a match follow a true one. Source: semantics, sections 4.2 to 4.6, 20.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 from stage2_trainer.matching.assign import DEFAULTS, Matching, MatchOptions, duplicates, follow, match_except
-from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, desc_value_spans, serialize_objects
+from stage2_trainer.matching.ground_truth import GroundTruth, desc_value_spans, serialize_objects
 from stage2_trainer.matching.layout import LaidOut, lay_out
-from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, desc_span, parse_rollout
+from stage2_trainer.matching.parse import ParsedRollout, desc_span, parse_rollout
 from stage2_trainer.matching.sinkhorn import target_bins
 from stage2_trainer.matching.tokens import Alignment, BoolArray, CoordVocab, IntArray
 
@@ -156,13 +155,12 @@ def build_target(
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
     repeated = duplicates(pred, options.duplicate_iou)
-    if options.assignment == "dynamic" and {one.kind for one in chain[GTObject | ParsedObject](pred, gt.objects)} <= {
-        "bbox"
-    }:
-        matching, taught = follow(pred, gt.objects, repeated, options)
-    else:
-        matching = match_except(pred, gt.objects, repeated, options)
-        taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
+    matching = match_except(pred, gt.objects, repeated, options)
+    bins = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
+    targets = {pair.pred: one for pair, one in zip(matching.pairs, bins, strict=True)}
+    if options.assignment == "dynamic":
+        matching, followed = follow(pred, gt.objects, matching, repeated)
+        targets |= followed
     unmatched = tuple(i for i in matching.false_positives if i not in repeated)
     dropped = unmatched if options.unmatched_objects == "dropped" else ()
     laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
@@ -182,7 +180,7 @@ def build_target(
         prefix_text=laid_out.texts[0],
         append_text=laid_out.texts[1],
         prefix_coord_pos=tuple(positions),
-        prefix_coord_target_bins=tuple(one for bins in taught for one in bins),
+        prefix_coord_target_bins=tuple(one for pair in matching.pairs for one in targets[pair.pred]),
         tail_ignore_pos=tail.ignored,
         tail_coord_pos=tail.coord_pos,
         tail_coord_bins=tail.coord_bins,
