@@ -8,12 +8,11 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from bench.pays.arms import ARMS, COMPARED, DENSE, SHAPES, SPARSE, Sizes
+from bench.pays.arms import ARMS, COMPARED, DATA, Sizes
 from bench.pays.study import MODEL, Study, learn_here
 
 from stage2_trainer.scores.answer_scores import without_nan
 
-DATA = {"digits": SPARSE, "dense-digits": DENSE, "shapes": SHAPES}
 RESULTS = Path(__file__).parents[1] / "results" / "pays.json"
 
 

@@ -11,7 +11,6 @@ Config = dict[str, Any]
 
 PROMPT = "List the digits."
 LEAST_PIXELS = 32 * 32
-ANSWER = 64  # most tokens of an answer to two digits
 PROMPT_ROOM = 472  # tokens of a row that its answers leave for prompts
 COORDINATE_WEIGHT = 0.1  # of their losses, in all arms: at 1 names are a fifteenth of a small part, and fade
 GROUP = 4  # answers to an image in GRPO
@@ -73,10 +72,12 @@ class Sizes:
 
     steps: optimizer steps of an arm; places_steps, names_steps: before it, in this order; tower_steps: before each of
     these. batch: images of a step of an arm; stage1_batch, tower_batch: before it. train, held_out: images of the data.
-    rate, stage1_rate, tower_rate: peaks. side: of an image, the longer one in pixels. most_digits: in an image.
-    smallest, largest: their heights, as shares of its shorter side. least_side: to which smaller images are enlarged.
-    prompt: the question. gate: weight of the loss on probability outside the coordinate tokens. order: of the
-    annotations of shapes, `sorted` or `random`; empty: the images are of digits.
+    rate, stage1_rate, tower_rate: peaks. side: of an image, the longer one in pixels. least_objects, most_objects: in
+    an image. object_tokens: room in an answer for each of the most. smallest, largest: heights of digits or sides of
+    shapes, as shares of the image's shorter side. least_side: to which smaller images are enlarged. prompt: the
+    question. gate: weight of the loss on probability outside the coordinate tokens. order: of the annotations of
+    shapes, `sorted` or `random`; empty: the images are of digits. unlabelled: share of the shapes that the annotations
+    of the start's and the arms' images leave out; those of held-out images are complete.
     """
 
     steps: int = 60
@@ -92,13 +93,16 @@ class Sizes:
     stage1_rate: float = 1e-3
     tower_rate: float = 1e-3
     side: int = 64
-    most_digits: int = 2
+    least_objects: int = 0
+    most_objects: int = 2
+    object_tokens: int = 32
     smallest: float = 0.4
     largest: float = 0.6
     least_side: int = 32
     prompt: str = "List the digits."
     gate: float = COORDINATE_WEIGHT
     order: str = ""
+    unlabelled: float = 0.0
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -108,7 +112,7 @@ class Sizes:
     @property
     def answer(self) -> int:
         """Most tokens of an answer."""
-        return ANSWER * self.most_digits // 2
+        return self.object_tokens * self.most_objects
 
     @property
     def row(self) -> int:
@@ -117,13 +121,24 @@ class Sizes:
 
 
 SPARSE = Sizes()
-DENSE = replace(SPARSE, side=128, most_digits=8, smallest=0.2, largest=0.3)
+DENSE = replace(SPARSE, side=128, most_objects=8, smallest=0.2, largest=0.3)
 """Scenes of one to eight digits of the same size in pixels."""
 SHAPES = replace(
-    SPARSE, steps=240, rate=1e-3, places_steps=1010, stage1_rate=2e-3, train=1500, side=112, least_side=112,
-    most_digits=12, prompt="List the shapes.", gate=1.0, order="random",
+    SPARSE, steps=240, rate=1e-3, places_steps=1010, stage1_rate=2e-3, train=1500, held_out=1000, side=112,
+    least_side=112, least_objects=4, most_objects=9, object_tokens=43, smallest=0.16, largest=0.30,
+    prompt="List the shapes.", gate=1.0, order="random",
 )  # fmt: skip
 """Scenes of four to nine boxes and ellipses whose annotations have no order; the start is 1,010 steps of 16."""
+MANY = replace(SHAPES, side=160, least_side=160, least_objects=6, most_objects=20, smallest=0.11, largest=0.19)
+"""Scenes of six to twenty shapes of about the same size in pixels."""
+DATA: Mapping[str, Sizes] = {
+    "digits": SPARSE,
+    "dense-digits": DENSE,
+    "shapes": SHAPES,
+    "sorted-shapes": replace(SHAPES, order="sorted"),
+    "unlabelled-shapes": replace(SHAPES, unlabelled=0.2),
+    "many-shapes": MANY,
+}
 
 
 def places_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:

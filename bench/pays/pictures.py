@@ -27,7 +27,7 @@ def write_pictures(folder: Path, sizes: Sizes) -> None:
 
     hand = Hand(KINDS, sizes.smallest, sizes.largest)
     scenes = folder / "scenes"
-    look = SEED, sizes.side, sizes.most_digits, hand
+    look = SEED, sizes.side, sizes.most_objects, hand
     for part, name in ((Part("train", sizes.train, *look), "train"), (Part("test", sizes.held_out, *look), "val")):
         for _ in write_part(scenes, part):
             pass

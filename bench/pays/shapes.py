@@ -1,4 +1,4 @@
-"""Scenes of four to nine boxes and ellipses, annotated from top to bottom or in no order, and a start that lists them.
+"""Scenes of boxes and ellipses, annotated from top to bottom or in no order, all or in part, and a start.
 
 The same scenes in two orders tell behaviour from perception: what is lost without an order is not lost to the eyes.
 """
@@ -9,6 +9,7 @@ import json
 import random
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +22,7 @@ from tiny_model import scenes  # noqa: E402 of the examples
 from tiny_model.scenes import Scene  # noqa: E402
 
 SEED = 7
-LEAST, MOST = 4, 9
-SIDES = 0.16, 0.30  # of a shape, as shares of the image's
+HELD_OUT = "held-out"
 KINDS = "box", "ellipse"
 TRIES = 800
 SIGMA = 8.0
@@ -30,10 +30,11 @@ TOKENIZER_FILES = "chat_template.jinja", "tokenizer.json", "tokenizer_config.jso
 
 
 def scene(part: str, index: int, sizes: Sizes) -> Scene:
-    """Return scene `index` of a part; its shapes are the same in each order."""
+    """Return scene `index` of a part, with all of its shapes; they are the same in each order."""
     rng, size = random.Random(f"order/{SEED}/{part}/{index}"), sizes.side
     background = rng.randint(200, 245), rng.randint(200, 245), rng.randint(200, 245)
-    wanted, shortest, longest = rng.randint(LEAST, MOST), round(SIDES[0] * size), round(SIDES[1] * size)
+    wanted = rng.randint(sizes.least_objects, sizes.most_objects)
+    shortest, longest = round(sizes.smallest * size), round(sizes.largest * size)
     boxes: list[scenes.Box] = []
     for _ in range(TRIES):
         if len(boxes) == wanted:
@@ -49,6 +50,13 @@ def scene(part: str, index: int, sizes: Sizes) -> Scene:
     return Scene(size, background, tuple(shapes))
 
 
+def labelled(one: Scene, sizes: Sizes) -> Scene:
+    """Return a scene with the shapes that its annotator has listed, at least one."""
+    rng = random.Random(f"unlabelled/{SEED}/{one.shapes}")
+    kept = tuple(shape for shape in one.shapes if rng.random() >= sizes.unlabelled)
+    return replace(one, shapes=kept or one.shapes[:1])
+
+
 def write_pictures(folder: Path, sizes: Sizes) -> None:
     """Write `train.jsonl` and `val.jsonl` and the pictures that they name; the last of these files comes last."""
     from PIL import Image
@@ -56,12 +64,13 @@ def write_pictures(folder: Path, sizes: Sizes) -> None:
     from tiny_model.dataset import record
 
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    for part, name, count in (("train", "train", sizes.train), ("held-out", "val", sizes.held_out)):
+    for part, name, count in (("train", "train", sizes.train), (HELD_OUT, "val", sizes.held_out)):
         lines = []
         for index in range(count):
             one, image = scene(part, index, sizes), f"images/{part}-{index:05d}.png"
             Image.fromarray(scenes.draw(one)).save(folder / image)
-            lines.append(json.dumps(record(one, image)) + "\n")
+            listed = one if part == HELD_OUT else labelled(one, sizes)
+            lines.append(json.dumps(record(listed, image)) + "\n")
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
@@ -70,14 +79,19 @@ def make_start(model: Path, sizes: Sizes, output: Path) -> None:
     import torch
     from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
-    from tiny_model.answers import COORD_TOKENS
+    from tiny_model.answers import COORD_TOKENS, write
     from tiny_model.batches import Batches, Task
     from tiny_model.model import build_processor
     from tiny_model.warm_up import Recipe, answer_loss, fit
 
     processor = build_processor(AutoTokenizer.from_pretrained(model), size=sizes.side)
     learner = Qwen3VLForConditionalGeneration.from_pretrained(model, dtype=torch.float32)
-    task = Task(sizes.prompt, longest_answer=sizes.answer + 128, scene=lambda index: scene("warm-up", index, sizes))
+    task = Task(
+        sizes.prompt,
+        write=lambda one: write(labelled(one, sizes)),
+        longest_answer=sizes.answer + 128,
+        scene=lambda index: scene("warm-up", index, sizes),
+    )
     recipe = Recipe(sizes.places_steps, sizes.stage1_batch, sizes.stage1_rate, warm_up_steps=40)
     coordinates = torch.tensor(processor.tokenizer.convert_tokens_to_ids(COORD_TOKENS))
     batches = Batches(processor, learner, seed=SEED, size=recipe.batch_size, task=task)

@@ -16,13 +16,12 @@ from PIL import Image
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.data.records import load_records
 
-SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2)
+SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2, object_tokens=12)
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """A study of two images whose arms train two steps, and the folders of what it has trained."""
-    monkeypatch.setattr(arms, "ANSWER", 24)
     trained = []
 
     def learn(config):
@@ -124,11 +123,11 @@ def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(m
     monkeypatch.setattr(command, "shown", lambda study, write: seen.append(study.sizes))
     command.main(["table", str(tmp_path), "--data=dense-digits", "--steps=7", "--train=6", "--held-out=2"])
     (dense,) = seen
-    assert (dense.side, dense.most_digits, dense.steps, dense.answer) == (128, 8, 7, 256)
+    assert (dense.side, dense.most_objects, dense.steps, dense.answer) == (128, 8, 7, 256)
     pictures.write_pictures(tmp_path, dense)
     records = load_records(tmp_path / "train.jsonl")
     assert max(record.width for record in records) == 128
-    assert max(len(record.objects) for record in records) > Sizes().most_digits
+    assert max(len(record.objects) for record in records) > Sizes().most_objects
     config = parse_run_config(arm_config(ARMS["recovered"], 1, dense, Path("start"), Path("data"), Path("out")))
     assert (config.rollout_matching.max_new_tokens, config.template.max_pixels) == (256, 128 * 128)
 
@@ -179,7 +178,17 @@ def test_scenes_have_the_same_shapes_in_each_order():
     )
     assert [sorted(one, key=lambda shape: (shape.box[1], shape.box[0])) for one in unordered] == [*map(list, ordered)]
     assert sum(one != other for one, other in zip(ordered, unordered, strict=True)) > 15
-    assert min(map(len, ordered)) >= shapes.LEAST
+    assert min(map(len, ordered)) >= arms.SHAPES.least_objects
+
+
+def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tmp_path):
+    sizes = replace(arms.DATA["unlabelled-shapes"], train=60, held_out=5)
+    shapes.write_pictures(tmp_path, sizes)
+    listed, held_out = (load_records(tmp_path / f"{name}.jsonl") for name in ("train", "val"))
+    there = [len(shapes.scene("train", index, sizes).shapes) for index in range(60)]
+    assert 0.75 < sum(len(record.objects) for record in listed) / sum(there) < 0.85
+    expected = [len(shapes.scene(shapes.HELD_OUT, index, sizes).shapes) for index in range(5)]
+    assert [len(record.objects) for record in held_out] == expected
 
 
 def test_differences_have_a_t_interval_over_seeds():
