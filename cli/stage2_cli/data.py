@@ -20,7 +20,7 @@ from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.files import check_new_file
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
+from stage2_trainer.data.profile import UNORDERED_ADVICE, Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.prepare.annotations import Tally
@@ -92,6 +92,7 @@ def document(found: Profile, unit: str) -> dict[str, Any]:
         "classes": dict(found.classes.most_common()),
         "further_classes": found.further_classes,
         "sizes": {size: found.sizes[size] for size in ("small", "medium", "large")},
+        "order": dict(zip(("name", "share"), found.order.best or (None, None), strict=True)),
         "objects_per_record": _quantiles(found.objects),
         f"answer_{unit}": _quantiles(found.answers),
         "longest_answers": [{"length": length, "record": name} for length, name in found.answers.longest],
@@ -116,6 +117,8 @@ def _show(found: Profile, unit: str) -> None:
         console.print(f"  {line}")
     if found.classes:
         console.print(_table(found))
+    if found.order.is_missing:
+        console.print(f"advice: {UNORDERED_ADVICE}")
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
         more = "; …" if count > len(first) else ""
@@ -136,6 +139,7 @@ def _lines(found: Profile, unit: str) -> list[str]:
         f"geometry: {_listed(kinds)}",
         f"sizes, as COCO defines them: {_listed(sizes)}",
         f"objects per record: {_listed(_quantiles(found.objects))}",
+        f"order of the objects: {found.order}",
         f"answers in {unit}: {_listed(_quantiles(found.answers))}{need}",
         f"longest answers: {longest}",
     ]

@@ -20,10 +20,12 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.data.records import RecordRules, load_records, units_by
+from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import flaw_of
 from stage2_trainer.process.supported import check_supported
+from stage2_trainer.scores.advice import advice, summary
 from stage2_trainer.scores.answer_scores import (
     COORDINATE_SCORES,
     AnswerScores,
@@ -31,7 +33,7 @@ from stage2_trainer.scores.answer_scores import (
     differences,
     without_nan,
 )
-from stage2_trainer.scores.image_counts import COUNTS
+from stage2_trainer.scores.image_counts import COUNTS, OF_OUTLINES
 from stage2_trainer.scores.rollout_file import Answered, Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import exact, normalised, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
@@ -41,10 +43,11 @@ NAMINGS = {"exact": exact, "normalised": normalised}
 PLAIN_WIDTH = 110
 SHOWN = (
     "AP", "AP50", "AP75", "AR", "AP_small", "AP_medium", "AP_large", "AR_small", "AR_medium", "AR_large", "f1@0.5",
-    "precision@0.5", "recall@0.5", "f1_class@0.5", "precision_class@0.5", "recall_class@0.5", "desc_exact",
-    "desc_normalised", "misses", "duplicates", "objects_per_truth", "counting_error", "parse_rate", "truncated_rate",
-    "loop_rate",
+    "precision@0.5", "recall@0.5", "f1_class@0.5", "precision_class@0.5", "recall_class@0.5", "box_f1@0.5",
+    "box_f1_class@0.5", "outline_share", "true_outline_share", "desc_exact", "desc_normalised", "misses", "duplicates",
+    "objects_per_truth", "counting_error", "parse_rate", "truncated_rate", "loop_rate",
 )  # fmt: skip
+SMALL_SET = 5000  # images; fewer bias AP
 WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 
 
@@ -88,6 +91,7 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
         print(json.dumps(without_nan(_document(documents, compared)), ensure_ascii=False, allow_nan=False))
     else:
         _show(documents, compared, [0 if request.answered_only else len(one.missing) for one in answered])
+        _advise(documents[-1], [records[i] for i in kept])
     return os.EX_OK
 
 
@@ -196,7 +200,10 @@ def _show(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]
         table.add_column(Path(one["rollouts"]).name if len(documents) == 1 else f"{number + 1}", justify="right")
     for number in range(1, len(documents)) if compared else ():
         table.add_column(f"{number + 1} - 1", justify="right")
+    outlines = any(one["overlap_of"] == "masks" for one in documents)
     for name in SHOWN:
+        if name in OF_OUTLINES and not outlines:
+            continue
         form = ".0f" if name in COUNTS else ".3f"
         cells = [_figure(one[name], one.get("intervals", {}).get(name), form) for one in documents]
         table.add_row(name, *cells, *(_difference(found.get(name), form) for found in compared))
@@ -228,6 +235,19 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
     )
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
+    """Print what the last set of answers suggests to do."""
+    order = ObjectOrder()
+    for record in records:
+        order.add(record)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    if last["images"] < SMALL_SET:
+        console.print(f"AP of {last['images']:,} images is too high on average: compare it only with sets of this size")
+    console.print(summary(last), markup=False, soft_wrap=True)
+    for line in advice(last, order):
+        console.print(f"advice: {line}", markup=False, soft_wrap=True)
 
 
 def _figure(value: float, interval: Sequence[float] | None, form: str) -> str:

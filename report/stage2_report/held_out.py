@@ -17,8 +17,8 @@ import numpy as np
 from stage2_report.run_history import read_records
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences, intervals
-from stage2_trainer.scores.image_counts import COUNTS
+from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences
+from stage2_trainer.scores.image_counts import COUNTS, OF_OUTLINES
 from stage2_trainer.scores.scored_image import ScoredImage, read_answer, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
 
@@ -111,6 +111,10 @@ FIGURES = {
     "precision_class@0.5": "precision with class",
     "recall_class@0.5": "recall with class",
     "f1@0.5": "F1 whatever the class",
+    "box_f1@0.5": "F1 of boxes alone, whatever the class",
+    "box_f1_class@0.5": "F1 of boxes alone, with class",
+    "outline_share": "outlines, of the answered objects",
+    "true_outline_share": "outlines, of the true objects",
     "desc_exact": "correctly named, of those in place",
     "AP": "AP",
     "AP50": "AP50",
@@ -125,7 +129,7 @@ FIGURES = {
     "loop_rate": "repeating",
 }
 LESS_IS_BETTER = frozenset({"misses", "duplicates", "counting_error", "truncated_rate", "loop_rate"})
-NEITHER = frozenset({"objects_per_truth"})
+NEITHER = frozenset({"objects_per_truth", "outline_share", "true_outline_share"})
 DRAWS, SEED = 500, 0  # the defaults of `stage2 evaluate`
 
 
@@ -155,8 +159,9 @@ def figure_table(evaluations: Sequence[tuple[str, EvaluatedStep]]) -> FigureTabl
     for _, one in evaluations:
         draws = bootstrap_weights(len(one.images), draws=DRAWS, seed=SEED)
         values = one.scores.figures(np.ones(len(one.images)))
-        columns.append((values, intervals(one.scores.resample(draws), values)))
+        columns.append((values, one.scores.intervals(draws)))
     changes = differences(evaluations[0][1].scores, evaluations[1][1].scores, draws) if compared else {}
+    outlines = any(image.masks for _, one in evaluations for image in one.scores.images)
     rows = [
         FigureRow(
             title,
@@ -164,6 +169,7 @@ def figure_table(evaluations: Sequence[tuple[str, EvaluatedStep]]) -> FigureTabl
             _change(changes.get(name), name) if compared else None,
         )
         for name, title in FIGURES.items()
+        if outlines or name not in OF_OUTLINES
     ]
     return FigureTable([label for label, _ in evaluations], rows, len(evaluations[-1][1].images), compared)
 

@@ -6,11 +6,13 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, require_one_kind
+from stage2_trainer.data.profile import ObjectOrder
 from stage2_trainer.matching import serialize_objects
+from stage2_trainer.scores.advice import advice
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import COLOCATED, HEAVY, MATCHING, run_over, stage2
-from tests.unit.trainer.scores.scenes import box, write_data, write_rollouts
+from tests.unit.trainer.scores.scenes import box, record, write_data, write_rollouts
 
 RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "objects": []}
 
@@ -86,3 +88,32 @@ def test_several_files_stand_side_by_side(files):
     assert "1 records have no answer" in shown.stdout
     only, _ = stage2(files, *words, "--json", "--answered-only", "--resamples", "0")
     assert json.loads(only.stdout)["files"][0]["images"] == 2
+    assert "too high on average" in shown.stdout
+    assert "mistakes: 100 % of the true objects are missed" in shown.stdout
+    assert "advice: continue stage 1, or raise max_new_tokens" in shown.stdout
+
+
+def figures(**changed):
+    found = {"recall@0.5": 0.9, "duplicate_rate": 0.1, "desc_exact": 0.8, "parse_rate": 1.0, "f1@0.5": 0.8}
+    return {**found, "without_duplicates": {"f1@0.5": 0.8}, **changed}
+
+
+def order(*, missing):
+    found = ObjectOrder()
+    boxes = [box("cat", 0, 10 * row, 9, 10 * row + 9) for row in range(60)]
+    found.add(record(0, boxes))
+    found.add(record(1, boxes[::-1] if missing else boxes))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "expected"),
+    [
+        (figures(parse_rate=0.9), True, ["continue stage 1, or raise"]),
+        (figures(without_duplicates={"f1@0.5": 0.85}), True, ["remove duplicates", "sort the objects"]),
+        (figures(), False, ["continue stage 1 while"]),
+    ],
+)
+def test_the_advice_follows_from_the_mistakes(found, missing, expected):
+    given = list(advice(found, order(missing=missing)))
+    assert [line[: len(start)] for line, start in zip(given, expected, strict=True)] == expected

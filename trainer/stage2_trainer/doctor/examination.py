@@ -15,6 +15,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
+from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.resources import GIB, SHARED_MEMORY, Footprint, Machine, Part, footprint, room_at, total
@@ -111,7 +112,9 @@ class Examination:
             return
         held_out = f", {len(records.held_out)} held out" if records.held_out else ""
         yield good("records", f"{len(records.train)} to train on{held_out}")
-        yield check_images(spread(records.train, LOOKED_AT))
+        looked_at = spread(records.train, LOOKED_AT)
+        yield check_order(looked_at)
+        yield check_images(looked_at)
 
     def _gpus(self) -> Iterator[Requirement]:
         if self.devices is None or not self.devices.count:
@@ -267,6 +270,16 @@ def _is_free(port: int) -> bool:
 
 def _gib(count: float) -> str:
     return f"{count / GIB:.2f} GiB" if count < 10 * GIB else f"{count / GIB:.0f} GiB"
+
+
+def check_order(records: Sequence[Record]) -> Requirement:
+    """Return whether the objects of these records have an order."""
+    order = ObjectOrder()
+    for record in records:
+        order.add(record)
+    if order.is_missing:
+        return Requirement("order of objects", "doubtful", str(order), UNORDERED_ADVICE)
+    return good("order of objects", str(order))
 
 
 def check_images(records: Sequence[Record]) -> Requirement:

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import binomtest
 
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 from stage2_trainer.scores.image_counts import (
     COLUMNS,
     COUNTS,
+    SHARES_OF_IMAGES,
+    UNBOUNDED,
     ImageCounts,
     figures,
     image_counts,
@@ -261,7 +264,7 @@ class AnswerScores:
                 "sample_id": worst.image.sample_id,
                 **{name: _plain(value) for name, value in _figures_of_image(worst).items()},
             },
-            **({} if resamples is None else {"intervals": intervals(self.resample(resamples), self.figures(every))}),
+            **({} if resamples is None else {"intervals": self.intervals(resamples)}),
         }
 
     @property
@@ -282,6 +285,14 @@ class AnswerScores:
         found = [average_precision(self._matches, weights, by_size=False) for weights in resamples]
         precision = {name: np.array([one[name] for one in found]) for name in RESAMPLED}
         return {**precision, **figures(resamples @ self._counts)}
+
+    def intervals(self, resamples: FloatArray) -> dict[str, list[float]]:
+        """Return the 95 % interval of each figure: Wilson's for shares of images, else that of the draws."""
+        found = bounded(intervals(self.resample(resamples), self.figures(np.ones(len(self.examined)))))
+        for name, column in SHARES_OF_IMAGES.items():
+            share = binomtest(int(self._counts[:, COLUMNS[column]].sum()), len(self.examined))
+            found[name] = [float(end) for end in share.proportion_ci(method="wilson")]
+        return found
 
     def _without_duplicates(self) -> dict[str, float]:
         kept = AnswerScores([one.without_duplicates() for one in self.examined])
@@ -313,6 +324,14 @@ def intervals(resampled: Mapping[str, FloatArray], figures: Mapping[str, float])
     return {
         name: [float(end) for end in np.percentile(values, PERCENTILES) - values.mean() + figures[name]]
         for name, values in kept.items()
+    }
+
+
+def bounded(found: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return intervals of figures without what no figure can be: below 0, or above 1 where it is a share."""
+    return {
+        name: [float(end) for end in np.clip(ends, 0.0, None if name in UNBOUNDED else 1.0)]
+        for name, ends in found.items()
     }
 
 

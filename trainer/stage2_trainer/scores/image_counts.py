@@ -27,8 +27,9 @@ Verdict = Literal["right", "misnamed", "duplicate", "wrong", "unjudged"]
 class ImageCounts:
     """Counts of one image; `class_` are those of matches within a class.
 
-    answered: all objects of the answer. judged: without those that nobody can judge. named_alike, named_exactly:
-    matched objects with the true description, normalised or as it is. absolute_error: of the number of objects.
+    answered: all objects of the answer. judged: without those that nobody can judge. `box_`: the same with all objects
+    compared as boxes. outlines, true_outlines: objects that are no boxes. named_alike, named_exactly: matched objects
+    with the true description, normalised or as it is. absolute_error: of the number of objects.
     """
 
     images: float
@@ -38,6 +39,12 @@ class ImageCounts:
     right: float
     class_judged: float
     class_right: float
+    box_judged: float
+    box_right: float
+    box_class_judged: float
+    box_class_right: float
+    outlines: float
+    true_outlines: float
     named_alike: float
     named_exactly: float
     duplicates: float
@@ -50,31 +57,52 @@ class ImageCounts:
 COLUMNS = {one.name: place for place, one in enumerate(fields(ImageCounts))}
 
 COUNTS = frozenset({"misses", "duplicates"})  # figures that are whole numbers
+SHARES_OF_IMAGES = {"parse_rate": "parsed", "truncated_rate": "truncated", "loop_rate": "looped"}
+"""Figures that are shares of images, and the counts that they come from."""
+OF_OUTLINES = ("box_f1@0.5", "box_f1_class@0.5", "outline_share", "true_outline_share")
+"""Figures that say something only where objects are compared as masks."""
+UNBOUNDED = frozenset({*COUNTS, "objects_per_truth", "counting_error"})
+"""Figures that may be greater than 1."""
 
 
 def image_counts(image: ScoredImage) -> ImageCounts:
     """Return the counts of one image."""
-    true = ~image.crowds
+    boxes = image.as_boxes()
     same = same_class(image)
-    pairs, class_pairs = matches(image.iou[:, true]), matches(np.where(same, image.iou, 0.0)[:, true])
+    pairs, judgeable = _matched(image, image.iou)
+    class_pairs, class_judgeable = _matched(image, np.where(same, image.iou, 0.0))
+    box_pairs, box_judgeable = _matched(boxes, boxes.iou)
+    box_class_pairs, box_class_judgeable = _matched(boxes, np.where(same, boxes.iou, 0.0))
     named = [(image.answer.objects[a].desc, image.truth[t].desc) for a, t in pairs]
-    truth = int(true.sum())
+    true = [one for one, crowd in zip(image.truth, image.crowds, strict=True) if not crowd]
     return ImageCounts(
         images=1,
-        truth=truth,
+        truth=len(true),
         answered=len(image.names),
-        judged=int(judged(image, pairs, image.iou).sum()),
+        judged=judgeable,
         right=len(pairs),
-        class_judged=int(judged(image, class_pairs, np.where(same, image.iou, 0.0)).sum()),
+        class_judged=class_judgeable,
         class_right=len(class_pairs),
+        box_judged=box_judgeable,
+        box_right=len(box_pairs),
+        box_class_judged=box_class_judgeable,
+        box_class_right=len(box_class_pairs),
+        outlines=sum(one.kind == "poly" for one in image.answer.objects),
+        true_outlines=sum(one.kind == "poly" for one in true),
         named_alike=sum(normalised(one) == normalised(other) for one, other in named),
         named_exactly=sum(one == other for one, other in named),
         duplicates=int(image.duplicates.sum()),
         parsed=image.answer.parsed,
         truncated=image.answer.truncated,
         looped=image.answer.looped,
-        absolute_error=abs(len(image.names) - truth),
+        absolute_error=abs(len(image.names) - len(true)),
     )
+
+
+def _matched(image: ScoredImage, iou: FloatArray) -> tuple[list[tuple[int, int]], int]:
+    """Return the matches of answered and true objects, and how many answered objects can be judged."""
+    pairs = matches(iou[:, ~image.crowds])
+    return pairs, int(judged(image, pairs, iou).sum())
 
 
 def table_of(counts: list[ImageCounts]) -> FloatArray:
@@ -92,6 +120,10 @@ def figures(sums: FloatArray) -> dict[str, FloatArray]:
         "f1_class@0.5": _ratio(2 * total["class_right"], total["class_judged"] + total["truth"]),
         "precision_class@0.5": _ratio(total["class_right"], total["class_judged"]),
         "recall_class@0.5": _ratio(total["class_right"], total["truth"]),
+        "box_f1@0.5": _ratio(2 * total["box_right"], total["box_judged"] + total["truth"]),
+        "box_f1_class@0.5": _ratio(2 * total["box_class_right"], total["box_class_judged"] + total["truth"]),
+        "outline_share": _ratio(total["outlines"], total["answered"]),
+        "true_outline_share": _ratio(total["true_outlines"], total["truth"]),
         "misses": total["truth"] - total["right"],
         "duplicates": total["duplicates"],
         "duplicate_rate": _ratio(total["duplicates"], total["answered"]),

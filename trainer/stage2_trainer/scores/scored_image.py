@@ -209,6 +209,10 @@ class ScoredImage:
         )
         return replace(self, answer=answer, names=tuple(self.names[i] for i in kept))
 
+    def as_boxes(self) -> ScoredImage:
+        """Return the same image with all objects compared as boxes."""
+        return replace(self, masks=False) if self.masks else self
+
     @cached_property
     def _answered(self) -> Sequence[Any]:
         return [_shape(one, self.size, masks=self.masks) for one in self.answer.objects]

@@ -1,6 +1,7 @@
 """A data file is inspected: its content is counted, and what is wrong or looks wrong is named by its line."""
 
 import json
+import random
 import shutil
 from collections import Counter
 
@@ -45,6 +46,34 @@ def test_records_objects_kinds_and_classes_are_counted(look):
     assert (found.kinds, found.classes) == ({"bbox": 2, "poly": 1}, {"cat": 2, "dog": 1})
     assert found.objects.counts == {1: 1, 2: 1, 0: 1}
     assert found.suspicions.counts == {}
+
+
+def boxes(*corners):
+    return {
+        "objects": [
+            {"desc": "cat", "bbox_2d": [x, y, x + 90 - number, y + 90]} for number, (x, y) in enumerate(corners)
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        (lambda corners: sorted(corners, key=lambda one: one[::-1]), "top to bottom"),
+        (lambda corners: sorted(corners), "left to right"),
+        (lambda corners: corners, "largest first"),
+    ],
+)
+def test_the_order_of_the_objects_is_measured(look, order, name):
+    draw = random.Random(1)
+    records = [boxes(*order([(draw.randrange(900), draw.randrange(900)) for _ in range(10)])) for _ in range(10)]
+    assert look(*records[:5]).order.best is None, "too few neighbours"
+    assert look(*records).order.best == (name, 1.0)
+    for one in records:
+        draw.shuffle(one["objects"])
+    found = look(*records).order
+    assert found.is_missing
+    assert str(found).startswith("none; the nearest is ")
 
 
 @pytest.mark.parametrize(

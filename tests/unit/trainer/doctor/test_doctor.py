@@ -12,8 +12,9 @@ from transformers import AutoConfig
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record
-from stage2_trainer.doctor.examination import Devices, Examination, check_images, missing_from
+from stage2_trainer.doctor.examination import Devices, Examination, check_images, check_order, missing_from
 from stage2_trainer.doctor.resources import GIB, Gpu, Machine, activations_per_token, footprint, memory_left, total
+from stage2_trainer.matching import GTObject
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 
@@ -194,6 +195,16 @@ def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypa
 def test_a_machine_without_gpus_has_no_smallest_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Machine.detect().smallest_gpu is None
+
+
+def test_objects_without_an_order_are_doubtful():
+    def records(flip):
+        boxes = [GTObject("cat", "bbox", (0, 10 * row, 9, 10 * row + 9)) for row in range(60)]
+        return [Record(0, "x", (), 9, 9, tuple(boxes[::-1] if flip else boxes))]
+
+    assert check_order(records(flip=False)).verdict == "good"
+    found = check_order([*records(flip=False), *records(flip=True)])
+    assert (found.verdict, "none" in found.status, "stage2 import" in found.way_out) == ("doubtful", True, True)
 
 
 def test_images_are_looked_at_by_their_headers(tmp_path):

@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, differences, intervals, without_nan
+from stage2_trainer.scores.answer_scores import (
+    AnswerScores,
+    bootstrap_weights,
+    bounded,
+    differences,
+    intervals,
+    without_nan,
+)
 from stage2_trainer.scores.image_counts import image_counts, verdicts
 from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
-from tests.unit.trainer.scores.scenes import answer, box, line_object, random_scene, record
+from tests.unit.trainer.scores.scenes import answer, box, line_object, poly, random_scene, record
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
 
@@ -116,6 +123,24 @@ def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
     for name in ("AP", "f1@0.5", "f1_class@0.5", "parse_rate"):
         assert found[name][0] <= figures[name] <= found[name][1], name
     assert found["AP"][0] < found["AP"][1]
+
+
+def test_outlines_have_scores_of_their_boxes_too():
+    triangle, filled = poly("cat", 0, 0, 400, 0, 0, 400), box("cat", 0, 0, 400, 420)
+    found = document([record(0, [triangle, DOG])], [answer([filled, box("cat", 500, 500, 900, 900)])])
+    assert (found["f1@0.5"], found["box_f1@0.5"], found["box_f1_class@0.5"]) == (0.5, 1.0, 0.5)
+    assert (found["outline_share"], found["true_outline_share"], found["overlap_of"]) == (0.0, 0.5, "masks")
+    boxes = document(*random_scene(4), None)
+    assert (boxes["box_f1@0.5"], boxes["box_f1_class@0.5"]) == (boxes["f1@0.5"], boxes["f1_class@0.5"])
+
+
+def test_shares_of_images_have_wilsons_intervals_and_no_figure_leaves_its_range():
+    count = 20
+    records = [record(place, [CAT]) for place in range(count)]
+    found = document(records, [answer([CAT])] * count, resamples=bootstrap_weights(count, draws=50, seed=0))
+    z = 1.959964  # of none in n, Wilson's interval ends at z² / (n + z²)
+    assert found["intervals"]["truncated_rate"] == pytest.approx([0, z**2 / (count + z**2)])
+    assert bounded({"f1@0.5": [-0.1, 1.2], "misses": [-3, 12]}) == {"f1@0.5": [0, 1], "misses": [0, 12]}
 
 
 def test_two_sets_are_compared_on_the_same_draws():

@@ -1,0 +1,52 @@
+"""What the scores of a checkpoint suggest to do next: the advice that `stage2 evaluate` ends with.
+
+The thresholds and the gains behind each sentence are in docs/results.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.scores.answer_scores import WITHOUT_DUPLICATES
+
+MOST_BROKEN = 0.03
+LEAST_GAIN = 0.005
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """Return the shares of the mistakes in one sentence. found: a document of `AnswerScores`."""
+    return (
+        f"mistakes: {_percent(1 - found['recall@0.5'])} of the true objects are missed,"
+        f" {_percent(found['duplicate_rate'])} of the answered ones are duplicates,"
+        f" {_percent(1 - found['desc_exact'])} of those in place have another description,"
+        f" {_percent(1 - found['parse_rate'])} of the answers are broken"
+    )
+
+
+def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
+    """Yield what to do, the first thing first. order: of the objects in the records."""
+    broken, gain = 1 - found["parse_rate"], found[WITHOUT_DUPLICATES]["f1@0.5"] - found["f1@0.5"]
+    if broken > MOST_BROKEN:
+        yield (
+            "continue stage 1, or raise max_new_tokens if the answers are only long: stage 2 and GRPO need a model"
+            f" that breaks at most {MOST_BROKEN:.0%} of its answers"
+        )
+        return
+    if gain >= LEAST_GAIN:
+        yield f"remove duplicates from the answers where you use them: F1 rises by {gain:.3f} without training"
+    if order.is_missing:
+        yield (
+            "sort the objects of each record and train stage 1 again; where no order is possible, train stage 2 with"
+            " `recipe: recommended`"
+        )
+    else:
+        yield (
+            "continue stage 1 while it improves; with annotations in an order, stage 2 has not been ahead of it"
+            " (docs/results.md)"
+        )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
