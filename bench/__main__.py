@@ -32,7 +32,6 @@ from bench import (
     saves,
     schedule,
     served_adapter,
-    start_rows,
     sync,
     sync_model,
     transport,
@@ -61,7 +60,6 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "served_adapter": (served_adapter.TABLE,),
     "saves": (saves.TABLE,),
     "schedule": (schedule.TABLE,),
-    "start_rows": (start_rows.StartTable(),),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
     GPU: gpu.tables(gpu.AN_8B),
 }

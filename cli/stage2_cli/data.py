@@ -1,4 +1,4 @@
-"""`stage2 data`: the contents of a data file, as text or JSON, as a page of pictures, and as a COCO file."""
+"""`stage2 data`: the contents of a data file, as text or JSON, and as a page of pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
-from stage2_cli.imports import print_tally
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
@@ -23,8 +22,6 @@ from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.profile import UNORDERED_ADVICE, Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching.ground_truth import Unit
-from stage2_trainer.prepare.annotations import Tally
-from stage2_trainer.prepare.coco import write_coco
 
 MOST_ROWS = 20
 PLAIN_WIDTH = 100  # of tables in a file or a pipe
@@ -49,15 +46,11 @@ def show_data(
     units: Unit | None = None,
     model: Path | None = None,
     pictures: Path | None = None,
-    coco: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
-    for option, output in (("--pictures", pictures), ("--coco", coco)):
-        if output is not None:
-            check_new_file(option, output)
-    if coco is not None and pictures == coco:
-        raise ConfigError([Problem("--coco", str(coco), "must not be the file of --pictures", "name another one")])
+    if pictures is not None:
+        check_new_file("--pictures", pictures)
     rules = RecordRules(units=units)
     lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
     with file_progress(path) as on_line:
@@ -72,11 +65,6 @@ def show_data(
         return EXIT_CONFIG
     if pictures is not None:
         write_page(found.shown, pictures)
-    if coco is not None:
-        tally = Tally()
-        with file_progress(path) as on_line:
-            write_coco(path, coco, rules, tally, on_line)
-        print_tally(tally, coco, to_stderr=as_json)
     return os.EX_OK
 
 

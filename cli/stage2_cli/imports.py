@@ -145,9 +145,9 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
     print_tally(tally, output)
 
 
-def print_tally(tally: Tally, output: Path, *, to_stderr: bool = False) -> None:
+def print_tally(tally: Tally, output: Path) -> None:
     """Print what was written, left out and changed."""
-    console = plain_console(stderr=to_stderr)
+    console = plain_console()
     console.print(f"{printable(str(output))}: {tally.records:,} records, {tally.objects:,} objects")
     for head, reasons in (
         ("left out: {:,} images: ", tally.images_left_out),

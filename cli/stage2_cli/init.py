@@ -11,19 +11,16 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, with_progress
 from stage2_cli.imports import print_tally
 from stage2_trainer.data.files import check_folder
-from stage2_trainer.prepare.coordinate_tokens import STARTS, prepare
+from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
 
 
-def prepare_model(model: str, output: Path, *, start: str) -> int:
+def prepare_model(model: str, output: Path) -> int:
     """Add the tokens, and print the result; return 0. Raises ConfigError."""
-    chosen = next((one for one in STARTS if one == start), None)
-    if chosen is None:
-        raise ConfigError([Problem("--start", start, f"must be one of {', '.join(STARTS)}", "leave it out")])
     check_folder("--output", output)
     console = plain_console()
     with console.status(Text(f"preparing {model}")):
-        result = prepare(model, output, start=chosen)
+        result = prepare(model, output)
     head = "tied to the output head" if result.tied else "and an output head of the same length"
     console.print(
         f"{result.folder}: coordinate tokens {result.first_id} to {result.last_id}, {result.rows} embeddings, {head}."

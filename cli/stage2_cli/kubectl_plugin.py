@@ -67,9 +67,9 @@ def report(
             way_out = f"run: kubectl stage2 explain {job}"
             raise ConfigError([Problem("JOB", job, "its learner has logged nothing yet", way_out)])
         if html is not None:
-            from stage2_report.html_page import PageRequest, write_page_of_runs
+            from stage2_report.html_page import PageRequest, write_html
 
-            write_page_of_runs(PageRequest([log], html))
+            write_html(PageRequest([log], html))
             return
         from stage2_report.tables import report_run
 

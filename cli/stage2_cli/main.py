@@ -84,12 +84,11 @@ def doctor(file: ConfigFile, mapped: Mapped = None) -> None:
 def prepare(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a stock Qwen3-VL, or its name on a hub.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new model's folder.")],
-    start: Annotated[str, typer.Option(help="Initial values of the new rows: numerals, ramp or mean.")] = "numerals",
 ) -> None:
     """Add the 1,000 coordinate tokens to a stock Qwen3-VL, and save the model."""
     from stage2_cli.init import prepare_model
 
-    raise typer.Exit(prepare_model(model, output, start=start))
+    raise typer.Exit(prepare_model(model, output))
 
 
 @app.command()
@@ -119,13 +118,12 @@ def data(
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
     ] = None,
     pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None,
-    coco: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write the records as a COCO file.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
     from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, coco=coco, as_json=as_json))
+    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, as_json=as_json))
 
 
 @app.command()
@@ -291,19 +289,15 @@ def report(
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the held-out images, if they have moved.")
     ] = None,
-    watch: Annotated[
-        int | None, typer.Option(min=1, metavar="SECONDS", help="Write the page again as the run continues.")
-    ] = None,
 ) -> None:
     """Print a run as tables, draw it, or write a page of it (--html), or of two runs side by side."""
     if html is not None:
-        from stage2_report.html_page import PageRequest, write_page_of_runs
+        from stage2_report.html_page import PageRequest, write_html
 
-        write_page_of_runs(PageRequest(runs, html, images, watch))
+        write_html(PageRequest(runs, html, images))
         return
-    if len(runs) > 1 or watch is not None:
-        option, value = ("--watch", f"{watch}") if watch is not None else ("RUN", f"{len(runs)} runs")
-        raise ConfigError([Problem(option, value, "needs --html", "add --html OUT.html")])
+    if len(runs) > 1:
+        raise ConfigError([Problem("RUN", f"{len(runs)} runs", "needs --html", "add --html OUT.html")])
     from stage2_report.tables import report_run
 
     report_run(runs[0], picture=picture, images=images)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +24,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_report.charts import run_charts
 from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
-from stage2_report.run_history import REWARD, RunHistory, find_log, read_history
+from stage2_report.run_history import REWARD, RunHistory, read_history
 from stage2_report.sample_cards import StepChoice, choose_samples, counted, sample_card, sample_f1
 from stage2_trainer.data.files import aside_of, check_file, check_place
 
@@ -37,15 +36,11 @@ MARK = "<!doctype html><!-- stage2 report -->"
 
 @dataclass(frozen=True)
 class PageRequest:
-    """The page to write. images: the folder of the held-out images, where it has moved.
-
-    refresh: seconds after which a browser loads the page again; None = never.
-    """
+    """The page to write. images: the folder of the held-out images, where it has moved."""
 
     runs: Sequence[Path]
     output: Path
     images: Path | None = None
-    refresh: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,36 +52,15 @@ class _Samples:
     of: int
 
 
-def write_page_of_runs(request: PageRequest) -> None:
-    """Write the page; with `refresh`, again whenever a log has changed, until Ctrl-C. Raises ConfigError.
-
-    The last page does not refresh itself.
-    """
-    if request.refresh is None:
-        write_html(request)
-        print(f"page: {request.output}")
-        return
-    written: list[int] = []
-    try:
-        while True:
-            sizes = [find_log(run).stat().st_size for run in request.runs]
-            if sizes != written:
-                write_html(request)
-                print(f"page: {request.output}, {time.strftime('%H:%M:%S')}; Ctrl-C ends it")
-            written = sizes
-            time.sleep(request.refresh)
-    except KeyboardInterrupt:
-        write_html(replace(request, refresh=None))
-
-
 def write_html(request: PageRequest) -> None:
-    """Write the page under a temporary name, then rename it. Raises ConfigError."""
+    """Write the page under a temporary name, rename it, and print its path. Raises ConfigError."""
     _check(request)
     text = render_page(request)
     request.output.parent.mkdir(parents=True, exist_ok=True)
     aside = aside_of(request.output)
     aside.write_bytes(text.encode("utf-8", errors="replace"))
     aside.replace(request.output)
+    print(f"page: {request.output}")
 
 
 def render_page(request: PageRequest) -> str:
@@ -102,7 +76,6 @@ def render_page(request: PageRequest) -> str:
         style=Markup(style),
         script=Markup(script),
         policy=_policy(style, script),
-        refresh=request.refresh,
         runs=runs,
         charts=run_charts(runs),
         table=figure_table(_table_columns(samples, runs)) if samples else None,

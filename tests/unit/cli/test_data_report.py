@@ -1,4 +1,4 @@
-"""`stage2 data`: text, JSON, a page of pictures and a COCO file of a data file."""
+"""`stage2 data`: text, JSON and a page of pictures of a data file."""
 
 import json
 from pathlib import Path
@@ -65,12 +65,6 @@ def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -
         show_data(scenes, pictures=tmp_path / "page.png")
 
 
-def test_two_outputs_at_one_place_are_refused(scenes: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--coco: .*must not be the file of --pictures"):
-        show_data(scenes, pictures=tmp_path / "x", coco=tmp_path / "x")
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_path: Path) -> None:
     lines = []
     for number, size in enumerate([(7, 1000), (1000, 7), (300, 200), (20, 30), (500, 500)]):
@@ -91,22 +85,14 @@ def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
         show_data(path, pictures=tmp_path / "page.png")
 
 
-def test_a_coco_file_is_written_beside_text(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show_data(scenes, coco=tmp_path / "coco.json", as_json=True) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["records"] == 2
-    assert f"{tmp_path}/coco.json: 2 records, 3 objects" in shown.err
-    assert len(json.loads((tmp_path / "coco.json").read_text())["annotations"]) == 3
-
-
 def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
-    assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 64
+    assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 64
     shown = capsys.readouterr()
     assert "0 records, 0 objects, 1 broken lines" in shown.out
     assert "x.jsonl:1 objects[0].bbox_2d" in shown.err
-    assert not (tmp_path / "coco.json").exists()
+    assert not (tmp_path / "page.png").exists()
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
 
 
@@ -115,12 +101,12 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 30, 40)]
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": desc, "bbox_2d": tokens}]}
     (tmp_path / "x.jsonl").write_text(json.dumps({**line, "sample_id": "9" * 5000}))
-    assert show_data(tmp_path / "x.jsonl", coco=tmp_path / "coco.json") == 0
+    assert show_data(tmp_path / "x.jsonl") == 0
     assert (desc if desc.isprintable() else repr(desc)) in capsys.readouterr().out
 
 
 def test_the_command_imports_nothing_heavy(scenes: Path) -> None:
-    words = ("data", str(scenes), "--model", str(TINY_MODEL), "--pictures", "page.png", "--coco", "coco.json")
+    words = ("data", str(scenes), "--model", str(TINY_MODEL), "--pictures", "page.png")
     done, modules = stage2(scenes.parent, *words)
     assert done.returncode == 0, done.stderr
     assert HEAVY & modules == set()

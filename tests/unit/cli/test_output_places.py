@@ -26,7 +26,6 @@ COMMANDS = {
     "replay --output": (["replay", "lost.jsonl", "--step", "0", "--output"], False),
     "inspect --picture": ([*INSPECT, "--picture"], False),
     "data --pictures": (["data", "lost.jsonl", "--pictures"], False),
-    "data --coco": (["data", "lost.jsonl", "--coco"], False),
     "import coco --output": ([*COCO, "--output"], False),
     "import yolo --output": (["import", "yolo", "lost.yaml", "--output"], False),
     "import voc --output": (["import", "voc", ".", "--output"], False),

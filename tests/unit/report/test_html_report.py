@@ -8,7 +8,7 @@ from stage2_api.errors import ConfigError
 from stage2_cli.main import report
 from stage2_report import html_page, sample_cards
 from stage2_report.charts import averaged, decimated
-from stage2_report.html_page import PageRequest, render_page, write_html, write_page_of_runs
+from stage2_report.html_page import PageRequest, render_page, write_html
 from tests.unit.cli.test_light_start import HEAVY, stage2
 from tests.unit.report.reported import HOSTILE, PageParser, evaluation, page_of, rollout, step, write_run
 from tests.unit.trainer.scores.scenes import box
@@ -155,33 +155,12 @@ def test_only_a_page_of_ours_is_written_over(tmp_path):
     assert [one.name for one in (tmp_path / "out").iterdir()] == ["page.html"]
 
 
-def test_a_watched_page_is_written_again_as_the_run_continues(tmp_path, monkeypatch, capsys):
-    run, output = write_run(tmp_path / "run"), tmp_path / "page.html"
-    rounds = iter(range(3))
-
-    def sleep(seconds):
-        assert PageParser(output.read_text()).all("meta", content="9")
-        if (number := next(rounds)) == 1:
-            with (run / "stage2_log.jsonl").open("a") as log:
-                log.write(json.dumps(step(3)) + "\n")
-        if number == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(html_page.time, "sleep", sleep)
-    write_page_of_runs(PageRequest([run], output, refresh=9))
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    last = PageParser(output.read_text())
-    assert last.all("meta", content="9") == []
-    assert any("3 optimizer steps" in text for own, text in last.all("dd"))
-
-
 @pytest.mark.parametrize(
     ("runs", "options", "message"),
     [
         (["lost"], {"html": "page.html"}, "must be a run's output folder"),
         (["run"] * 3, {"html": "page.html"}, "one run, or two"),
         (["run"] * 2, {}, "needs --html"),
-        (["run"], {"watch": 5}, "--watch"),
         (["lost"], {}, "must be a run's output folder"),
     ],
 )
@@ -189,7 +168,7 @@ def test_mistakes_end_with_a_sentence(tmp_path, runs, options, message):
     write_run(tmp_path / "run")
     html = tmp_path / options["html"] if "html" in options else None
     with pytest.raises(ConfigError, match=message):
-        report([tmp_path / name for name in runs], html=html, watch=options.get("watch"))
+        report([tmp_path / name for name in runs], html=html)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 

@@ -1,4 +1,4 @@
-"""COCO's annotations (and LVIS's, which have the same form): read as annotated images, and written from records.
+"""COCO's annotations (and LVIS's, which have the same form): read as annotated images.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage2_api.coordinates import BINS
-from stage2_trainer.data.files import new_file, read_named, relative_path
-from stage2_trainer.data.records import Line, Record, RecordRules, lines
-from stage2_trainer.matching.ground_truth import GTObject
+from stage2_trainer.data.files import read_named
 from stage2_trainer.prepare.annotations import (
     CROWD,
     KEYPOINTS,
@@ -32,95 +29,7 @@ from stage2_trainer.prepare.annotations import (
     refused,
     stated_size,
 )
-from stage2_trainer.prepare.outlines import area, outlines_of
-
-DIGITS = 4  # of a pixel
-MOST_DIGITS = 18  # of an id, so that it is a 64-bit integer in other tools
-
-SEVERAL_IMAGES = "it has several images, and an entry of COCO has one"
-NO_FILE = "its image is in the record itself (data: URL), and an entry of COCO names a file"
-NO_PLACE = "a summary, or a key of metadata, which COCO cannot hold"
-
-
-def write_coco(
-    path: Path, output: Path, rules: RecordRules, tally: Tally, on_line: Callable[[Line], None] | None = None
-) -> None:
-    """Write a COCO file of a data file's records; it replaces no file.
-
-    Categories are numbered by name. Images keep their sample ids if all of these are different whole numbers, as
-    after an import of COCO; otherwise their lines number them, from 1. Coordinates are pixels again.
-
-    Raises ConfigError where a record is broken, or the output exists already.
-    """
-    with new_file("--coco", output) as aside:
-        records = []
-        for line in lines(path):
-            if on_line is not None:
-                on_line(line)
-            records.append(line.record(rules.without_images()))
-        aside.write_text(json.dumps(_document_of(records, output.parent, tally), ensure_ascii=False), encoding="utf-8")
-
-
-def _document_of(records: Sequence[Record], folder: Path, tally: Tally) -> dict[str, Any]:
-    names = {one.desc for record in records for one in record.objects}
-    names |= {name for record in records for listed in _federated_lists(record).values() for name in listed}
-    numbers = {name: number for number, name in enumerate(sorted(names), start=1)}
-    ids = [record.sample_id for record in records]
-    numbered = len(set(ids)) == len(ids) and all(map(_is_number, ids))
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    for record in records:
-        if len(record.images) > 1 or record.images[0].startswith("data:"):
-            tally.leave_out_image(SEVERAL_IMAGES if len(record.images) > 1 else NO_FILE, record.sample_id)
-            continue
-        images.append(_image_entry(record, numbers, folder, tally, numbered=numbered))
-        for one in record.objects:
-            identity = {"id": len(annotations) + 1, "image_id": images[-1]["id"], "category_id": numbers[one.desc]}
-            annotations.append(identity | _geometry(one, record))
-    tally.records, tally.objects = len(images), len(annotations)
-    categories = [{"id": number, "name": name} for name, number in numbers.items()]
-    return {"info": {}, "licenses": [], "categories": categories, "images": images, "annotations": annotations}
-
-
-def _federated_lists(record: Record) -> dict[str, list[str]]:
-    """Return LVIS's lists in a record's metadata."""
-    found = {key: record.metadata.get(key) for key in FEDERATED}
-    return {key: one for key, one in found.items() if isinstance(one, list) and all(isinstance(n, str) for n in one)}
-
-
-def _is_number(name: str) -> bool:
-    return name.isdecimal() and name.isascii() and len(name) <= MOST_DIGITS and str(int(name)) == name
-
-
-def _image_entry(
-    record: Record, numbers: Mapping[str, int], folder: Path, tally: Tally, *, numbered: bool
-) -> dict[str, Any]:
-    federated = _federated_lists(record)
-    if record.summary is not None or set(record.metadata) - set(federated):
-        tally.change(NO_PLACE, record.sample_id)
-    return {
-        "id": int(record.sample_id) if numbered else record.index + 1,
-        **({} if numbered else {"sample_id": record.sample_id}),
-        "file_name": relative_path(Path(record.images[0]), folder),
-        "width": record.width,
-        "height": record.height,
-        **{key: [numbers[name] for name in names] for key, names in federated.items()},
-    }
-
-
-def _geometry(one: GTObject, record: Record) -> dict[str, Any]:
-    sides = record.width, record.height
-    pixels = [k * sides[i % 2] / BINS for i, k in enumerate(one.bins)]
-    xs, ys = pixels[::2], pixels[1::2]
-    left, top, width, height = min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
-    covered = width * height if one.kind == "bbox" else area(list(zip(xs, ys, strict=True)))
-    return {
-        "bbox": [round(value, DIGITS) for value in (left, top, width, height)],
-        "area": round(covered, DIGITS),
-        "segmentation": [] if one.kind == "bbox" else [[round(value, DIGITS) for value in pixels]],
-        "iscrowd": 0,
-    }
-
+from stage2_trainer.prepare.outlines import outlines_of
 
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category without objects in the file, which records cannot hold"

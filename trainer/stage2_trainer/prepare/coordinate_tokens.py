@@ -6,13 +6,12 @@ The tokens are not special ones, so that text decoded without special tokens kee
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from tokenizers import AddedToken
@@ -27,11 +26,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 
-Start = Literal["numerals", "ramp", "mean"]
-STARTS: tuple[Start, ...] = get_args(Start)
 BLUR_BINS = 3.0
-LONGEST_PERIOD, SHORTEST_PERIOD = 2000.0, 40.0
-
 TOKENS = tuple(coord_token(number) for number in range(BINS))
 AGAIN = "download it again, or compare its files with their source"
 KIND = "qwen3_vl"  # qwen3_vl_moe starts with it too
@@ -52,7 +47,7 @@ class Prepared:
     tied: bool
 
 
-def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
+def prepare(model: str, output: Path) -> Prepared:
     """Add the tokens to a model, a folder or the name of one on a hub, and save it in a new folder.
 
     Raises ConfigError where the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
@@ -66,7 +61,7 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
         raise _refused("MODEL", model, rule, "give a Qwen3-VL")
-    ids = _add_tokens(processor.tokenizer, policy, start)
+    ids = _add_tokens(processor.tokenizer, policy)
     with new_folder("--output", output) as folder:
         save_as_stock(policy, folder)
         processor.save_pretrained(folder)
@@ -161,7 +156,7 @@ def lacks_tokens(tokenizer: Any, model: str) -> bool:
 
 
 @torch.no_grad()
-def _add_tokens(tokenizer: Any, policy: Any, start: Start) -> list[int]:
+def _add_tokens(tokenizer: Any, policy: Any) -> list[int]:
     """Add the tokens to tokenizer and model, set their rows, and return their ids."""
 
     def spell(text: str) -> list[int]:
@@ -169,7 +164,7 @@ def _add_tokens(tokenizer: Any, policy: Any, start: Start) -> list[int]:
 
     tables = {id(table): table for table in _tables(policy)}
     known = len(tokenizer)
-    rows = [start_rows(table[:known], start, spell) for table in tables.values()]
+    rows = [start_rows(table[:known], spell) for table in tables.values()]
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TOKENS])
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(TOKENS))
     if len(tokenizer) > len(_tables(policy)[0]):
@@ -190,18 +185,15 @@ def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:
     return ConfigError([Problem(path, value, rule, way_out)])
 
 
-def start_rows(table: Tensor, how: Start, spell: Callable[[str], Sequence[int]]) -> Tensor:
+def start_rows(table: Tensor, spell: Callable[[str], Sequence[int]]) -> Tensor:
     """Return a row for each bin, (1000, H) float32.
 
-    table: (V, H), the existing rows. spell: the token ids of a text. how: `numerals` is the mean row of the tokens that
-    spell the bin's number, blurred over its neighbours, so that near bins are similar; `ramp` is the mean of the table
-    plus sines and cosines of the bin, at the scale of the table; `mean` is the mean of the table alone.
+    table: (V, H), the existing rows. spell: the token ids of a text. A row is the mean of the tokens that spell the
+    bin's number, blurred over its neighbours so that near bins are similar, and as wide as the table's rows.
     """
     known = table.float()
     middle: Tensor = known.mean(0)
-    if how == "mean":
-        return middle.repeat(BINS, 1)
-    rows = _ramp(known) if how == "ramp" else _numerals(known, spell) - middle
+    rows = _numerals(known, spell) - middle
     width: Tensor = (known - middle).norm(dim=1).mean()
     found: Tensor = middle + rows * (width / rows.norm(dim=1).mean().clamp_min(1e-12))
     return found
@@ -212,15 +204,3 @@ def _numerals(known: Tensor, spell: Callable[[str], Sequence[int]]) -> Tensor:
     distance = torch.arange(BINS)[:, None] - torch.arange(BINS)[None, :]
     weights = torch.exp(-0.5 * (distance / BLUR_BINS) ** 2)
     return (weights / weights.sum(1, keepdim=True)).to(numbers) @ numbers
-
-
-def _ramp(known: Tensor) -> Tensor:
-    """Return sin and cos of 2 pi k / P for periods P from 2000 to 40 bins, in a fixed random rotation."""
-    size = known.shape[1]
-    pairs = size // 2
-    periods = torch.logspace(math.log10(LONGEST_PERIOD), math.log10(SHORTEST_PERIOD), pairs)
-    angles = 2 * math.pi * torch.arange(BINS)[:, None] / periods
-    waves = torch.cat([angles.sin(), angles.cos(), torch.zeros(BINS, size - 2 * pairs)], dim=1)
-    rotation = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0))).Q
-    turned: Tensor = waves @ rotation
-    return turned

@@ -7,7 +7,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.prepare.coordinate_tokens import STARTS, TOKENS, prepare, start_rows
+from stage2_trainer.prepare.coordinate_tokens import TOKENS, prepare, start_rows
 from tests.unit.trainer.prepare.stock_models import SEED, mixture_of, stock
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
@@ -39,9 +39,8 @@ def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):
     assert all(torch.equal(made_file[name], stock_file[name]) for name in laid_out), "vLLM reads no other layout"
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_stock_model_knows_the_tokens_and_forgets_nothing(plain, tmp_path, start):
-    made = prepare(str(plain), tmp_path / "made", start=start)
+def test_a_stock_model_knows_the_tokens_and_forgets_nothing(plain, tmp_path):
+    made = prepare(str(plain), tmp_path / "made")
     before, known = loaded(plain)
     after, tokenizer = loaded(tmp_path / "made")
     vocab = CoordVocab.from_tokenizer(tokenizer)
@@ -80,10 +79,9 @@ def test_a_table_with_rows_to_spare_gives_them_to_the_tokens_first(tmp_path):
     assert after.lm_head.weight.abs().max() < 1e3
 
 
-@pytest.mark.parametrize("start", ["numerals", "ramp"])
-def test_near_bins_are_alike_and_as_long_as_other_rows(start):
+def test_near_bins_are_alike_and_as_long_as_other_rows():
     table = torch.randn(300, 64, generator=torch.Generator().manual_seed(1)) + 3
-    rows = start_rows(table, start, lambda text: [int(digit) for digit in text])
+    rows = start_rows(table, lambda text: [int(digit) for digit in text])
     apart = rows - table.mean(0)
     alike = torch.nn.functional.cosine_similarity(apart[:-1], apart[1:]).mean()
     far = torch.nn.functional.cosine_similarity(apart[:500], apart[500:]).mean()
