@@ -173,7 +173,7 @@ def test_a_difference_is_drawn_with_the_same_seeds_in_both():
 
 def test_scenes_have_the_same_shapes_in_each_order():
     ordered, unordered = (
-        [shapes.scene("train", index, replace(arms.SHAPES, order=order)).shapes for index in range(20)]
+        [shapes.crowd(replace(arms.SHAPES, order=order)).scene("train", index).shapes for index in range(20)]
         for order in ("sorted", "random")
     )
     assert [sorted(one, key=lambda shape: (shape.box[1], shape.box[0])) for one in unordered] == [*map(list, ordered)]
@@ -185,9 +185,9 @@ def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tm
     sizes = replace(arms.DATA["unlabelled-shapes"], train=60, held_out=5)
     shapes.write_pictures(tmp_path, sizes)
     listed, held_out = (load_records(tmp_path / f"{name}.jsonl") for name in ("train", "val"))
-    there = [len(shapes.scene("train", index, sizes).shapes) for index in range(60)]
+    there = [len(shapes.crowd(sizes).scene("train", index).shapes) for index in range(60)]
     assert 0.75 < sum(len(record.objects) for record in listed) / sum(there) < 0.85
-    expected = [len(shapes.scene(shapes.HELD_OUT, index, sizes).shapes) for index in range(5)]
+    expected = [len(shapes.crowd(sizes).scene(shapes.HELD_OUT, index).shapes) for index in range(5)]
     assert [len(record.objects) for record in held_out] == expected
 
 

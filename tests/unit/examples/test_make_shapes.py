@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from stage2_trainer.data.records import load_records
+from stage2_trainer.data.profile import profile
+from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching import GTObject
 from tests.unit.examples.conftest import written_twice
 from tiny_model.answers import truth
@@ -59,3 +60,10 @@ def test_the_same_command_writes_the_same_bytes(tmp_path):
     folder = written_twice(tmp_path, "make_shapes.py", "--train", "5", "--held-out", "3")
     assert len((folder / "train.jsonl").read_text().splitlines()) == 5
     assert len((folder / "held-out.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_unordered_records_are_the_same_each_time_and_have_no_order(tmp_path):
+    folder = written_twice(tmp_path, "make_unordered.py", "--train", "12", "--held-out", "2")
+    order = profile(folder / "train.jsonl", RecordRules(), lambda texts: [len(text) for text in texts]).order
+    assert order.is_missing
+    assert len((folder / "held-out.jsonl").read_text().splitlines()) == 2
