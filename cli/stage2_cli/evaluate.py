@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +55,9 @@ WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 class EvaluationRequest:
     """The options of the command line.
 
-    names: how a description becomes a class. units: of plain numbers, if the records do not state them. limit: number
-    of records to read; None means all. labels: names of the sets of rollouts; by default their files.
+    names: how a description becomes a class. units: of plain numbers, if the records do not state them. against: number
+    of the set with which the others are compared. limit: number of records to read; None means all. labels: names of
+    the sets of rollouts; by default their files.
     """
 
     rollouts: Sequence[str]
@@ -64,6 +65,7 @@ class EvaluationRequest:
     names: str = "exact"
     units: Literal["bins", "pixels"] | None = None
     answered_only: bool = False
+    against: int = 1
     resamples: int = 0
     seed: int = 0
     as_json: bool = False
@@ -86,11 +88,20 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     draws = bootstrap_weights(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
     labels = request.labels or request.rollouts
     documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(labels, sets, strict=True)]
-    compared = [] if draws is None else [differences(sets[0], other, draws) for other in sets[1:]]
+    others = [place for place in range(len(sets)) if place != request.against - 1]
+    if len(others) == len(sets):
+        rule = f"must be one of the {len(sets)} sets of answers"
+        raise ConfigError([Problem("--against", request.against, rule, "count them from 1")])
+    compared = {}
+    if draws is not None:
+        compared = {place: differences(sets[request.against - 1], sets[place], draws) for place in others}
     if request.as_json:
-        print(json.dumps(without_nan(_document(documents, compared)), ensure_ascii=False, allow_nan=False))
+        found = _document(documents, compared, request.against - 1)
+        print(json.dumps(without_nan(found), ensure_ascii=False, allow_nan=False))
     else:
-        _show(documents, compared, [0 if request.answered_only else len(one.missing) for one in answered])
+        _show(
+            documents, compared, request.against, [0 if request.answered_only else len(one.missing) for one in answered]
+        )
         _advise(documents[-1], [records[i] for i in kept])
     return os.EX_OK
 
@@ -181,32 +192,36 @@ def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> 
     return kept
 
 
-def _document(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _document(
+    documents: Sequence[dict[str, Any]], compared: Mapping[int, dict[str, Any]], against: int
+) -> dict[str, Any]:
     if len(documents) == 1:
         return documents[0]
-    first = documents[0]["rollouts"]
-    rows = [
-        {"of": other["rollouts"], "minus": first, **found}
-        for other, found in zip(documents[1:], compared, strict=bool(compared))
-    ]
+    minus = documents[against]["rollouts"]
+    rows = [{"of": documents[place]["rollouts"], "minus": minus, **found} for place, found in compared.items()]
     return {"files": list(documents), "differences": rows}
 
 
-def _show(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]], missing: Sequence[int]) -> None:
+def _show(
+    documents: Sequence[dict[str, Any]],
+    compared: Mapping[int, dict[str, Any]],
+    against: int,
+    missing: Sequence[int],
+) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(header_style="bold")
     table.add_column("figure", no_wrap=True)
     for number, one in enumerate(documents):
         table.add_column(Path(one["rollouts"]).name if len(documents) == 1 else f"{number + 1}", justify="right")
-    for number in range(1, len(documents)) if compared else ():
-        table.add_column(f"{number + 1} - 1", justify="right")
+    for place in compared:
+        table.add_column(f"{place + 1} - {against}", justify="right")
     outlines = any(one["overlap_of"] == "masks" for one in documents)
     for name in SHOWN:
         if name in OF_OUTLINES and not outlines:
             continue
         form = ".0f" if name in COUNTS else ".3f"
         cells = [_figure(one[name], one.get("intervals", {}).get(name), form) for one in documents]
-        table.add_row(name, *cells, *(_difference(found.get(name), form) for found in compared))
+        table.add_row(name, *cells, *(_difference(found.get(name), form) for found in compared.values()))
     for name in WITHOUT:
         table.add_row(
             f"{name}, no repeats", *(_figure(one["without_duplicates"][name], None, ".3f") for one in documents)

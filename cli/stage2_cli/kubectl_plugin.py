@@ -71,9 +71,9 @@ def report(
 
             write_html(PageRequest([log], html))
             return
-        from stage2_report.tables import report_run
+        from stage2_report.tables import report_runs
 
-        report_run(log)
+        report_runs([log])
 
 
 def _logs(job: str, options: list[str], *, servers: bool) -> list[str]:

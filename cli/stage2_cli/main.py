@@ -216,7 +216,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     rollouts: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; may be repeated, to compare with the first."),
+        typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; may be repeated, to compare."),
     ] = None,
     records: Annotated[Path | None, typer.Option(metavar="FILE", help="Data file of the answered records.")] = None,
     names: Annotated[
@@ -229,6 +229,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     resamples: Annotated[
         int, typer.Option(min=0, help="Resamples of the bootstrap over images; 0: no intervals.")
     ] = 500,
+    against: Annotated[int, typer.Option(min=1, help="Number of the set that the others are compared with.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -237,7 +238,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 
     require_one_kind(config, checkpoint, rollouts, records)
     request = EvaluationRequest(
-        rollouts or [], records or Path(), names, units, answered_only, resamples, seed, as_json
+        rollouts or [], records or Path(), names, units, answered_only, against, resamples, seed, as_json
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))
@@ -284,23 +285,24 @@ def report(
         typer.Option(metavar="OUT.html", help="Write one page with curves and rollouts, of one or two runs."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Draw the first and last held-out rollouts.")
+        Path | None,
+        typer.Option(metavar="OUT.png", help="Draw the first and last held-out rollouts; of a second run, its last."),
     ] = None,
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the held-out images, if they have moved.")
     ] = None,
 ) -> None:
-    """Print a run as tables, draw it, or write a page of it (--html), or of two runs side by side."""
+    """Print one or two runs as tables, draw them (--picture), or write a page of them side by side (--html)."""
     if html is not None:
         from stage2_report.html_page import PageRequest, write_html
 
         write_html(PageRequest(runs, html, images))
         return
-    if len(runs) > 1:
-        raise ConfigError([Problem("RUN", f"{len(runs)} runs", "needs --html", "add --html OUT.html")])
-    from stage2_report.tables import report_run
+    if len(runs) > 2:
+        raise ConfigError([Problem("RUN", f"{len(runs)} runs", "must be one or two", "report them two by two")])
+    from stage2_report.tables import report_runs
 
-    report_run(runs[0], picture=picture, images=images)
+    report_runs(runs, picture=picture, images=images)
 
 
 @app.command()

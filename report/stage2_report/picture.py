@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +33,42 @@ class EndSamples:
         ends = (min(self._evaluations), max(self._evaluations))
         self._evaluations = {one: samples for one, samples in self._evaluations.items() if one in ends}
 
-    def write(self, path: Path, *, images: Path | None) -> None:
-        """Draw both evaluations into one PNG: ground truth green, matched predictions blue, unmatched ones red.
+    @property
+    def evaluations(self) -> dict[int, dict[str, Record]]:
+        """The samples of the first and the last evaluation, by step and name."""
+        return self._evaluations
 
-        images: the folder in which images are found by name. Raises ConfigError where the log holds no samples.
-        """
-        if not self._evaluations:
+
+def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images: Path | None) -> None:
+    """Draw the evaluations of one or two runs into one PNG: ground truth green, matched objects blue, others red.
+
+    One run has its first and its last evaluation; of a second one, which is named, the last one follows. images: the
+    folder in which images are found by name. Raises ConfigError where a log holds no samples.
+    """
+    columns: list[tuple[str, dict[str, Record]]] = []
+    for name, samples in runs:
+        found = samples.evaluations
+        if not found:
             way_out = (
                 "set custom.val_jsonl and training.eval_strategy, then run again; the page (--html) has the reward"
                 " curves of a GRPO run"
             )
             raise ConfigError([Problem("--picture", str(path), "needs held-out rollouts in the log", way_out)])
-        first, last = min(self._evaluations), max(self._evaluations)
-        before, after = self._evaluations[first], self._evaluations[last]
-        rows = [_row(before[name], after[name], images) for name in before if name in after]
-        titles = (
-            "ground truth",
-            f"rollouts at step {first} (blue: matched)",
-            f"rollouts at step {last} (red: not matched)",
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grid(rows[:_MAX_ROWS], titles).save(path)
+        steps = (min(found), max(found)) if not columns else (max(found),)
+        mark = f"{name}, " if len(runs) > 1 else ""
+        columns += [(f"{mark if step else ''}step {step}", found[step]) for step in steps]
+    names = [name for name in columns[0][1] if all(name in samples for _, samples in columns)]
+    rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
+    titles = ("ground truth", *(title for title, _ in columns[:-1]), f"{columns[-1][0]} (blue: matched, red: not)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grid(rows, titles).save(path)
 
 
-def _row(first: Record, last: Record, images: Path | None) -> list[Image.Image]:
-    path = Path(first["image"])
+def _row(samples: Sequence[Record], images: Path | None) -> list[Image.Image]:
+    path = Path(samples[0]["image"])
     with Image.open(images / path.name if images is not None else path) as image:
-        truth = [_outline(item, _TRUTH) for item in first["ground_truth"]]
-        return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in (first, last))]
+        truth = [_outline(item, _TRUTH) for item in samples[0]["ground_truth"]]
+        return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in samples)]
 
 
 def _predicted(sample: Record) -> list[Outline]:

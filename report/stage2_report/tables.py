@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.picture import EndSamples
+from stage2_report.picture import EndSamples, write_samples
 from stage2_report.run_history import REWARD, SPREAD, WAY_OUT, Record, find_log, read_records, reward_means
 from stage2_trainer.data.files import check_file
 
@@ -56,8 +56,8 @@ _EVALUATION_COLUMNS = {
 }
 
 
-def report_run(run: Path, *, picture: Path | None = None, images: Path | None = None) -> None:
-    """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts into this PNG.
+def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Path | None = None) -> None:
+    """Print the tables of each run; with `picture`, also draw the held-out rollouts of one or two runs into this PNG.
 
     images: the folder in which the samples' images are found by name. Raises ConfigError.
     """
@@ -65,25 +65,35 @@ def report_run(run: Path, *, picture: Path | None = None, images: Path | None = 
         check_file("--picture", picture)
         if picture.suffix.lower() != ".png":
             raise ConfigError([Problem("--picture", str(picture), "must end in .png", "only PNG is written")])
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    samples = []
+    for run in runs:
+        if len(runs) > 1:
+            console.print(f"{run}:", markup=False, soft_wrap=True)
+        samples.append((run.name, _report_run(run, console, keep_samples=picture is not None)))
+    if picture is not None:
+        write_samples(samples, picture, images=images)
+        console.print(f"picture: {picture}", soft_wrap=True, markup=False)
+
+
+def _report_run(run: Path, console: Console, *, keep_samples: bool) -> EndSamples:
+    """Print the tables of a run; return its held-out samples, if they are to be kept."""
     log = find_log(run)
     steps, times, evaluations, samples = StepRows(), TimeMeans(), EvaluationRows(), EndSamples()
     readers: dict[str, Sequence[Callable[[Record], None]]] = {
         "step": (steps.add, times.add),
         "evaluation": (evaluations.add,),
-        "evaluation_sample": () if picture is None else (samples.add,),
+        "evaluation_sample": (samples.add,) if keep_samples else (),
     }
     for record in read_records(log):
         for add in readers.get(record["event"], ()):
             add(record)
     if not steps.count:
         raise ConfigError([Problem(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)])
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     for table in (steps.table(), times.table(), evaluations.table()):
         if table is not None:
             console.print(table)
-    if picture is not None:
-        samples.write(picture, images=images)
-        console.print(f"picture: {picture}", soft_wrap=True, markup=False, highlight=False)
+    return samples
 
 
 class StepRows:

@@ -86,6 +86,11 @@ def test_several_files_stand_side_by_side(files):
     shown, _ = stage2(files, *words)
     assert "2 - 1" in shown.stdout
     assert "1 records have no answer" in shown.stdout
+    turned, _ = stage2(files, *words, "--json", "--against", "2")
+    (row,) = json.loads(turned.stdout)["differences"]
+    assert (row["of"], row["minus"], row["recall@0.5"]["difference"]) == ("good.jsonl", "bad.jsonl", 0.75)
+    refused, _ = stage2(files, *words, "--against", "3")
+    assert (refused.returncode, "--against: 3" in refused.stderr) == (64, True)
     only, _ = stage2(files, *words, "--json", "--answered-only", "--resamples", "0")
     assert json.loads(only.stdout)["files"][0]["images"] == 2
     assert "too high on average" in shown.stdout

@@ -160,7 +160,7 @@ def test_only_a_page_of_ours_is_written_over(tmp_path):
     [
         (["lost"], {"html": "page.html"}, "must be a run's output folder"),
         (["run"] * 3, {"html": "page.html"}, "one run, or two"),
-        (["run"] * 2, {}, "needs --html"),
+        (["run"] * 3, {}, "must be one or two"),
         (["lost"], {}, "must be a run's output folder"),
     ],
 )

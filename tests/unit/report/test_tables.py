@@ -9,8 +9,8 @@ from PIL import Image
 from rich.console import Console
 
 from stage2_api.errors import ConfigError
-from stage2_report.picture import EndSamples
-from stage2_report.tables import EvaluationRows, StepRows, report_run
+from stage2_report.picture import EndSamples, write_samples
+from stage2_report.tables import EvaluationRows, StepRows, report_runs
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
 
 STEPS = 10_000
@@ -46,7 +46,7 @@ def printed_lines(capsys):
 
 def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
     steps = [timed_step(1, 4.0, generate=3.0, forward=1.0), timed_step(2, 6.0, generate=1.0, backward=5.0)]
-    report_run(write_log(tmp_path, steps))
+    report_runs([write_log(tmp_path, steps)])
     lines = printed_lines(capsys)
     assert "generate 2.00 40%" in lines
     assert "backward 2.50 50%" in lines
@@ -65,13 +65,13 @@ def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
     ids=["of an older log", "of GRPO, without servers"],
 )
 def test_steps_may_lack_times_or_servers(tmp_path, capsys, step, has_times):
-    report_run(write_log(tmp_path, [step]))
+    report_runs([write_log(tmp_path, [step])])
     assert ("Where the time went" in capsys.readouterr().out) == has_times
 
 
 def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
     evaluation = {"event": "evaluation", "step": 3, "eval_reward": 0.625, "eval_rewards/summary.format/mean": 1.0}
-    report_run(write_log(tmp_path, [*map(grpo_step, (1, 2, 3)), evaluation]))
+    report_runs([write_log(tmp_path, [*map(grpo_step, (1, 2, 3)), evaluation])])
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("format", "0.600", "0.75", "0.625"))
     assert "matched" not in shown
@@ -79,12 +79,12 @@ def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
 
 def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(tmp_path):
     with pytest.raises(ConfigError, match=r"--picture.*needs held-out rollouts.*--html"):
-        report_run(write_log(tmp_path, [grpo_step(1)]), picture=tmp_path / "out.png")
+        report_runs([write_log(tmp_path, [grpo_step(1)])], picture=tmp_path / "out.png")
 
 
 def test_a_log_without_steps_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no step record"):
-        report_run(write_log(tmp_path, []))
+        report_runs([write_log(tmp_path, [])])
 
 
 def test_a_long_run_is_not_kept_in_memory(tmp_path, capsys):
@@ -95,10 +95,10 @@ def test_a_long_run_is_not_kept_in_memory(tmp_path, capsys):
     ]
     log = write_log(tmp_path, records)
     del records
-    report_run(log)  # one-off imports and caches are not measured
+    report_runs([log])  # one-off imports and caches are not measured
     tracemalloc.start()
     try:
-        report_run(log)
+        report_runs([log])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -132,14 +132,22 @@ def test_evaluations_show_the_figures_with_class_where_the_log_has_them(with_cla
     assert [text in shown for text in ("with class", "0.125", "0.062")] == [with_class] * 3
 
 
-def test_the_picture_keeps_the_first_and_the_last_evaluation(tmp_path):
-    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+def end_samples(steps):
     samples = EndSamples()
-    for number in (5, 3, 9, 7, 3, 9):
+    for number in steps:
         for name in "ab":
             sample = {"sample_id": name, "image": "a.png", "ground_truth": [], "predictions": []}
             samples.add({"event": "evaluation_sample", "step": number, **sample})
-    assert sorted(samples._evaluations) == [3, 9]
-    samples.write(tmp_path / "out.png", images=tmp_path)
-    with Image.open(tmp_path / "out.png") as image:
-        assert image.width > image.height
+    return samples
+
+
+def test_the_picture_keeps_the_first_and_the_last_evaluation_and_the_last_of_another_run(tmp_path):
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+    samples = end_samples((5, 3, 9, 7, 3, 9))
+    assert sorted(samples.evaluations) == [3, 9]
+    widths = []
+    for runs in ([("one", samples)], [("one", samples), ("other", end_samples((3, 8)))]):
+        write_samples(runs, tmp_path / "out.png", images=tmp_path)
+        with Image.open(tmp_path / "out.png") as image:
+            widths.append(image.width)
+    assert widths[0] / 3 == pytest.approx(widths[1] / 4, abs=4)
