@@ -11,6 +11,7 @@ from typing import Literal
 
 from transformers import AutoTokenizer
 
+from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
@@ -103,6 +104,9 @@ class Examination:
             yield from missing_from("configuration", error)
         else:
             yield good("configuration", "supported by this version, and its packages are installed")
+        for advice in idle_settings(self.config):
+            status = f"{advice.path}: {advice.shown_value}; {advice.rule}"
+            yield Requirement("settings", "doubtful", status, advice.way_out)
 
     def _data(self) -> Iterator[Requirement]:
         try:

@@ -329,6 +329,12 @@ _WAY_OUT = (
 )
 
 
+_STAGE_1_FIRST = (
+    "the answers were so from the first step on, so the model has not learnt the form of an answer: train stage 1 first"
+    " (custom.trainer_variant: sft), or raise max_new_tokens if true answers are as long"
+)
+
+
 class RunawayWatch:
     """Ends a run whose answers run away: more and more objects that are not there, until the token limit cuts them.
 
@@ -338,6 +344,7 @@ class RunawayWatch:
     def __init__(self, rule: Runaway) -> None:
         self._rule = rule
         self._counts: deque[tuple[int, int, int, int]] = deque(maxlen=rule.steps)  # answers, truncated, objects, truth
+        self._began_well = False
 
     def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
         """Count the samples of a step with fresh rollouts. All processes note the same.
@@ -357,8 +364,11 @@ class RunawayWatch:
                 sum(one.gt_objects for one in rolled_out),
             )
         )
-        if len(self._counts) == self._rule.steps and (problems := self._problems(step)):
+        if len(self._counts) < self._rule.steps:
+            return
+        if problems := self._problems(step):
             raise RunawayError(problems)
+        self._began_well = True
 
     def _problems(self, step: int) -> list[Problem]:
         answers, truncated, objects, truth = map(sum, zip(*self._counts, strict=True))
@@ -371,8 +381,9 @@ class RunawayWatch:
             ),
             "truncated_share": (share, f"of {over} {truncated} end within the JSON, a share of {share:.2f}"),
         }
+        way_out = _WAY_OUT if self._began_well else _STAGE_1_FIRST
         return [
-            Problem(f"{KEY}.{name}", getattr(self._rule, name), f"answers run away: {text}; this is the most", _WAY_OUT)
+            Problem(f"{KEY}.{name}", getattr(self._rule, name), f"answers run away: {text}; this is the most", way_out)
             for name, (value, text) in measured.items()
             if value > getattr(self._rule, name)
         ]

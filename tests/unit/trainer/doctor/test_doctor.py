@@ -45,9 +45,14 @@ def examine(config, *, on=None, devices=None):
 
 
 def test_a_run_that_has_all_it_needs_is_good(config):
-    findings = examine(config(), devices=Devices(3, 1, 1))
+    findings = examine(config(matching={"recipe": "recommended"}), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
+
+
+def test_a_recipe_that_runs_away_is_doubtful(config):
+    found = examine(config(), devices=Devices(3, 1, 1))["settings"]
+    assert (found.verdict, "rollout_matching.recipe" in found.status) == ("doubtful", True)
 
 
 def test_gpus_that_are_too_few_or_in_use_are_reported(config):

@@ -65,6 +65,11 @@ def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert "supervised_share" in problem.way_out
 
 
+def test_a_model_that_never_answered_in_form_is_sent_back_to_stage_1():
+    (problem,) = problems_of([[CUT], [CUT]])
+    assert "train stage 1 first" in problem.way_out
+
+
 def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):
     crowd = serialize_objects([GTObject("red box", "bbox", (i, i, i + 9, i + 9)) for i in range(9)])
     harness = build(tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: crowd, max_steps=9)
