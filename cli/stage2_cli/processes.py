@@ -21,6 +21,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, visible_names
+from stage2_trainer.wire.credentials import is_free
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,18 +66,21 @@ class LocalProcess:
         return self.process.poll()
 
     def stop(self, *, grace_s: float = 15.0) -> None:
-        """Send SIGTERM to the whole group, then SIGKILL after `grace_s` seconds."""
+        """Send SIGTERM to the whole group, then SIGKILL after `grace_s` seconds, or at once after another Ctrl-C."""
         if self.process is None:
             return
-        with suppress(ProcessLookupError):  # the whole group has ended
-            os.killpg(self.process.pid, signal.SIGTERM)
-            deadline = time.monotonic() + grace_s
-            while time.monotonic() < deadline:
-                self.process.poll()
-                os.killpg(self.process.pid, 0)
-                time.sleep(0.05)
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        try:
+            with suppress(ProcessLookupError):  # the whole group has ended
+                os.killpg(self.process.pid, signal.SIGTERM)
+                deadline = time.monotonic() + grace_s
+                while time.monotonic() < deadline:
+                    self.process.poll()
+                    os.killpg(self.process.pid, 0)
+                    time.sleep(0.05)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of its log."""
@@ -109,20 +113,10 @@ def learner_ports(servers: int) -> Iterator[LearnerPorts]:
                 continue
             by = run * _PORTS_PER_RUN
             ports = LearnerPorts(POD_PORTS.progress + by, POD_PORTS.metrics + by, _FIRST_GROUP_PORT + by)
-            if all(map(_is_free, [ports.progress, ports.metrics, *(ports.group + index for index in range(servers))])):
+            if all(map(is_free, [ports.progress, ports.metrics, *(ports.group + index for index in range(servers))])):
                 yield ports
                 return
         raise OSError(f"no free ports for a learner: {_MOST_RUNS} sets from {PROGRESS_PORT} on are taken")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def require_gpus(count: int, environment: Mapping[str, str] = os.environ) -> None:

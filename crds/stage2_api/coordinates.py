@@ -20,10 +20,12 @@ def coord_token(bin_index: int) -> str:
     return f"<|coord_{bin_index}|>"
 
 
+_BIN_OF: Final = {coord_token(index): index for index in range(BINS)}
+
+
 def coord_bin(text: str) -> int | None:
     """Return the bin 0..999 that `text` names when it is exactly one coordinate token, else None."""
-    match = COORD_TOKEN.fullmatch(text)
-    return int(match[1]) if match else None
+    return _BIN_OF.get(text)
 
 
 def to_bin(value: float, size: int) -> int:

@@ -1,10 +1,14 @@
 """`stage2 run`: visible GPUs and ports, the start of servers and learner, their failures, and the console."""
 
 import json
+import os
+import signal
 import socket
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from PIL import Image
@@ -95,6 +99,17 @@ def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+
+
+def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) -> None:
+    hung = LocalProcess("server-0", ["sh", "-c", "trap '' TERM; echo on; sleep 60"], {}, tmp_path / "server-0.log")
+    hung.start()
+    while hung.tail() != "on\n":
+        time.sleep(0.01)
+    Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        hung.stop()
+    assert hung.exit_code == -signal.SIGKILL
 
 
 def test_servers_that_never_answer_end_the_run_at_the_start_deadline(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,7 +24,7 @@ from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
-from stage2_trainer.wire.credentials import host_and_port, is_loopback
+from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
 
 NAMED = 3
 LARGE_PIXELS = 50_000_000
@@ -153,7 +152,7 @@ class Examination:
             return
         for address in self.config.rollout_matching.vllm.server.resolved_servers():
             host, _ = host_and_port(address.base_url)
-            if is_loopback(host) and not _is_free(address.group_port):
+            if is_loopback(host) and not is_free(address.group_port):
                 status = f"group_port {address.group_port} is in use"
                 yield Requirement("ports", "missing", status, "free it, or choose another port")
 
@@ -260,16 +259,6 @@ def _for_cpus() -> bool:
         return installed_platform() == "cpu"
     except ConfigError:
         return False
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _gib(count: float) -> str:

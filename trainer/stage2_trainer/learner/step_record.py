@@ -37,7 +37,6 @@ class SampleStats:
     truncated: bool = False
     valid_objects: int = 0
     dropped_invalid: int = 0
-    dropped_ambiguous: int = 0
     gt_objects: int = 0
     matched: int = 0
     supervised: int = 0
@@ -112,7 +111,7 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
     quality = _match_metrics(stats, top_k)
     parse = _parse_metrics(stats)
     taken = ("precision", "recall", "f1", "gt_objects", "fp", "fn", "gating_rejections", "sample_any_match_rate")
-    parsed = ("parse_dropped_invalid", "parse_dropped_ambiguous", "parse_truncated_rate", "sample_valid_pred_rate")
+    parsed = ("parse_dropped_invalid", "parse_truncated_rate", "sample_valid_pred_rate")
     return {
         **{f"rollout_{name}": quality[name] for name in taken},
         **{f"rollout_{name}": parse[name] for name in parsed},
@@ -129,18 +128,16 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
 def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
     valid = _sum(stats, lambda s: s.valid_objects)
     invalid = _sum(stats, lambda s: s.dropped_invalid)
-    ambiguous = _sum(stats, lambda s: s.dropped_ambiguous)
     truncated = _sum(stats, lambda s: s.truncated)
-    total = valid + invalid + ambiguous
+    total = valid + invalid
     return {
         "parse_dropped_invalid": invalid,
-        "parse_dropped_ambiguous": ambiguous,
         "parse_truncated": truncated,
         "parse_truncated_rate": _ratio(truncated, len(stats)),
         "parse_obj_total": total,
         "objects_per_truth": _ratio(total, _sum(stats, lambda s: s.gt_objects)),
         "parse_obj_valid_frac": _ratio(valid, total),
-        "parse_obj_drop_frac": _ratio(invalid + ambiguous, total),
+        "parse_obj_drop_frac": _ratio(invalid, total),
         "sample_valid_pred_rate": _ratio(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
     }
 
@@ -360,7 +357,7 @@ class RunawayWatch:
             (
                 len(rolled_out),
                 sum(one.truncated for one in rolled_out),
-                sum(one.valid_objects + one.dropped_invalid + one.dropped_ambiguous for one in rolled_out),
+                sum(one.valid_objects + one.dropped_invalid for one in rolled_out),
                 sum(one.gt_objects for one in rolled_out),
             )
         )

@@ -254,7 +254,6 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         truncated=matched.target.parsed.truncated,
         valid_objects=int(counters["valid_pred_objects"]),
         dropped_invalid=int(counters["parse_dropped_invalid"]),
-        dropped_ambiguous=int(counters["parse_dropped_ambiguous"]),
         gt_objects=int(counters["gt_objects"]),
         matched=int(counters["matched_pairs"]),
         supervised=int(counters["matched_for_supervision"]),

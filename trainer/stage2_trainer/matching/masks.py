@@ -180,8 +180,13 @@ def _check(meta: SegmentMeta, ids: IntArray) -> None:
             f"segment: {meta.encoded_len} tokens encoded, {prompt} of them prompt; the answer must follow the prompt; "
             "it was truncated away or never injected: raise global_max_length or check the template"
         )
-    if not np.array_equal(ids[:prompt], np.asarray(meta.prompt_ids, dtype=np.int64)):
-        raise MatchingError(_prompt_mismatch(meta, ids))
+    expected = np.asarray(meta.prompt_ids, dtype=np.int64)
+    if len(differing := np.flatnonzero(ids[:prompt] != expected)):
+        first = int(differing[0])
+        raise MatchingError(
+            f"prompt tokenization mismatch: {len(differing)} of {prompt} prompt ids differ, first at position {first} "
+            f"(rollout engine {expected[first]}, learner {ids[first]})"
+        )
     if prompt < 1 or end > len(ids) or not 0 <= meta.prefix_len <= meta.train_len:
         raise MatchingError(
             f"segment: prompt {prompt}, prefix {meta.prefix_len}, train {meta.train_len}, end of turn "
@@ -206,15 +211,3 @@ def _check(meta: SegmentMeta, ids: IntArray) -> None:
 def _check_positions(name: str, positions: tuple[int, ...], length: int) -> None:
     if positions and not (min(positions) >= 0 and max(positions) < length):
         raise MatchingError(f"{name}: {min(positions)}..{max(positions)}; must lie in 0..{length - 1}")
-
-
-def _prompt_mismatch(meta: SegmentMeta, ids: IntArray) -> str:
-    expected = np.asarray(meta.prompt_ids, dtype=np.int64)
-    shared = min(len(expected), len(ids))
-    differing = np.flatnonzero(ids[:shared] != expected[:shared])
-    first = int(differing[0])
-    return (
-        f"prompt tokenization mismatch: {len(differing)} of {len(expected)} prompt ids differ, first at position "
-        f"{first} (rollout engine {int(expected[first])}, learner {int(ids[first])}); both sides need the same "
-        "tokenizer, chat template and image limits"
-    )

@@ -53,7 +53,8 @@ def scan(text: str) -> Scan:
     """Scan up to the end of the first top-level object; what follows is not part of the answer."""
     scanner = _Scanner()
     for event in _EVENT.finditer(text):
-        scanner.handle(text[event.start()], event)
+        start = event.start()
+        scanner.handlers[text[start]](start, event)
         if scanner.closed_at >= 0:
             break
     open_ended = scanner.in_string or bool(scanner.expecting) or scanner.brackets != 0
@@ -76,7 +77,7 @@ class _Scanner:
         self.entries: list[Entry] = []
         self.first_open = -1
         self.closed_at = -1
-        self._handlers: dict[str, Callable[[int, re.Match[str]], None]] = {
+        self.handlers: dict[str, Callable[[int, re.Match[str]], None]] = {
             '"': self.string,
             "{": self.open_brace,
             "}": self.close_brace,
@@ -85,10 +86,6 @@ class _Scanner:
             ":": self.colon,
             ",": self.comma,
         }
-
-    def handle(self, first: str, event: re.Match[str]) -> None:
-        """Handle one string, flat array or structural character."""
-        self._handlers[first](event.start(), event)
 
     def string(self, start: int, event: re.Match[str]) -> None:
         if not event["close"]:

@@ -109,8 +109,6 @@ class MatchedTarget:
         matched = len(near)
         return {
             "parse_dropped_invalid": self.parsed.dropped_invalid,
-            # the strict parser never reads an answer in two ways
-            "parse_dropped_ambiguous": 0,
             "parse_truncated": int(self.parsed.truncated),
             "parse_clean": int(self.parsed.clean),
             "parse_text_before_json": int("text_before_json" in self.parsed.notes),

@@ -132,6 +132,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_free(port: int) -> bool:
+    """Whether a server may listen at a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given up is free
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
 def is_tls(base_url: str) -> bool:
     """Whether a server is reached over TLS."""
     return base_url.startswith(SCHEME)

@@ -74,7 +74,7 @@ def test_an_evaluation_has_its_own_names():
     assert found["rollout_f1"] == pytest.approx(2 / 7)
     assert {name.removeprefix("rollout_") for name in found} == {
         "precision", "recall", "f1", "pred_objects", "gt_objects", "matched", "fp", "fn", "gating_rejections",
-        "parse_dropped_invalid", "parse_dropped_ambiguous", "parse_truncated_rate", "sample_valid_pred_rate",
+        "parse_dropped_invalid", "parse_truncated_rate", "sample_valid_pred_rate",
         "sample_any_match_rate", "matched_maskiou_mean", "recall_iou50", "f1_iou50", "ended_by_repetition",
         "ended_by_length",
     }  # fmt: skip

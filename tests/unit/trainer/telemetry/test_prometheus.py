@@ -18,7 +18,7 @@ from stage2_trainer.telemetry.run_log import SilentLog
 
 STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
 SECTION_14 = """
-parse_dropped_invalid parse_dropped_ambiguous parse_truncated parse_truncated_rate parse_obj_total parse_obj_valid_frac
+parse_dropped_invalid parse_truncated parse_truncated_rate parse_obj_total parse_obj_valid_frac
 parse_obj_drop_frac sample_valid_pred_rate sample_any_match_rate fn_appended gating_rejections gating_rejection_rate
 valid_pred_objects gt_objects match_rate precision recall f1 fp fn fp_per_sample fn_per_sample gt_objects_per_sample
 valid_pred_objects_per_sample matched_maskiou_mean matched_maskiou_count excluded_rate prefix_coord_targets_total
