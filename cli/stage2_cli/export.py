@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,14 @@ class ExportRequest:
     model: str | None = None
     dtype: str | None = None
     adapter: bool = False
-    verify: bool = False
-    records: Path | None = None
 
 
 def export_checkpoint(request: ExportRequest) -> int:
     """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
-    _check(request)
+    if request.adapter and request.dtype:
+        rule = "an adapter is copied as it is (--adapter)"
+        raise ConfigError([Problem("--dtype", request.dtype, rule, "remove one of the two options")])
+    check_folder("--output", request.output)
     from stage2_trainer.export.model_export import ExportError
 
     try:
@@ -41,24 +41,9 @@ def export_checkpoint(request: ExportRequest) -> int:
     return os.EX_OK
 
 
-def _check(request: ExportRequest) -> None:
-    """Raise ConfigError for options that contradict each other."""
-    way_out = "remove one of the two options"
-    rules = [
-        (request.adapter and request.dtype, "--dtype", "an adapter is copied as it is (--adapter)"),
-        (request.adapter and request.verify, "--verify", "an adapter is copied as it is (--adapter)"),
-        (request.records and not request.verify, "--records", "is used by --verify alone"),
-    ]
-    problems = [Problem(option, None, rule, way_out) for broken, option, rule in rules if broken]
-    if problems:
-        raise ConfigError(problems)
-    check_folder("--output", request.output)
-
-
 def _export(request: ExportRequest) -> None:
     import torch
 
-    from stage2_trainer.export.comparison import compare
     from stage2_trainer.export.model_export import export_adapter, export_model
     from stage2_trainer.export.trained_checkpoint import open_checkpoint
 
@@ -68,13 +53,10 @@ def _export(request: ExportRequest) -> None:
         if request.adapter:
             exported = export_adapter(checkpoint, request.output)
         else:
-            verify = functools.partial(compare, records=request.records) if request.verify else None
             dtype = getattr(torch, request.dtype) if request.dtype else None
-            exported = export_model(checkpoint, request.output, dtype=dtype, verify=verify)
+            exported = export_model(checkpoint, request.output, dtype=dtype)
     console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e9:.2f} GB, verified")
     if exported.untied:
         console.print("  its output head is a separate tensor, because head and embeddings were trained separately")
     if exported.obstacle:
         console.print(f"  vLLM cannot serve it as an adapter: {exported.obstacle}; export without --adapter")
-    if exported.compared:
-        console.print(f"  {exported.compared}")

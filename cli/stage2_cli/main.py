@@ -260,17 +260,11 @@ def export(
         typer.Option(help="Type of all weights; by default the base model's."),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Save the adapter alone, for PEFT.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare log-probabilities with the learner's model, in float32.")
-    ] = False,
-    records: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Data file whose first record --verify uses.")
-    ] = None,
 ) -> None:
     """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
     from stage2_cli.export import ExportRequest, export_checkpoint
 
-    request = ExportRequest(checkpoint, output, model, dtype, adapter, verify, records)
+    request = ExportRequest(checkpoint, output, model, dtype, adapter)
     raise typer.Exit(export_checkpoint(request))
 
 

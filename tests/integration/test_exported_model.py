@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from stage2_trainer.export.comparison import learner_model
 from stage2_trainer.export.model_export import export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.prepare.coordinate_tokens import prepare
@@ -19,7 +18,7 @@ from tests import forked
 from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
 from tests.ports import free_port
-from tests.unit.trainer.export.trained import saved, trained
+from tests.unit.trainer.export.trained import learner_model, saved, trained
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 

@@ -21,11 +21,10 @@ def exported(*words):
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
-def test_a_checkpoint_becomes_a_model_and_is_compared(checkpoint, tmp_path):
-    done = exported(checkpoint, "--output", tmp_path / "out", "--verify")
+def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path):
+    done = exported(checkpoint, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "verified" in done.output
-    assert "log-probabilities differ by" in done.output
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
@@ -36,16 +35,8 @@ def test_an_adapter_that_vllm_cannot_serve_is_saved_with_a_note(checkpoint, tmp_
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["--adapter", "--dtype", "float32"], "--dtype"),
-        (["--adapter", "--verify"], "--verify"),
-        (["--records", "data.jsonl"], "--records"),
-    ],
-)
-def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, words, shown):
-    done = exported(checkpoint, "--output", tmp_path / "out", *words)
+def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path):
+    done = exported(checkpoint, "--output", tmp_path / "out", "--adapter", "--dtype", "float32")
     assert isinstance(done.exception, ConfigError)
-    assert done.exception.problems[0].path == shown
+    assert done.exception.problems[0].path == "--dtype"
     assert not (tmp_path / "out").exists()

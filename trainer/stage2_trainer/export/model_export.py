@@ -10,7 +10,7 @@ import filecmp
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata as distribution
 from importlib.resources import files
@@ -26,7 +26,6 @@ from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import new_folder
-from stage2_trainer.export.comparison import Comparison
 from stage2_trainer.export.trained_checkpoint import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -56,11 +55,9 @@ METHODS = {
     "grpo": "GRPO",
 }
 
-Compare = Callable[[TrainedCheckpoint, Path], Comparison]
-
 
 class ExportError(RuntimeError):
-    """The written export differs from the merged weights, or from the learner's answers. None of it stays."""
+    """The written export differs from the merged weights. None of it stays."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class Exported:
     """An exported model.
 
     bytes: of its weights. untied: whether the output head was tied to the embedding table, and no longer is. obstacle:
-    why vLLM cannot serve an adapter; None where it can, and for a merged model. compared: the distance of its
-    log-probabilities from the learner's; None without --verify.
+    why vLLM cannot serve an adapter; None where it can, and for a merged model.
     """
 
     folder: Path
@@ -77,7 +73,6 @@ class Exported:
     bytes: int
     untied: bool = False
     obstacle: str | None = None
-    compared: Comparison | None = None
 
 
 def export_model(
@@ -85,16 +80,13 @@ def export_model(
     output: Path,
     *,
     dtype: torch.dtype | None = None,
-    verify: Compare | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Exported:
     """Merge a checkpoint into a model folder. dtype: of all tensors; None = each one's own in the base model.
 
-    verify: compares the exported model with the learner's, before the folder gets its name.
-
     Raises:
         ConfigError: the folder is not new or too small for it, or base model and checkpoint do not fit.
-        ExportError: what was written is not what was merged, or answers otherwise.
+        ExportError: what was written is not what was merged.
     """
     stream = MergedStream(checkpoint, dtype=dtype)
     metadata = stream.metadata()
@@ -105,10 +97,7 @@ def export_model(
         _write_config(checkpoint, aside, dtype=dtype, untied=stream.untied)
         _write_companions(checkpoint, aside)
         _require_equal(aside, expected, [(one.name, dtype_name(one.dtype)) for one in metadata])
-        compared = verify(checkpoint, aside) if verify else None
-        if compared is not None and compared.exceeds:
-            raise ExportError(f"the exported model answers differently from the learner's: {compared}")
-    return Exported(output, len(metadata), size, untied=stream.untied, compared=compared)
+    return Exported(output, len(metadata), size, untied=stream.untied)
 
 
 def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:

@@ -21,7 +21,6 @@ from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
     DescriptionAgreement,
     SampleDumps,
-    held_out_pictures,
     log_held_out_rollouts,
     log_training_rollouts,
 )
@@ -121,7 +120,7 @@ def _components(
             tools=tools,
             rollouts=rollouts,
             batch_size=training.per_device_eval_batch_size,
-            on_matched=log_held_out_rollouts(context.log, context.rollout_log, *held_out_pictures(config)),
+            on_matched=log_held_out_rollouts(context.log, context.rollout_log),
         ),
         bad=tools.bad,
         vocab=tools.matcher.vocab,

@@ -1,4 +1,4 @@
-"""Listeners of matched rollouts: the rollout log, dumps and pictures for people, and how well descriptions agree."""
+"""Listeners of matched rollouts: the rollout log, dumps for people, and how well descriptions agree."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from transformers import AutoModel, AutoTokenizer
 
 from stage2_api.rollout_matching import DescMonitor
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.drawing import Outline, draw_outlines, grid
-from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.learner.supervise import Matched
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.replay import ids_sha256
@@ -27,8 +23,6 @@ from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
 
 logger = logging.getLogger(__name__)
-PICTURES = 8
-TRUE, MATCHED, UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
 Pair = tuple[str, str]
 TEXTS = ("text", "prefix_text", "appended_text")
 SHOWN = ("text", "prefix_text", "appended_text", "finish_reason", "dropped", "ground_truth", "predictions", "pairs")
@@ -58,19 +52,14 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: On
     return note
 
 
-def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
-    """Return a listener that writes each held-out rollout to the rollout log, and a few to the run's log.
-
-    others: further listeners of the same rollouts.
-    """
+def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> OnMatched:
+    """Return a listener that writes each held-out rollout to the rollout log, and a few to the run's log."""
 
     def note(step: int, matched: Sequence[Matched]) -> None:
         for one in matched:
             rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
         for one in matched[:EVALUATION_SAMPLES]:
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
-        for other in others:
-            other(step, matched)
 
     return note
 
@@ -220,41 +209,6 @@ def _write(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.unfinished")
     aside.write_text(text, encoding="ascii")
     aside.replace(path)
-
-
-def held_out_pictures(config: RunConfig) -> list[OnMatched]:
-    """Return the listener of a run that reports to TensorBoard, in its first process; else none.
-
-    It writes pictures of an evaluation's first samples; a sample whose image cannot be read is left out. Green: ground
-    truth; blue: a matched object of the answer; red: an unmatched one.
-    """
-    if "tensorboard" not in config.training.report_to or rank():
-        return []
-    folder = Path(config.training.output_dir) / "runs" / "held-out"
-
-    def note(step: int, matched: Sequence[Matched]) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # only runs that report to it need it
-
-        with SummaryWriter(str(folder)) as writer:
-            for one in matched[:PICTURES]:
-                try:
-                    image = load_image(one.record.images[0])
-                except ImageError:
-                    continue
-                sheet = np.asarray(_sheet(image, one))
-                writer.add_image(f"held-out/{one.record.sample_id}", sheet, step, dataformats="HWC")
-
-    return [note]
-
-
-def _sheet(image: Image.Image, one: Matched) -> Image.Image:
-    found = {pair.pred for pair in one.target.matching.pairs}
-    truth = [Outline(true.kind, true.bins, true.desc, TRUE) for true in one.record.objects]
-    answer = [
-        Outline(shown.kind or "bbox", shown.bins, shown.desc, MATCHED if place in found else UNMATCHED)
-        for place, shown in enumerate(one.target.parsed.valid_objects)
-    ]
-    return grid([[draw_outlines(image, truth), draw_outlines(image, answer)]], ("ground truth", "answer"))
 
 
 class DescriptionAgreement:

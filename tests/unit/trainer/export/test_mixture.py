@@ -6,13 +6,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.export.comparison import compare
 from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model
-from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
+from tests.unit.trainer.export.trained import KINDS, learner_model, load, logits, saved, trained
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
@@ -34,9 +33,7 @@ def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_lay
     assert kind in KINDS
     model = trained(mixture, kind)
     opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
-    verify = lambda one, folder: compare(one, folder, None)  # noqa: E731
-    made = export_model(opened, tmp_path / "out", dtype=torch.float32, verify=verify)
-    assert made.compared.gap.mean < 1e-5
+    export_model(opened, tmp_path / "out", dtype=torch.float32)
     assert (logits(load(tmp_path / "out")) - logits(model)).abs().max() < 1e-5
     before, after = tensors(mixture), tensors(tmp_path / "out")
     assert {name: after[name].shape for name in before} == {name: tensor.shape for name, tensor in before.items()}
@@ -63,8 +60,8 @@ def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(
     )
     assert learn(config) == 0
     opened = open_checkpoint(tmp_path / "run" / "checkpoint-1", model=str(mixture))
-    verify = lambda one, folder: compare(one, folder, None)  # noqa: E731
-    assert export_model(opened, tmp_path / "out", dtype=torch.float32, verify=verify).compared.gap.mean < 1e-5
+    export_model(opened, tmp_path / "out", dtype=torch.float32)
+    assert (logits(load(tmp_path / "out")) - logits(learner_model(opened))).abs().max() < 1e-5
     before, after = tensors(mixture), tensors(tmp_path / "out")
     experts = [name for name in before if ".experts." in name]
     assert all(before[name].shape == after[name].shape for name in before)

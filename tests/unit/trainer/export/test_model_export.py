@@ -9,13 +9,10 @@ from safetensors import safe_open
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.images import read_header
 from stage2_trainer.data.model_files import model_fingerprint
-from stage2_trainer.export.comparison import Comparison, compare
-from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
+from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, open_checkpoint, skeleton
 from stage2_trainer.process.policy import ALIGNER, VIT, adapt
-from stage2_trainer.sync.fleet.proof import Gap
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -90,36 +87,6 @@ def test_a_folder_that_holds_something_is_left_alone(dora, tmp_path):
         with pytest.raises(ConfigError, match="new or an empty folder"):
             export(open_checkpoint(dora), tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_model_that_answers_otherwise_leaves_nothing(dora, tmp_path):
-    far = Comparison(Gap(9.0, 9.0, 10), tolerance=1.0)
-    with pytest.raises(ExportError, match="answers differently"):
-        export_model(open_checkpoint(dora), tmp_path / "out", verify=lambda *_: far)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_comparison_distinguishes_an_exported_model_from_its_base(dora, model_path, tmp_path):
-    opened = open_checkpoint(dora)
-    made = export_model(opened, tmp_path / "out", verify=lambda one, folder: compare(one, folder, None))
-    assert 0 < made.compared.gap.mean < 0.06
-    exact = export_model(
-        opened, tmp_path / "exact", dtype=torch.float32, verify=lambda one, folder: compare(one, folder, None)
-    )
-    assert exact.compared.gap.mean < 1e-5
-    assert compare(opened, model_path, None).gap.mean > 2 * made.compared.gap.mean
-
-
-def test_a_record_with_its_image_can_be_compared_on(dora, tmp_path, image_paths):
-    width, height = read_header(image_paths[0]).size
-    line = {"images": [image_paths[0]], "width": width, "height": height, "units": "bins"}
-    objects = {"objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
-    (tmp_path / "data.jsonl").write_text(json.dumps(line | objects) + "\n")
-    (tmp_path / "odd.jsonl").write_text(json.dumps(line | objects | {"width": width + 1}) + "\n")
-    verify = lambda one, folder: compare(one, folder, tmp_path / "data.jsonl")  # noqa: E731
-    with pytest.raises(ConfigError, match=r"odd\.jsonl images: .*where its record says"):
-        compare(open_checkpoint(dora), open_checkpoint(dora).values, tmp_path / "odd.jsonl")
-    assert not export_model(open_checkpoint(dora), tmp_path / "out", verify=verify).compared.exceeds
 
 
 def test_an_adapter_is_saved_as_peft_loads_it(model_path, tmp_path):

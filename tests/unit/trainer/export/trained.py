@@ -8,6 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from stage2_trainer.export.trained_checkpoint import with_adapter
 from stage2_trainer.process.checkpoints import create_staging, publish, write_course
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
@@ -32,6 +33,12 @@ IDS = torch.tensor([[5, 100, 321, 7, 200, 44, 3, 90]])
 def load(folder, dtype=torch.float32):
     """The model of a folder."""
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
+
+
+def learner_model(opened):
+    """The model as the learner has it, in float32."""
+    model = load(opened.values)
+    return model if opened.adapter is None else with_adapter(model, opened).eval()
 
 
 def logits(model):

@@ -1,20 +1,19 @@
-"""Listeners of rollouts: dumps of some steps, how well descriptions agree, and pictures for TensorBoard."""
+"""Listeners of rollouts: dumps of some steps, and how well descriptions agree."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.listeners import DescriptionAgreement, SampleDumps, held_out_pictures
+from stage2_trainer.learner.listeners import DescriptionAgreement, SampleDumps
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.telemetry.run_log import remove_run
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import box, only_first, record
+from tests.unit.trainer.learner.harness import box, record
 
 
 @pytest.fixture
@@ -152,29 +151,6 @@ def test_the_figures_stand_in_the_step_s_record(trained):
 
     lines, _, _ = trained(prepare=prepare)
     assert [line["desc/pairs"] for line in lines if line["event"] == "step"] == [1.0]
-
-
-def test_an_evaluation_leaves_pictures(tmp_path, encoder, matcher, records, image_paths):
-    records = [*records, record(str(tmp_path / "lost.png"), 9)]
-    matched = []
-    for one in records:
-        ids = encoder.tokenizer.encode(only_first(one), add_special_tokens=False)
-        matched.append(matcher.match(one, Rollout([1], ids, only_first(one), "scripted", 0, "stop")))
-    training = {"output_dir": str(tmp_path), "report_to": ["tensorboard"]}
-    (pictures,) = held_out_pictures(run_config(training=training))
-    for step in (0, 5):
-        pictures(step, matched)
-    events = EventAccumulator(str(tmp_path / "runs" / "held-out"), size_guidance={"images": 0})
-    events.Reload()
-    tags = events.Tags()["images"]
-    assert tags == [f"held-out/record-{place}" for place in range(len(image_paths))]
-    shown = events.Images(tags[0])
-    assert [one.step for one in shown] == [0, 5]
-    assert shown[0].width > 2 * 288
-
-
-def test_a_run_without_tensorboard_draws_nothing():
-    assert held_out_pictures(run_config()) == []
 
 
 def test_a_tracker_that_is_missing_is_named_with_its_extra():
