@@ -1,10 +1,14 @@
 """Fixtures of more than one tier of tests."""
 
 import gc
+import os
+import tempfile
 
 import pytest
 
 from tests.tools import tool
+
+os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name images of other temporary folders
 
 pytest_plugins = ["tests.clusters"]
 

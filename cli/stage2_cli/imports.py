@@ -143,6 +143,8 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
     images = read(tally)
     write_records(with_progress(images, "images", images.total), output, choice, tally)
     print_tally(tally, output)
+    for folder in map(printable, sorted(tally.outside)):
+        plain_console().print(f"  its images are in {folder}: name that in custom.image_roots, or in ROOT_IMAGE_DIR")
 
 
 def print_tally(tally: Tally, output: Path) -> None:

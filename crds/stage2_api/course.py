@@ -41,7 +41,7 @@ FREE = frozenset(
         ),
         *(f"rlhf.vllm_{key}" for key in ("mode", "server_host", "server_port", "server_group_port", "server_timeout")),
         "model.attn_impl", "model.allow_pickled_weights", "model.allow_remote_code", "custom.val_jsonl",
-        "custom.val_sample_limit", "custom.extra.rollout_server", "rlhf.use_vllm",
+        "custom.image_roots", "custom.val_sample_limit", "custom.extra.rollout_server", "rlhf.use_vllm",
     }
 )  # fmt: skip
 

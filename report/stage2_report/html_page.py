@@ -24,7 +24,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_report.charts import run_charts
 from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
-from stage2_report.run_history import REWARD, RunHistory, read_history
+from stage2_report.run_history import REWARD, RunHistory, folder_of_images, read_history
 from stage2_report.sample_cards import StepChoice, choose_samples, counted, sample_card, sample_f1
 from stage2_trainer.data.files import aside_of, check_file, check_place
 
@@ -69,7 +69,8 @@ def render_page(request: PageRequest) -> str:
     is_grpo = any(REWARD in run.steps.keys() for run in runs)  # noqa: SIM118 - no mapping
     samples = None if is_grpo else _samples(runs)
     rewards = reward_samples(runs[0].log) if is_grpo and len(runs) == 1 else None
-    cards = _cards(samples, request.images) if samples else _reward_cards(rewards, request.images) if rewards else []
+    images = request.images or folder_of_images(*(run.log for run in runs))
+    cards = _cards(samples, images) if samples else _reward_cards(rewards, images) if rewards else []
     style, script = _package_text("page.css"), _package_text("page.js")
     return _environment().get_template("page.html.j2").render(
         mark=Markup(MARK),

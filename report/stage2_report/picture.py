@@ -66,9 +66,9 @@ def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images:
 
 def _row(samples: Sequence[Record], images: Path | None) -> list[Image.Image]:
     path = Path(samples[0]["image"])
-    with Image.open(images / path.name if images is not None else path) as image:
-        truth = [_outline(item, _TRUTH) for item in samples[0]["ground_truth"]]
-        return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in samples)]
+    image = load_image(str(images / path.name if images is not None else path))
+    truth = [_outline(item, _TRUTH) for item in samples[0]["ground_truth"]]
+    return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in samples)]
 
 
 def _predicted(sample: Record) -> list[Outline]:

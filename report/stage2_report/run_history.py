@@ -38,6 +38,11 @@ def find_log(run: Path) -> Path:
     return log
 
 
+def folder_of_images(*logs: Path) -> Path | None:
+    """Return the folder of a saved log, whose paths may be anybody's: images are found there by name; else None."""
+    return next((log.parent for log in logs if log.name != STEP_LOG), None)
+
+
 def read_records(path: Path, start: bytes = b'{"event"') -> Iterator[dict[str, Any]]:
     """Yield the records of a log whose lines start with `start`."""
     with path.open("rb") as lines:

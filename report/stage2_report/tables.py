@@ -15,7 +15,16 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.picture import EndSamples, write_samples
-from stage2_report.run_history import REWARD, SPREAD, WAY_OUT, Record, find_log, read_records, reward_means
+from stage2_report.run_history import (
+    REWARD,
+    SPREAD,
+    WAY_OUT,
+    Record,
+    find_log,
+    folder_of_images,
+    read_records,
+    reward_means,
+)
 from stage2_trainer.data.files import check_file
 
 _PLAIN_WIDTH = 100  # of tables in a file or a pipe
@@ -72,7 +81,7 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
             console.print(f"{run}:", markup=False, soft_wrap=True)
         samples.append((run.name, _report_run(run, console, keep_samples=picture is not None)))
     if picture is not None:
-        write_samples(samples, picture, images=images)
+        write_samples(samples, picture, images=images or folder_of_images(*map(find_log, runs)))
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 

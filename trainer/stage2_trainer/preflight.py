@@ -18,7 +18,8 @@ def record_rules(config: RunConfig) -> RecordRules:
     """Return how to read the records of a run, and the demands of its trainer on them."""
     if config.rlhf is not None:
         return task.record_rules(config)
-    return RecordRules(units=units_by(config.custom.coord_tokens.skip_bbox_norm))
+    custom = config.custom
+    return RecordRules(units=units_by(custom.coord_tokens.skip_bbox_norm), image_roots=tuple(custom.image_roots))
 
 
 def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:

@@ -8,17 +8,19 @@ nothing behind.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from stage2_api.errors import ConfigError, Problem
 
+ROOTS_VARIABLE = "ROOT_IMAGE_DIR"  # folders of images that a person names, as in PATH
 LARGEST_FOUND = 256 << 20  # bytes of a text file that data names: a list of images, the labels of one image
 LARGEST_PIPED = 2 << 30  # bytes of a pipe that a person names; the size of a file can be checked first
 WAY_OUT = "name another place"
@@ -55,6 +57,21 @@ def read_named(path: Path, most: int | None = None) -> bytes:
         if most is None and stat.S_ISREG(mode):
             return file.read()
         return _read(file, path, LARGEST_PIPED if most is None else most)
+
+
+def leads_inside(path: str | Path, folders: Iterable[str | Path]) -> bool:
+    """Whether a path, with its links resolved, lies in one of the folders, or in one of `ROOT_IMAGE_DIR`."""
+    named = [one for one in os.environ.get(ROOTS_VARIABLE, "").split(os.pathsep) if one]
+    try:
+        place = Path(os.path.realpath(path))
+    except ValueError:  # a NUL character
+        return False
+    return any(place.is_relative_to(_resolved(str(one))) for one in (*folders, *named))
+
+
+@functools.lru_cache(maxsize=64)
+def _resolved(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -73,7 +73,11 @@ class Header:
 
 def load_image(source: str) -> Image.Image:
     """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raises ImageError."""
-    encoded = image_bytes(source)
+    return _decoded(image_bytes(source), source)
+
+
+def _decoded(encoded: bytes, source: str) -> Image.Image:
+    """Return the RGB pixels of an encoded image; `source` names it in errors. Raises ImageError."""
     try:
         with open_image(io.BytesIO(encoded)) as image:
             return displayed(image)
@@ -203,13 +207,14 @@ def blank_image() -> str:
 def image_url(source: str) -> str:
     """Return the `data:` URL of an image, so that a server needs no file system in common with the learner.
 
-    An image that readers may decode differently becomes a PNG of the pixels that `load_image` returns. A file that is
-    no known image is sent as it is. Raises ImageError.
+    An image that readers may decode differently becomes a PNG of the pixels that `load_image` returns. Each is decoded
+    first, so that no bytes of any other file are sent. Raises ImageError.
     """
     encoded = image_bytes(source)
+    image = _decoded(encoded, source)
     if not _is_plain(encoded):
         png = io.BytesIO()
-        load_image(source).save(png, format="PNG", compress_level=1)
+        image.save(png, format="PNG", compress_level=1)
         return _data_url("image/png", png.getvalue())
     if source.startswith("data:"):
         return source
@@ -217,20 +222,15 @@ def image_url(source: str) -> str:
 
 
 def _is_plain(encoded: bytes) -> bool:
-    """Whether every reader decodes an image alike, or none can decode it."""
-    try:
-        with open_image(io.BytesIO(encoded)) as image:
-            return (
-                image.format in PLAIN_FORMATS
-                and image.mode in PLAIN_MODES
-                and not image.has_transparency_data
-                and getattr(image, "n_frames", 1) == 1
-                and not _may_be_rotated(image, io.BytesIO(encoded))
-            )
-    except UnidentifiedImageError:
-        return True
-    except Exception:  # noqa: BLE001  # a half broken header, which decoding reports
-        return False
+    """Whether every reader decodes an image alike."""
+    with open_image(io.BytesIO(encoded)) as image:
+        return (
+            image.format in PLAIN_FORMATS
+            and image.mode in PLAIN_MODES
+            and not image.has_transparency_data
+            and getattr(image, "n_frames", 1) == 1
+            and not _may_be_rotated(image, io.BytesIO(encoded))
+        )
 
 
 def _may_be_rotated(image: Image.Image, file: BinaryIO) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.files import leads_inside
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, Measure, Unit, read_object
 
 MAX_REPORTED_PROBLEMS = 20
@@ -53,12 +54,14 @@ class RecordRules:
     units: of plain numbers (custom.coord_tokens.skip_bbox_norm); None takes them from each record's `units`, without
     which plain numbers are refused. reads_objects: whether a record must have objects, width and height; otherwise
     these keys are ignored, since a file for another training may have them in another form. images_exist: whether every
-    image must be a file. demand: raises ConfigError, with paths below the record, for what the trainer lacks.
+    image must be a file. image_roots: folders that may hold images, besides the data file's. demand: raises
+    ConfigError, with paths below the record, for what the trainer lacks.
     """
 
     units: Unit | None = None
     reads_objects: bool = True
     images_exist: bool = True
+    image_roots: tuple[str, ...] = ()
     demand: Callable[[Record], None] | None = None
 
     def without_images(self) -> RecordRules:
@@ -248,7 +251,7 @@ def _images(raw: Mapping[str, Any], folder: Path, rules: RecordRules) -> tuple[s
     if not isinstance(images, list) or not images or not all(isinstance(item, str) and item for item in images):
         rule = "must be a non-empty list of strings"
         raise _invalid("images", images, rule, "write paths relative to the JSONL file's folder")
-    found = tuple(_image(item, f"images[{i}]", folder) for i, item in enumerate(images))
+    found = tuple(_image(item, f"images[{i}]", folder, rules) for i, item in enumerate(images))
     for i, image in enumerate(found):
         if rules.images_exist and is_missing(image):
             way_out = "write the path relative to the JSONL file's folder"
@@ -256,13 +259,17 @@ def _images(raw: Mapping[str, Any], folder: Path, rules: RecordRules) -> tuple[s
     return found
 
 
-def _image(item: str, path: str, folder: Path) -> str:
+def _image(item: str, path: str, folder: Path, rules: RecordRules) -> str:
     if item.startswith("data:"):
         return item
     try:
-        return str((folder / item).resolve())
+        found = os.path.realpath(folder / item)
     except ValueError as error:  # a NUL character
         raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
+    if not leads_inside(found, (folder, *rules.image_roots)):
+        rule = f"leads to {found}, outside of the data file's folder {folder}"
+        raise _invalid(path, item, rule, "move it there, or name its folder in custom.image_roots or ROOT_IMAGE_DIR")
+    return found
 
 
 def _objects(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules) -> tuple[GTObject, ...]:

@@ -133,6 +133,10 @@ class Task:
 
 def record_rules(config: RunConfig) -> RecordRules:
     """Return how to read the records of a GRPO run: with their objects, or as summaries that fit the contract."""
-    units = units_by(config.custom.coord_tokens.skip_bbox_norm)
-    demand = Task.from_config(config).check
-    return RecordRules(units=units, reads_objects=not config.custom.use_summary, demand=demand)
+    custom = config.custom
+    return RecordRules(
+        units=units_by(custom.coord_tokens.skip_bbox_norm),
+        reads_objects=not custom.use_summary,
+        image_roots=tuple(custom.image_roots),
+        demand=Task.from_config(config).check,
+    )

@@ -65,7 +65,7 @@ class AnnotatedImage:
     """An image with its objects. size: width and height in the annotations; None where they have none.
 
     shares: coordinates are shares of width and height, not pixels. content: the encoded image, if it lies inside the
-    data set and has no file; `path` is then the name of its future file.
+    data set and has no file; `path` is then the name of its future file. root: the folder in which a file must lie.
     """
 
     sample_id: str
@@ -75,6 +75,7 @@ class AnnotatedImage:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     shares: bool = False
     content: bytes | None = None
+    root: Path = Path()
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ class AnnotatedSet:
 
 @dataclass
 class Tally:
-    """What was written, left out and changed: a count for each reason, and the first few names."""
+    """What was written, left out and changed: a count for each reason, and the first few names.
+
+    outside: folders of images that are not below the data file's.
+    """
 
     records: int = 0
     objects: int = 0
@@ -98,6 +102,7 @@ class Tally:
     objects_left_out: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
     names: dict[str, list[str]] = field(default_factory=dict)
+    outside: set[str] = field(default_factory=set)
 
     def leave_out_image(self, reason: str, name: str) -> None:
         """Count an image that is not written."""

@@ -65,7 +65,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
         for number, entry in entries.items():
             objects = list(_annotated_objects(of_image.get(number, ()), names, tally, outlines=outlines))
             size = stated_size(entry.get("width"), entry.get("height"))
-            yield AnnotatedImage(str(number), paths[number], size, objects, metadata=federated[number])
+            yield AnnotatedImage(str(number), paths[number], size, objects, metadata=federated[number], root=images)
 
     return AnnotatedSet(len(entries), read())
 

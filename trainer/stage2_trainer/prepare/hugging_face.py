@@ -78,6 +78,8 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
     count_same_names(columns.names, tally)
     data = _undecoded(data.with_format(None), columns.image)  # save_to_disk keeps a format: arrays, or some columns
 
+    root = Path(source) if os.path.isdir(source) else _cache()
+
     def read() -> Iterator[AnnotatedImage]:
         for index, row in enumerate(_rows(data, source)):
             name = _sample_id(row, index)
@@ -91,9 +93,16 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
             path = Path(cell.get("path") or f"{name}.lost") if content is None else Path(_file_name(index, content))
             shares = choice.boxes == "yolo"
             size = stated_size(row.get("width"), row.get("height"))
-            yield AnnotatedImage(name, path, size, objects, shares=shares, content=content)
+            yield AnnotatedImage(name, path, size, objects, shares=shares, content=content, root=root)
 
     return AnnotatedSet(len(data), read())
+
+
+def _cache() -> Path:
+    """Return the folder into which data sets of a hub are downloaded."""
+    import datasets
+
+    return Path(datasets.config.HF_CACHE_HOME)
 
 
 def _load(source: str, split: str | None) -> Any:

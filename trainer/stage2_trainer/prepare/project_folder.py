@@ -23,7 +23,7 @@ from stage2_api.kubernetes_types import MountPath
 from stage2_api.parsing import parse_job
 from stage2_trainer.data.files import check_folder, new_folder
 from stage2_trainer.data.model_files import is_mixture
-from stage2_trainer.data.records import load_records
+from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
@@ -246,7 +246,9 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
 
 def _measure(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
     """Return the measures of the written records, in tokens of the model."""
-    train, rest = (load_records(aside / "data" / name) for name in ("train.jsonl", "val.jsonl"))
+    pairs = (request.train, request.held_out)
+    rules = RecordRules(image_roots=tuple(str(one.images) for one in pairs if one))
+    train, rest = (load_records(aside / "data" / name, rules=rules) for name in ("train.jsonl", "val.jsonl"))
     processor = AutoProcessor.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     coord_vocab(processor.tokenizer, str(model))
     prompt = Custom.model_fields["user_prompt"].default if request.gpus else CPU_PROMPT
@@ -309,6 +311,7 @@ def job_file(stage: StageName, folders: ProjectFolders, sizes: Sizes, gpus: int)
         runs=str(folders.folder / RUNS),
         train=str(folders.train),
         held_out=str(folders.held_out),
+        image_roots=[str(one) for one in folders.images],
         cpu_prompt=CPU_PROMPT,
     )
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.files import check_new_file, new_file, new_folder, relative_path
+from stage2_trainer.data.files import check_new_file, leads_inside, new_file, new_folder, relative_path
 from stage2_trainer.data.images import ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
@@ -27,6 +27,7 @@ CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
+OUTSIDE = "its file is not in the folder of the data set, nor in one of ROOT_IMAGE_DIR"
 NO_TEXT = "its file name is not UTF-8, and cannot be written into a record"
 TURNED = "it is rotated by EXIF, and its annotations may refer to the unrotated image"
 OTHER_SIZE = "its file has another size than its annotations"
@@ -102,6 +103,8 @@ class _Writer:
         if image.sample_id in self._ids:
             self._tally.change(SAME_ID, image.sample_id)
         self._ids.add(image.sample_id)
+        if image.content is None and not leads_inside(image.path, (self._output.parent,)):
+            self._tally.outside.add(os.path.realpath(image.root))
         if image.content is not None:
             (self._new_images / image.path.name).write_bytes(image.content)
             place = f"{images_folder(self._output).name}/{image.path.name}"
@@ -190,6 +193,8 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
     """Return width and height from the image's header. Raises LeftOut."""
     if image.content is None and not os.path.exists(image.path):
         raise LeftOut(MISSING)
+    if image.content is None and not leads_inside(image.path, (image.root,)):
+        raise LeftOut(OUTSIDE)
     try:
         header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))
     except ImageError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -69,7 +69,7 @@ def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
                 tally.leave_out_image(str(left_out), file.stem)
                 continue
             used.add(image.path)
-            yield image
+            yield replace(image, root=folder)
         stems = {file.stem for file in files}
         for path in pictures if not choice.split else ():
             if path not in used and path.stem not in stems:

@@ -72,7 +72,7 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
             except LeftOut as left_out:
                 tally.leave_out_image(str(left_out), name)
                 continue
-            yield AnnotatedImage(name, image, None, objects, shares=True)
+            yield AnnotatedImage(name, image, None, objects, shares=True, root=layout.file.parent)
         _count_lost(places, images, tally)
 
     return AnnotatedSet(len(images), read())

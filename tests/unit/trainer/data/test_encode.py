@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import io
 import json
 import threading
 
 import pytest
 import torch
+from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoder, PromptCache
@@ -86,10 +89,16 @@ def test_a_chat_template_that_never_ends_a_turn_is_refused(processor):
         Encoder(broken)
 
 
+def square(color):
+    file = io.BytesIO()
+    Image.new("RGB", (10, 10), color).save(file, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 RECORD = Record(
     index=0,
     sample_id="s",
-    images=("data:image/png;base64,AA==", "data:image/png;base64,AQ=="),
+    images=(square("red"), square("blue")),
     width=10,
     height=10,
     objects=(GTObject("secret", "bbox", (1, 2, 3, 4)),),

@@ -9,7 +9,7 @@ from PIL import Image
 from vllm.multimodal.media.image import ImageMediaIO
 
 from stage2_trainer.data.images import image_url, load_image, read_header
-from tests.unit.trainer.data.odd_images import FILES, SIDES, noise, turned
+from tests.unit.trainer.data.odd_images import FILES, SIDES, turned
 
 
 def decoded_by_vllm(url):
@@ -45,13 +45,6 @@ def test_the_rules_of_what_is_shown(tmp_path):
     assert load_image(str(tmp_path / "clear.png")).getpixel((0, 0)) == (255, 255, 255)
     Image.fromarray(np.full((1, 1), 0x8042, dtype=np.uint16)).save(tmp_path / "deep.png")
     assert load_image(str(tmp_path / "deep.png")).getpixel((0, 0)) == (0x80,) * 3
-
-
-def test_an_image_that_is_cut_off_is_sent_for_whoever_reads_it_to_say_so(tmp_path):
-    buffer = io.BytesIO()
-    noise("RGB").save(buffer, format="PNG")
-    (tmp_path / "cut.png").write_bytes(buffer.getvalue()[:200])
-    assert image_url(str(tmp_path / "cut.png")).startswith("data:image/png")
 
 
 def test_an_orientation_that_stands_behind_the_pixels_is_seen(tmp_path):

@@ -1,0 +1,153 @@
+"""Images of a data file lie in its folder, or in one that a person has named; nothing else is read, sent or shown."""
+
+import json
+import os
+
+import datasets
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_report.html_page import PageRequest, render_page
+from stage2_trainer.data.images import ImageError, image_url
+from stage2_trainer.data.records import RecordRules, load_records
+from stage2_trainer.prepare import record_writer
+from stage2_trainer.prepare.coco import read_coco
+from stage2_trainer.prepare.hugging_face import HubChoice
+from tests.unit.report.reported import write_run
+from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, voc, voc_object, yolo
+from tests.unit.trainer.prepare.test_hugging_face import imported, row
+
+pytestmark = pytest.mark.timeout(30)
+OUTSIDE = {record_writer.OUTSIDE: 1}
+ELSEWHERE = [
+    "../private/scan.png",
+    "{}/private/scan.png",
+    "link.png",
+    "folder/scan.png",
+    "images/../../private/scan.png",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_further_folder(monkeypatch):
+    monkeypatch.delenv("ROOT_IMAGE_DIR", raising=False)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of data beside a private one, to which two links in the former lead."""
+    private = picture(tmp_path / "private" / "scan.png")
+    picture(tmp_path / "data" / "images" / "a.png")
+    (tmp_path / "data" / "link.png").symlink_to(private)
+    (tmp_path / "data" / "folder").symlink_to(private.parent)
+    return tmp_path / "data"
+
+
+def records_of(folder, image, **rules):
+    line = {"images": [str(image).format(folder.parent)], "width": 100, "height": 200, "objects": []}
+    (folder / "x.jsonl").write_text(json.dumps(line) + "\n")
+    return load_records(folder / "x.jsonl", rules=RecordRules(**rules))
+
+
+@pytest.mark.parametrize("exist", [True, False])
+@pytest.mark.parametrize("image", [*ELSEWHERE, "/etc/passwd", "/proc/self/environ", "/dev/zero", "../lost.png"])
+def test_a_record_cannot_lead_out_of_its_folder(data, image, exist):
+    with pytest.raises(ConfigError, match=r"x\.jsonl:1 images\[0\]: .*outside of the data file's folder.*image_roots"):
+        records_of(data, image, images_exist=exist)
+
+
+@pytest.mark.parametrize("image", ELSEWHERE)
+def test_a_folder_that_a_person_names_is_allowed(data, monkeypatch, image):
+    named = str(data.parent / "private")
+    (record,) = records_of(data, image, image_roots=(named,))
+    assert record.images == (f"{named}/scan.png",)
+    monkeypatch.setenv("ROOT_IMAGE_DIR", os.pathsep.join(["/nowhere", named]))
+    assert records_of(data, image) == [record]
+
+
+def test_a_folder_that_is_a_link_itself_holds_its_images(data, tmp_path):
+    (tmp_path / "again").symlink_to(data)
+    (record,) = records_of(tmp_path / "again", "images/a.png")
+    assert record.images == (str(data / "images" / "a.png"),)
+
+
+@pytest.mark.parametrize("content", [b"secret", b"\x89PNG\r\n\x1a\nsecret", b""])
+def test_bytes_that_are_no_image_are_sent_nowhere(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(ImageError):
+        image_url(str(tmp_path / "a.png"))
+
+
+def test_half_an_image_is_sent_nowhere(tmp_path):
+    whole = picture(tmp_path / "a.jpg", (300, 300)).read_bytes()
+    (tmp_path / "a.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ImageError):
+        image_url(str(tmp_path / "a.jpg"))
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_import_of_coco_leaves_images_of_other_folders_out(data, tmp_path, name):
+    image = {"id": 1, "file_name": name.format(tmp_path), "width": 100, "height": 200}
+    (tmp_path / "x.json").write_text(
+        json.dumps({"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]})
+    )
+    found = Imported(tmp_path / "out" / "x.jsonl", lambda tally: read_coco(tmp_path / "x.json", data, tally))
+    assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_so_does_one_of_yolo(data, tmp_path, name):
+    file = yolo(data, {"b.png": None}, train="list.txt")
+    (data / "list.txt").write_text(f"{name.format(tmp_path)}\n")
+    found = import_yolo(tmp_path, file)
+    assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
+
+
+@pytest.mark.parametrize("path", ["../private", "{}/private"])
+def test_a_split_of_yolo_cannot_lead_elsewhere(data, tmp_path, path):
+    file = yolo(data, {"b.png": None}, path=path.format(tmp_path), train=".")
+    found = import_yolo(tmp_path, file)
+    assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
+
+
+@pytest.mark.parametrize("name", ["../link.png", "{}/private/scan.png", "../folder/scan.png", "../../private/scan.png"])
+def test_so_does_one_of_voc(data, tmp_path, name):
+    voc(data, {"x": voc_object()}, images=["y"], file_name=name.format(tmp_path))
+    found = import_voc(tmp_path, data)
+    assert (found.records, found.tally.images_left_out[record_writer.OUTSIDE]) == ([], 1)
+
+
+def test_a_folder_of_images_of_voc_is_no_link_out_of_it(data, tmp_path):
+    voc(data, {"scan": voc_object()}, images=[])
+    (data / "JPEGImages").symlink_to(tmp_path / "private")
+    found = import_voc(tmp_path, data)
+    assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
+
+
+def test_so_does_one_of_a_saved_data_set(data, tmp_path):
+    cell = {"bytes": None, "path": str(tmp_path / "private" / "scan.png")}
+    rows = [{"image": cell, "objects": row()["objects"]}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    found = imported(tmp_path, tmp_path / "saved", HubChoice("coco", image="image", names=["cat"]))
+    assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
+
+
+def test_an_import_names_the_folder_that_a_run_needs(data, tmp_path):
+    image = {"id": 1, "file_name": "a.png", "width": 100, "height": 200}
+    (tmp_path / "x.json").write_text(
+        json.dumps({"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]})
+    )
+    read = lambda tally: read_coco(tmp_path / "x.json", data / "images", tally)  # noqa: E731
+    assert Imported(tmp_path / "out" / "x.jsonl", read).tally.outside == {str(data / "images")}
+    assert Imported(data / "x.jsonl", read).tally.outside == set()
+
+
+def test_a_page_of_a_saved_log_shows_only_pictures_beside_it(tmp_path):
+    run = write_run(tmp_path / "run")
+    own = render_page(PageRequest([run], tmp_path / "page.html"))
+    (tmp_path / "saved").mkdir()
+    log = (run / "stage2_log.jsonl").rename(tmp_path / "saved" / "learner.log")
+    (run / "rollouts.jsonl").rename(tmp_path / "saved" / "rollouts.jsonl")
+    saved = render_page(PageRequest([log], tmp_path / "page.html"))
+    assert "data:image/jpeg" in own
+    assert "data:image/jpeg" not in saved
