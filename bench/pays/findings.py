@@ -1,8 +1,9 @@
 """What came of the runs: scores of the held-out answers, with intervals over images and seeds, as JSON and as tables.
 
-A figure is the mean over an arm's seeds. Its interval is that of a bootstrap that draws images and, of each arm, seeds;
-a difference of two arms is drawn with the same images and the same seeds in both, and has a t interval over the seeds
-too, which takes images as they are. There is one table of equal optimizer steps, and one of equal CPU seconds.
+A figure is the mean over an arm's seeds. Its interval is that of a bootstrap that draws images and seeds. A difference
+of two arms is taken on the same images, seed by seed. Its interval is Student's t over the seeds, because a bootstrap
+of few seeds is too narrow; with a single seed it is that of a bootstrap over the images. There is one table of equal
+optimizer steps, and one of equal CPU seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from scipy.stats import t as student
 
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching.tokens import FloatArray
-from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, intervals
+from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, bounded, intervals
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import scored_images
 
@@ -30,6 +31,7 @@ TERMS = ("steps", "seconds")
 START = "start"
 Scores = Mapping[int, AnswerScores]  # by seed
 Drawn = dict[str, FloatArray]
+Intervals = dict[str, list[float]]
 
 
 def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
@@ -64,11 +66,6 @@ def _table(start: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
             if apart := one.get(f"against_{other}"):
                 cells = " | ".join(_cell(apart, name, sign="+") for name in FIGURES)
                 yield f"| ({arm}) - ({other}) | {len(apart['seeds'])} | | | {cells} |\n"
-            if apart and apart["t_intervals"]:
-                cells = " | ".join(
-                    _cell({**apart, "intervals": apart["t_intervals"]}, name, sign="+") for name in FIGURES
-                )
-                yield f"| the same, t over seeds | {len(apart['seeds'])} | | | {cells} |\n"
 
 
 def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[st
             "steps": fmean(len(records_of(study.run_folder(run), "step")) for run in runs[arm]),
             "cpu_seconds": fmean(study.cpu_seconds(run) for run in runs[arm]),
             **_figures(scores, drawn[arm]),
-            **{f"against_{other}": _against(every, images, (arm, other), seed) for other in ARMS[arm].against},
+            **{f"against_{other}": _against(every, images, (arm, other)) for other in ARMS[arm].against},
         }
         for arm, scores in every.items()
     }
@@ -126,37 +123,36 @@ def _means(scores: Scores) -> dict[str, float]:
 def _figures(scores: Scores, drawn: Drawn) -> dict[str, Any]:
     means = _means(scores)
     each = [{name: one.figures(np.ones(len(one.images)))[name] for name in FIGURES} for one in scores.values()]
-    return {"figures": means, "intervals": intervals(drawn, means), "by_seed": each}
+    return {"figures": means, "intervals": bounded(intervals(drawn, means)), "by_seed": each}
 
 
-def _against(
-    every: Mapping[str, Scores], images: FloatArray, arms: tuple[str, str], seed: int
-) -> dict[str, Any] | None:
+def _against(every: Mapping[str, Scores], images: FloatArray, arms: tuple[str, str]) -> dict[str, Any] | None:
     """Return how much higher an arm is than another, over the seeds that both have; None where that is none."""
     arm, other = arms
     seeds: Sequence[int] = [one for one in every[arm] if one in every.get(other, {})]
     if not seeds:
         return None
-    mine, theirs = ({one: every[which][one] for one in seeds} for which in arms)
-    high, low = _means(mine), _means(theirs)
-    above, below = _draws(mine, images, seed), _draws(theirs, images, seed)
-    apart = {name: high[name] - low[name] for name in FIGURES}
-    spread = {name: above[name] - below[name] for name in FIGURES}
-    found = {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(seeds)}
-    return {**found, "t_intervals": _t_intervals(mine, theirs)}
+    apart = [_apart(every[arm][one], every[other][one], images) for one in seeds]
+    figures = {name: fmean(each[name] for each, _ in apart) for name in FIGURES}
+    spread = apart[0][1] if len(seeds) == 1 else _t_intervals([each for each, _ in apart])
+    return {"figures": figures, "intervals": spread, "seeds": list(seeds)}
 
 
-def _t_intervals(mine: Scores, theirs: Scores) -> dict[str, tuple[float, float]]:
-    """Return the 95 % t interval of each figure's difference, paired by seed; none of a single seed."""
-    if len(mine) < 2:
-        return {}
-    one, other = (np.array([[scores[seed].figures(np.ones(len(scores[seed].images)))[name] for name in FIGURES]
-                            for seed in mine]) for scores in (mine, theirs))  # fmt: skip
-    apart = one - other
-    half = student.ppf(0.975, len(apart) - 1) * apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
-    means = apart.mean(axis=0)
+def _apart(mine: AnswerScores, theirs: AnswerScores, images: FloatArray) -> tuple[dict[str, float], Intervals]:
+    """Return how much higher one seed's figures are, with the intervals of a bootstrap over images."""
+    every = np.ones(len(mine.images))
+    high, low, above, below = mine.figures(every), theirs.figures(every), mine.resample(images), theirs.resample(images)
+    found = {name: high[name] - low[name] for name in FIGURES}
+    return found, intervals({name: above[name] - below[name] for name in FIGURES}, found)
+
+
+def _t_intervals(apart: Sequence[Mapping[str, float]]) -> Intervals:
+    """Return the 95 % t interval of each figure's difference, of two seeds or more."""
+    values = np.array([[one[name] for name in FIGURES] for one in apart])
+    means = values.mean(axis=0)
+    half = student.ppf(0.975, len(values) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return {
-        name: (float(mean - each), float(mean + each)) for name, mean, each in zip(FIGURES, means, half, strict=True)
+        name: [float(mean - each), float(mean + each)] for name, mean, each in zip(FIGURES, means, half, strict=True)
     }
 
 
