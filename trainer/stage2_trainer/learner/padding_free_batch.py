@@ -20,7 +20,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner.loss import loss_targets
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
-from stage2_trainer.matching.masks import IGNORED, concatenate
+from stage2_trainer.matching.masks import concatenate
 
 PixelSource = Callable[[tuple[str, ...]], torch.Tensor | None]
 """Returns the pixels of a prompt's images. Raises ImageError for one that cannot be read."""
@@ -201,10 +201,3 @@ def _loaded(
     except ImageError as error:
         other = placeholder(segment, error)
         return other, other.with_pixels(pixels)
-
-
-def supervised_counts(row: Sequence[Segment], vocab: CoordVocab) -> tuple[int, int]:
-    """Return how many ordinary tokens and how many coordinates of a row are supervised."""
-    ids = torch.cat([segment.placed.encoding.input_ids for segment in row]).numpy()
-    found = packed_supervision([segment.meta for segment in row], ids, vocab)
-    return int((found.labels != IGNORED).sum()), len(found.coord_positions)

@@ -27,9 +27,8 @@ from torch import nn
 
 from stage2_trainer.learner.estep import AskedStep, Batches, EStep
 from stage2_trainer.learner.loss import LossParts, denominators, window_means
-from stage2_trainer.learner.padding_free_batch import Segment, supervised_counts
+from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowGroup, RowPlanner
-from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
@@ -64,7 +63,7 @@ class Passes(Protocol):
 
 
 def train_step(
-    steps: Steps, passes: Passes, stopwatch: Stopwatch, vocab: CoordVocab, *, mean: Mean
+    steps: Steps, passes: Passes, stopwatch: Stopwatch, *, mean: Mean
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
@@ -74,7 +73,7 @@ def train_step(
     """
     rows = _timed(steps.rows(stopwatch))
     if mean == "step":
-        return _train_whole_step(rows, steps, passes, vocab)
+        return _train_whole_step(rows, steps, passes)
     return _train_micro_steps(rows, steps, passes, over_window=mean == "window")
 
 
@@ -110,7 +109,7 @@ def _train_micro_steps(
 
 
 def _train_whole_step(
-    rows: Iterator[RowGroup], steps: Steps, passes: Passes, vocab: CoordVocab
+    rows: Iterator[RowGroup], steps: Steps, passes: Passes
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
@@ -129,20 +128,20 @@ def _train_whole_step(
         parts = passes.train_rows_early(group, passes.lay_out(group))
         trained.append((parts, 1.0, 1.0))
         counts.append((parts.ce_count, parts.coord_prefix_count + parts.coord_tail_count))
-    counts += [supervised_counts(group.rows[0], vocab) for group in left]
+    # Laid out before anything is counted: an image may be lost only then, and its sample is taught nothing.
+    laid_out = [(group, passes.lay_out(group)) for group in sorted(left, key=attrgetter("place"))]
+    counts += [(len(batch["targets"].labels), len(batch["targets"].bins)) for _, batch in laid_out]
     ce, coord = denominators((sum(tokens for tokens, _ in counts), sum(coords for _, coords in counts)))
     if passes.early is not None:
         passes.early.apply(ce, coord)
-    left.sort(key=attrgetter("place"))
     passes_of_all = max(gathered(len(left)))
-    shortest = min(left, key=lambda group: sum(map(len, group.rows[0])))
+    shortest = min(laid_out, key=lambda one: sum(map(len, one[0].rows[0])))
     for index in range(passes_of_all):
         repeats = index >= len(left)
-        group = shortest if repeats else left[index]
-        batch = passes.lay_out(group)
+        group, batch = shortest if repeats else laid_out[index]
         share = float("inf") if repeats else 1.0  # divided by it, the loss is zero
-        batch["targets"] = batch["targets"].divided_by(ce=ce * share, coord=coord * share)
-        parts = passes.train_rows(group, batch, last=index == passes_of_all - 1)
+        divided = {**batch, "targets": batch["targets"].divided_by(ce=ce * share, coord=coord * share)}
+        parts = passes.train_rows(group, divided, last=index == passes_of_all - 1)
         if not repeats:
             trained.append((parts, ce, coord))
     return sorted(done, key=attrgetter("place")), [_whole_step_figures(trained, ce, coord)]

@@ -164,7 +164,6 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self._steps,
                 self,
                 self._record.stopwatch,
-                self.components.vocab,
                 mean="step" if self._whole else self.components.loss.loss_normalizer,
             )
         record = self._record

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner import trainer as learner_trainer
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.step import EARLY_SHARE, EarlyGradients
@@ -76,10 +78,18 @@ class Gradients(TrainerCallback):
 OPTIONS = {"answer": some_empty, "learning_rate": 0.0, "max_grad_norm": 0.0, "seed": 3}
 
 
-def gradients(folder, model, encoder, records, **changes):
-    """The gradient of one step on all records, and its record."""
+def gradients(folder, model, encoder, records, lost=(), **changes):
+    """The gradient of one step on all records, and its record. lost: images that are gone when rows are laid out."""
     model.zero_grad()
     run = build(folder, model, encoder, records, **{**OPTIONS, **changes})
+    read = run.trainer.components.cache.pixels
+
+    def pixels(images):
+        if set(images) & set(lost):
+            raise ImageError.at(images[0], "it is gone")
+        return read(images)
+
+    run.trainer.components.cache.pixels = pixels
     seen = Gradients()
     run.trainer.add_callback(seen)
     run.train()
@@ -156,6 +166,28 @@ def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, tr
         assert_close(gradient, unpacked[0])
     assert found[0][1] == found[1][1]
     assert len(trained_early) >= 2, "no row was trained on while others were awaited"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("early", [True, False])
+def test_an_image_that_is_lost_counts_in_no_mean(
+    early, tmp_path, model, encoder, records, image_paths, trained_early, monkeypatch
+):
+    """Whenever answers come: neither the loss nor the gradient of the others changes."""
+    others = [*records[:3], *records[4:]]
+    expected, logged, _ = gradients(
+        tmp_path / "others", model, encoder, others, **whole(gradient_accumulation_steps=len(others))
+    )
+    gone = str(shutil.copy(image_paths[0], tmp_path / "gone.png"))
+    spoilt = [*records[:3], replace(records[3], images=(gone,)), *records[4:]]
+    if early:
+        monkeypatch.setattr(harness, "ScriptedBackend", lambda *args: LateBackend(*args, order=1))
+    found, again, run = gradients(tmp_path / "spoilt", model, encoder, spoilt, lost=[gone], **whole())
+    assert bool(trained_early) == early
+    bad = run.trainer.components.bad
+    assert bad.total + len(bad._late) == 1
+    assert_close(found, expected)
+    assert again["loss"] == pytest.approx(logged["loss"], rel=2e-5)
 
 
 @pytest.mark.timeout(300)
