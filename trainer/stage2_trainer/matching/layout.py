@@ -68,7 +68,7 @@ def lay_out(
 ) -> LaidOut:  # fmt: skip
     """Return `Y_train` of an answer. removed: indices of the valid objects to take out."""
     missed = matching.false_negatives
-    among = options.missed_place != "tail" and missed and matching.pairs
+    among = missed and (options.missed_place == "shuffled" or (options.missed_place == "sorted" and matching.pairs))
     anew = removed or among
     prefix = _Prefix(parsed, vocab, parsed.own_len if anew else len(parsed.prefix_ids))
     if not anew:

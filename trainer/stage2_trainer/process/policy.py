@@ -253,6 +253,10 @@ def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str],
 def _require_known(model: nn.Module, ends: Sequence[str]) -> None:
     """Raise ConfigError for a name that no linear layer has: it would silently train nothing."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if _OUTPUT_LAYER in ends:
+        rule = "the output layer gets no adapter"
+        way_out = f"take it out; tuner.modules_to_save: [{_OUTPUT_LAYER}] or train_coord_rows: true trains it"
+        raise ConfigError((Problem("tuner.target_modules", [_OUTPUT_LAYER], rule, way_out),))
     unknown = [end for end in ends if not any(map(_by_name([end]), layers))]
     if unknown:
         rule = "no linear layer has such a name; the experts of a mixture are no linear layers"

@@ -198,6 +198,16 @@ def test_drawn_places_are_those_of_the_same_answer_again_and_not_all_alike(any_v
     assert len(places) > 1
 
 
+def test_missed_objects_are_shuffled_where_nothing_is_matched(any_vocab):
+    orders = set()
+    for step in range(8):
+        answered = [GTObject("far", "bbox", (900 + 8 * step, k, 905 + 8 * step, k + 2)) for k in (10, 13, 16)]
+        target = target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="shuffled")
+        assert not target.matching.pairs
+        orders.add(tuple(name for _, name, _ in objects_in(target)))
+    assert len(orders) > 3
+
+
 VARIANTS = st.fixed_dictionaries(
     {
         "missed_desc_weight": st.sampled_from([0.0, 1.0, 1.5]),

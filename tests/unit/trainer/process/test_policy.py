@@ -85,6 +85,11 @@ def test_a_name_that_no_linear_layer_has_is_refused(model):
         adapt(model, ["vit", "aligner"], {**LORA, "target_modules": ["q_proj", "gate", "w1", "linear_fc1"]})
 
 
+def test_the_output_layer_is_refused_among_other_modules(model):
+    with pytest.raises(ConfigError, match=r"tuner\.target_modules: \['lm_head'\]; the output layer gets no adapter"):
+        adapt(model, [], {**LORA, "target_modules": ["lm_head", "q_proj"]})
+
+
 def test_target_modules_may_be_suffixes(model):
     adapted = adapt(model, [], {**LORA, "target_modules": ["q_proj", "v_proj"]})
     owners = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, p in adapted.named_parameters() if p.requires_grad}
