@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +65,7 @@ class EvaluationRequest:
     names: str = "exact"
     units: Literal["bins", "pixels"] | None = None
     answered_only: bool = False
+    missing: Literal["refuse", "count-as-empty"] = "refuse"
     against: int = 1
     resamples: int = 0
     seed: int = 0
@@ -80,6 +81,8 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     files = [Rollouts.from_name(name) for name in request.rollouts]
     answered = [read_rollouts(one, records, places) for one in files]
     kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
+    if request.missing == "refuse":
+        _require_answers(request.rollouts, answered, {records[i].sample_id for i in kept})
     naming = NAMINGS[request.names]
     sets = [
         AnswerScores.from_images(scored_images([records[i] for i in kept], [one.answers[i] for i in kept], naming))
@@ -100,7 +103,10 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
         print(json.dumps(without_nan(found), ensure_ascii=False, allow_nan=False))
     else:
         _show(
-            documents, compared, request.against, [0 if request.answered_only else len(one.missing) for one in answered]
+            documents,
+            compared,
+            request.against,
+            [0 if request.answered_only or one.of_a_run else len(one.missing) for one in answered],
         )
         _advise(documents[-1], [records[i] for i in kept])
     return os.EX_OK
@@ -184,12 +190,24 @@ def _for_evaluation(config: RunConfig, folder: Path) -> RunConfig:
 
 def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> list[int]:
     """Return the indices of the records that are scored, the same for all files."""
-    missing = {name for one in answered for name in one.missing} if only else set()
+    missing = {name for one in answered for name in one.missing if only or one.of_a_run}
     kept = [index for index, name in enumerate(names) if name not in missing]
     if not kept:
         rule = "must answer at least one record in all files"
         raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "remove --answered-only")])
     return kept
+
+
+def _require_answers(files: Sequence[str], answered: Sequence[Answered], kept: Collection[str]) -> None:
+    """Raise ConfigError where a file has no answer to a record that is scored."""
+    problems = []
+    for name, one in zip(files, answered, strict=True):
+        if lacking := [record for record in one.missing if record in kept]:
+            rule = f"has no answer to {len(lacking):,} of {len(kept):,} records: {', '.join(lacking[:3])}"
+            way_out = "add --answered-only to leave them out, or --missing count-as-empty"
+            problems.append(Problem("--rollouts", name, rule, way_out))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _document(
@@ -242,7 +260,7 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
         f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}"
     ]
     if lacking:
-        lines.append(f"{mark}{lacking:,} records have no answer, and count as empty (--answered-only leaves them out)")
+        lines.append(f"{mark}{lacking:,} records have no answer, and count as empty")
     worst = one["worst_image"]
     lines.append(
         f"{mark}worst image: {worst['sample_id']}, F1 {worst['f1_class@0.5']:.3f} with class,"

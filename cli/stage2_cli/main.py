@@ -226,6 +226,9 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     answered_only: Annotated[
         bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
     ] = False,
+    missing: Annotated[
+        Literal["refuse", "count-as-empty"], typer.Option(help="Other records without an answer.")
+    ] = "refuse",
     resamples: Annotated[
         int, typer.Option(min=0, help="Resamples of the bootstrap over images; 0: no intervals.")
     ] = 500,
@@ -238,7 +241,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 
     require_one_kind(config, checkpoint, rollouts, records)
     request = EvaluationRequest(
-        rollouts or [], records or Path(), names, units, answered_only, against, resamples, seed, as_json
+        rollouts or [], records or Path(), names, units, answered_only, missing, against, resamples, seed, as_json
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))
@@ -302,7 +305,9 @@ def report(
 @app.command()
 def replay(
     records: Annotated[Path, typer.Argument(metavar="RECORDS", help="rollouts.jsonl of a run.")],
-    step: Annotated[int, typer.Option(metavar="N", help="Optimizer step as the records count it: the first is 0.")],
+    step: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Optimizer step, as the log counts it: the first is 1.")
+    ],
     tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the model, if it has moved.")] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write token ids and labels, as JSON lines.")

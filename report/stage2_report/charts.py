@@ -36,7 +36,7 @@ _FIGURES = (
         "Held-out: scores",
         (
             ("F1 with class, IoU 0.5", "eval_rollout_f1_class_iou50"),
-            ("F1 of training's matching", "eval_rollout_f1_iou50"),
+            ("F1 of training's matching, IoU 0.5", "eval_rollout_f1_iou50"),
             ("AP", "eval_rollout_ap"),
             ("AP50", "eval_rollout_ap50"),
         ),

@@ -33,10 +33,10 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
         check_file("--output", output)
     if not os.path.isfile(records):
         raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
-    lines = lines_of_step(read_records(records), step)
+    lines = lines_of_step(read_records(records), step - 1)  # the records count from 0
     if not lines:
         rule = f"must hold training rollouts of step {step}"
-        way_out = "give <output_dir>/rollouts.jsonl, and --step as its lines count: the first is 0"
+        way_out = "give <output_dir>/rollouts.jsonl, and --step as the log counts: the first is 1"
         raise ConfigError([Problem(str(records), "none", rule, way_out)])
     replayed = replay(lines, load_tokenizer(tokenizer or _model_of_run(records)))
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)

@@ -78,6 +78,10 @@ def test_one_file_is_scored_without_anything_heavy(files):
 
 def test_several_files_stand_side_by_side(files):
     words = ("evaluate", "--rollouts", "good.jsonl", "--rollouts", "bad.jsonl", "--records", "data.jsonl")
+    refused, _ = stage2(files, *words)
+    said = " ".join(refused.stderr.split())
+    assert (refused.returncode, "has no answer to 1 of 3 records" in said) == (64, True), said
+    words = (*words, "--missing", "count-as-empty")
     done, _ = stage2(files, *words, "--json")
     found = json.loads(done.stdout)
     assert [one["rollouts"] for one in found["files"]] == ["good.jsonl", "bad.jsonl"]
@@ -96,6 +100,15 @@ def test_several_files_stand_side_by_side(files):
     assert "too high on average" in shown.stdout
     assert "mistakes: 100 % of the true objects are missed" in shown.stdout
     assert "advice: continue stage 1, or raise max_new_tokens" in shown.stdout
+
+
+def test_a_run_s_own_rollouts_are_scored_over_what_it_was_asked(files):
+    lines = [{"sample_id": f"data.jsonl:{place}", "text": serialize_objects([CAT])} for place in (1, 3)]
+    held_out = {"event": "rollout", "part": "held-out", "step": 4}
+    write_rollouts(files, [held_out | one for one in lines], name="rollouts.jsonl")
+    done, _ = stage2(files, "evaluate", "--rollouts", "rollouts.jsonl", "--records", "data.jsonl", "--json")
+    found = json.loads(done.stdout)
+    assert (found["images"], found["objects"], found["misses"]) == (2, 3, 1)
 
 
 def figures(**changed):

@@ -62,7 +62,7 @@ COMMANDS = [
     ["data", "odd.yaml"],
     ["report", "odd.yaml"],
     ["report", "odd.yaml", "--html", "x.html"],
-    ["replay", "odd.yaml", "--step", "0"],
+    ["replay", "odd.yaml", "--step", "1"],
     ["evaluate", "--rollouts", "odd.yaml", "--records", "odd.yaml"],
     ["inspect", "--record", "odd.yaml", "--tokenizer", ".", "--response-ids", "x"],
     ["import", "coco", "--annotations", "odd.yaml", "--images", ".", "--output", "x.jsonl"],

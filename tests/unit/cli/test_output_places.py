@@ -23,7 +23,7 @@ REPORT = ["report", "lost"]
 COMMANDS = {
     "report --html": ([*REPORT, "--html"], False),
     "report --picture": ([*REPORT, "--picture"], False),
-    "replay --output": (["replay", "lost.jsonl", "--step", "0", "--output"], False),
+    "replay --output": (["replay", "lost.jsonl", "--step", "1", "--output"], False),
     "inspect --picture": ([*INSPECT, "--picture"], False),
     "data --pictures": (["data", "lost.jsonl", "--pictures"], False),
     "import coco --output": ([*COCO, "--output"], False),

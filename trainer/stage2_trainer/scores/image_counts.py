@@ -61,6 +61,8 @@ SHARES_OF_IMAGES = {"parse_rate": "parsed", "truncated_rate": "truncated", "loop
 """Figures that are shares of images, and the counts that they come from."""
 OF_OUTLINES = ("box_f1@0.5", "box_f1_class@0.5", "outline_share", "true_outline_share")
 """Figures that say something only where objects are compared as masks."""
+OF_MATCHED = ("desc_exact", "desc_normalised")
+"""Shares of the matched objects."""
 UNBOUNDED = frozenset({*COUNTS, "objects_per_truth", "counting_error"})
 """Figures that may be greater than 1."""
 

@@ -45,10 +45,14 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Answered:
-    """The answers in the order of the records. missing: ids of records without an answer."""
+    """The answers in the order of the records. missing: ids of records without an answer.
+
+    of_a_run: they are a learner's own, which was asked about the answered records alone.
+    """
 
     answers: list[ReadAnswer]
     missing: list[str]
+    of_a_run: bool
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,9 @@ def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequenc
 
     Raises ConfigError if a line is malformed, or answers an unknown record, or one that an earlier line answers.
     """
-    index = _Index(records, places)
+    index, of_a_run = _Index(records, places), _is_of_a_run(rollouts)
     answers: dict[int, ReadAnswer] = {}
-    for line in _relevant_lines(rollouts):
+    for line in _lines_of_run(rollouts) if of_a_run else _lines(rollouts.path):
         place = index.find(line)
         if place in answers:
             raise line.wrong("sample_id", "is answered by an earlier line too", "leave one answer to each record")
@@ -82,7 +86,7 @@ def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequenc
         raise ConfigError([Problem(str(rollouts.path), "none", rule, WAY_OUT)])
     found = [answers.get(place, NO_ANSWER) for place in range(len(records))]
     missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
-    return Answered(_with_comparable_scores(found), missing)
+    return Answered(_with_comparable_scores(found), missing, of_a_run)
 
 
 class _Index:
@@ -107,12 +111,13 @@ class _Index:
         return found[0]
 
 
-def _relevant_lines(rollouts: Rollouts) -> Iterator[_Line]:
-    """Yield the lines of a file; of a learner's own, those of one evaluation, of all its processes."""
+def _is_of_a_run(rollouts: Rollouts) -> bool:
     first = next(_lines(rollouts.path), None)
-    if first is None or first.content.get("event") != EVENT:
-        yield from _lines(rollouts.path)
-        return
+    return first is not None and first.content.get("event") == EVENT
+
+
+def _lines_of_run(rollouts: Rollouts) -> Iterator[_Line]:
+    """Yield the lines of one evaluation of a learner, of all its processes."""
     siblings = sorted(rollouts.path.parent.glob(f"rank-*-{rollouts.path.name}"))
     every = chain.from_iterable(_lines(path, with_halves=True) for path in (rollouts.path, *siblings))
     yield from _lines_of_step(every, rollouts)

@@ -105,7 +105,7 @@ def test_the_command_shows_it_and_writes_the_ids(ran, encoder, tmp_path):
     _, trained = ran(only_first)
     encoder.tokenizer.save_pretrained(tmp_path / "model")
     out = tmp_path / "ids.jsonl"
-    options = ["--step", "2", "--tokenizer", str(tmp_path / "model"), "--output", str(out)]
+    options = ["--step", "3", "--tokenizer", str(tmp_path / "model"), "--output", str(out)]
     done = CliRunner().invoke(app, ["replay", str(tmp_path / "rollouts.jsonl"), *options])
     assert (done.exit_code, done.exception) == (0, None) or isinstance(done.exception, SystemExit), done.output
     assert [json.loads(line)["y_train_ids"] for line in out.read_text().splitlines()] == trained

@@ -34,6 +34,15 @@ def test_a_class_that_the_records_do_not_know_is_wrong():
     assert (found["AP"], found["precision_class@0.5"]) == (pytest.approx(1), 0.5)
 
 
+def test_a_share_of_nothing_is_not_compared():
+    """None of 0 matched objects is well named; all of 1 are no improvement of that."""
+    none, one = (AnswerScores.from_images(scored_images([record(0, [CAT])], [answer(a)])) for a in ([DOG], [CAT]))
+    draws = bootstrap_weights(1, draws=3, seed=0)
+    for pair in ((none, one), (one, none), (none, none)):
+        assert not differences(*pair, draws).keys() & {"desc_exact", "desc_normalised"}
+    assert differences(one, one, draws)["desc_exact"]["difference"] == 0
+
+
 def test_as_many_objects_are_matched_as_can_be():
     """The wide box fits both true ones, the narrow box the first alone; an order or a score would leave one over."""
     truth = [box("cat", 0, 0, 100, 100), box("cat", 0, 0, 150, 100)]
