@@ -68,37 +68,17 @@ class PlanContext:
         return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
 
     @property
-    def returns_quota(self) -> bool:
-        """Whether the job returns its quota: Kueue turned the job away, or the assigned host has no room.
-
-        Kueue reconsiders only jobs without quota.
-        """
-        workload, choice = self.observed.workload, self.placement
-        if kueue.is_releasing(workload) or kueue.turned_away(workload):
-            return True
-        nowhere = choice is not None and (choice.waits or choice.failed)
-        return self.admitted and nowhere and kueue.host_overdue(workload, self.now)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether others have deactivated the job's Workload, and so decide when it is active again.
-
-        A Workload that an older controller deactivated for a suspended job has no mark.
-        """
-        was_suspended = self.job.spec.suspend or self.previous.get("phase") == reasons.SUSPENDED
-        return not was_suspended and kueue.deactivated_by_others(self.observed.workload)
-
-    @property
     def needs_new_workload(self) -> bool:
-        """Whether the job's Workload must be deleted before Kueue reconsiders the job.
+        """Whether the job's Workload must be deleted, once it covers no pod any more.
 
-        It belongs to a failed run whose spec was corrected, to an earlier spec whose pods have ended, or to a suspended
-        job that Kueue had turned away.
+        It belongs to an earlier run or spec, the job is suspended, or the assigned host has no room: Kueue looks for
+        another host only for a new Workload.
         """
-        workload = self.observed.workload
-        if kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload)):
-            return True
-        return self.has_old_workload and all(map(ended, self.observed.pods))
+        workload, place = self.observed.workload, self.placement
+        nowhere = place is not None and (place.waits or place.failed)
+        host_of_no_use = self.admitted and nowhere and kueue.host_overdue(workload, self.now)
+        outdated = self.job.spec.suspend or host_of_no_use or self.has_old_workload
+        return kueue.finished(workload) or (outdated and all(map(ended, self.observed.pods)))
 
     @property
     def has_old_workload(self) -> bool:

@@ -26,8 +26,6 @@ class Observed:
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
-    replicasets: tuple[Object, ...] = ()  # all that carry the job's name; only their owners prove whose they are
-    endpointslices: tuple[Object, ...] = ()  # the same
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
     progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left

@@ -11,19 +11,18 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome, reasons
-from stage2_controller.children import comparison, manifest, network, pods
+from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.manifest import Manifest
-from stage2_controller.children.pods import GateCondition, gate
 from stage2_controller.conditions import Condition
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Observed, terminating
+from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
 from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue, workload
-from stage2_controller.queue.workload import WorkloadInputs, build_workload, pod_sets
+from stage2_controller.queue.workload import build_workload, pod_sets
 from stage2_controller.report import status as statuses
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.credentials import Hosts
@@ -46,8 +45,6 @@ class Plan:
     placement: Place | None = None  # None: the job needs no place
     keeps_place: bool = False  # the room that is kept for the job stays, although `placement` is None
     workload_patch: Mapping[str, Any] | None = None  # for the status of Kueue's Workload
-    slices: Manifests = ()  # EndpointSlices of the Service that have to be written
-    gate: GateCondition | None = None  # a new readiness of the rollout pod
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
 
@@ -84,16 +81,13 @@ def plan(
     if context.outcome:
         return _finished(context, status)
     children, deletions = _children(context, new_credentials, one_host=nodes is not None)
-    creates_again = {"Secret", "Service"} & set(deletions)  # in the next pass, at once
     return Plan(
         status=status,
         children=() if context.blocked else children,
         deletions=deletions,
         placement=context.placement,
         workload_patch=_workload_patch(context),
-        slices=network.slices_to_write(observed),
-        gate=gate(observed, status),
-        again_after_s=0.0 if creates_again else _next_look(context, status),
+        again_after_s=0.0 if "Secret" in deletions else _next_look(context, status),  # it is created at once
     )
 
 
@@ -114,7 +108,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     if ended:  # its servers have no use any more, whatever the spec says
         patch = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
         return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=patch)
-    return Plan(status=status, keeps_place=True, slices=network.slices_to_write(observed))
+    return Plan(status=status, keeps_place=True)
 
 
 def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
@@ -154,7 +148,7 @@ def _quota(context: PlanContext) -> Condition | None:
         return kueue.waits_for_old_workload(queue)
     if unknown := kueue.missing_class(context.raw, context.observed):
         return unknown
-    if found and context.is_held and not kueue.admitted(found) and not kueue.turned_away(found):
+    if found and kueue.inactive(found) and not kueue.admitted(found) and not kueue.turned_away(found):
         return kueue.workload_inactive(found, queue)
     return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
 
@@ -205,9 +199,6 @@ def _children(
         children = (*(children if context.admitted else ()), _workload(context, context.queue, one_host=one_host))
     if context.renews_secret and not (observed.pods or observed.deployment or observed.learner):
         deletions += existing(observed, "Secret")
-    if not context.blocked and network.must_be_replaced(children, observed):
-        deletions += ("Service",)
-        children = _without(children, "Service")
     return children, deletions
 
 
@@ -229,7 +220,8 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
         return (), ()
     if _waits_for_node(context) or not context.admitted:
         return (), both
-    return _without(_build(context), *(("Job",) if observed.old_learner() else ())), ()
+    waiting = {"Job": observed.old_learner(), "Deployment": observed.deployment is None and _servers_end(context)}
+    return _without(_build(context), *(kind for kind, waits in waiting.items() if waits)), ()
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
@@ -243,10 +235,27 @@ def _build(context: PlanContext) -> Manifests:
         context.parsed,
         context.settings,
         additions=_additions(context),
+        attempt=_attempt(context),
         node=place.node if place and place.tied else None,
         avoid=place.avoid if place else (),
         avoid_if_possible=place.avoid_if_possible if place else (),
     )
+
+
+def _attempt(context: PlanContext) -> str | None:
+    """Return the label of the servers' pods: that of those which stand (older controllers wrote none), or the next."""
+    deployment, place = context.observed.deployment, context.placement
+    if deployment is not None and not terminating(deployment):
+        label: str | None = deployment["spec"]["template"]["metadata"]["labels"].get(names.LABEL_ATTEMPT)
+        return label
+    return manifest.digest([context.parsed.owner.uid, context.parsed.spec_hash, place.node if place else None])
+
+
+def _servers_end(context: PlanContext) -> bool:
+    """Return whether servers of the last attempt still end on the same node: they would answer for the next ones."""
+    ending = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
+    bound = [pod for pod in ending if pod["spec"].get("nodeName") and not binding.overdue(pod, context.now)]
+    return any(pod["metadata"]["labels"].get(names.LABEL_ATTEMPT) == _attempt(context) for pod in bound)
 
 
 def _additions(context: PlanContext) -> Additions:
@@ -290,24 +299,16 @@ def _new_secret(context: PlanContext, new_credentials: NewCredentials) -> Manife
 def _workload(context: PlanContext, queue: str, *, one_host: bool) -> Manifest:
     """Return the Workload of a job that names a queue. What holds quota keeps its pods."""
     found, parsed = context.observed.workload, context.parsed
-    active = not (context.job.spec.suspend or context.returns_quota or context.is_held)
     wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.spec_hash_of(found, parsed.spec_hash)
     if wanted is None:
         one_host = one_host and context.job.spec.placement.mode == "Reserve"
         wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash
-    inputs = WorkloadInputs(
-        pod_sets=wanted,
-        queue=kueue.queue_of(found, queue),
-        active=active,
-        priority=kueue.priority(context.observed, context.observed.pod_priority_class),
-        deactivated=kueue.deactivated_mark(found, by_us=not (active or context.is_held)),
-        spec_hash=spec_hash,
-    )
-    return build_workload(parsed.owner, inputs)
+    priority = kueue.priority(context.observed, context.observed.pod_priority_class)
+    return build_workload(parsed.owner, wanted, kueue.queue_of(found, queue), priority=priority, spec_hash=spec_hash)
 
 
 def _workload_patch(context: PlanContext) -> dict[str, Any] | None:
-    if context.queue is None:
+    if context.queue is None or context.needs_new_workload:
         return None
     at = conditions.timestamp(context.now)
     return workload.status_patch(context.observed.workload, context.observed, context.outcome, at=at)

@@ -21,7 +21,7 @@ from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress import ProgressPolls
 from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
-from stage2_controller.place import node_fit, placement
+from stage2_controller.place import placement
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.plan import Plan, plan, plan_after_bug
 from stage2_controller.report import status as statuses
@@ -108,19 +108,6 @@ class Reconciler:
             raise Broken("a bug of the controller; the job's condition Accepted reports it") from bug
         return made.again_after_s if undisturbed else _OVERTAKEN_S
 
-    def restore(self) -> None:
-        """Keep room for the pods of all jobs that have a node, before the first pass gives away what is free."""
-        for raw in list(self._store.all_of(names.KIND)) if self._capacity else ():
-            if outcome.final(raw.get("status") or {}):
-                continue
-            key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
-            observed = self._observer.watched(key, raw)
-            node = placement.current_node(observed)
-            if self._capacity and node:
-                children = {names.ROLE_ROLLOUT: observed.deployment, names.ROLE_LEARNER: observed.learner}
-                templates = {role: child["spec"]["template"] for role, child in children.items() if child}
-                self._capacity.promise(key, node_fit.need_of(templates, gpu_resource=""), node)
-
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and the room that is kept for it."""
         self._observer.forget(key)
@@ -182,7 +169,7 @@ class Reconciler:
             placement.record(made.placement, self._capacity, key, started_at=made.status.get("startTime") or "")
 
     async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan, now: datetime) -> list[str]:
-        """Delete, then write children, EndpointSlices and the readiness gate; return what the API server refused.
+        """Delete, then write children; return what the API server refused.
 
         Once it has refused one, no child with pods is written.
         """
@@ -190,9 +177,6 @@ class Reconciler:
         refusals += await self._writer.write(key, raw, made.children, seen)
         if refusals and self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
             self._capacity.unclaim(key)  # no pod will come
-        refusals += await self._writer.publish(key, made.slices)
-        if made.gate:
-            await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
         return refusals
 
     async def _patch_workload(self, key: Key, made: Plan) -> bool:

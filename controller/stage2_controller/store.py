@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
 import orjson
@@ -89,15 +89,6 @@ class Store:
             if not siblings:
                 del self._objects[kind][key]
 
-    def namesakes(self, key: Key) -> list[Object]:
-        """Return the other jobs of the namespace whose pods have the same label, which policies select."""
-        label = names.short_name(key.name)
-        if label == key.name and not names.may_be_shortened(label):
-            return []
-        others = (other for other in self._objects[names.KIND] if other.namespace == key.namespace and other != key)
-        same = sorted(other for other in others if names.short_name(other.name) == label)
-        return [job for other in same if (job := self.one(names.KIND, other, other.name))]
-
     def all(self, kind: str, key: Key) -> tuple[Object, ...]:
         """Return the objects of a kind that belong to a job."""
         return tuple(entry.body() for entry in self._objects[kind].get(key, {}).values())
@@ -107,28 +98,21 @@ class Store:
         entry = self._objects[kind].get(key, {}).get(name)
         return entry.body() if entry else None
 
+    def knows(self, kind: str, body: Object) -> bool:
+        """Return whether the object is known in this state or a newer one, or belongs to no job."""
+        key = key_of(kind, body)
+        known = self._objects[kind].get(key, {}).get(body["metadata"]["name"]) if key else None
+        return key is None or (known is not None and known.version >= version_of(body))
+
+    def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
+        """Return the known objects of a namespace, or of all, that a later list does not contain by their uids."""
+        listed = (key for key in self._objects[kind] if namespace in (None, key.namespace))
+        known = (entry for key in listed for entry in self._objects[kind][key].values())
+        return [entry.body() for entry in known if entry.uid not in present and entry.version <= list_version]
+
     def all_of(self, kind: str) -> Iterator[Object]:
         """Return all objects of a kind."""
-        return (entry.body() for entry in self._entries(kind))
-
-    def behind(self, kind: str, listed: Iterable[Object]) -> list[Object]:
-        """Return those of the listed objects that are not known, or only in an older state."""
-        return [body for body in listed if (key := key_of(kind, body)) and self._older(kind, key, body)]
-
-    def vanished(self, kind: str, listed: Iterable[Object], list_version: int) -> list[Object]:
-        """Return the known objects that a later list does not contain."""
-        present = {body["metadata"]["uid"] for body in listed}
-        return [
-            entry.body() for entry in self._entries(kind) if entry.uid not in present and entry.version <= list_version
-        ]
-
-    def _entries(self, kind: str) -> Iterator[_Entry]:
-        for siblings in self._objects[kind].values():
-            yield from siblings.values()
-
-    def _older(self, kind: str, key: Key, body: Object) -> bool:
-        known = self._objects[kind].get(key, {}).get(body["metadata"]["name"])
-        return known is None or known.version < version_of(body)
+        return (entry.body() for siblings in self._objects[kind].values() for entry in siblings.values())
 
 
 def slim(kind: str, body: Object) -> Object:

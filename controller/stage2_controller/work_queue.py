@@ -9,51 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-NEW_FOR_A_KNOWN = 4
-"""New keys of an owner that are called between two known ones, while both wait."""
-
 Item = TypeVar("Item")
-
-
-class _Lanes(Generic[Item]):
-    def __init__(self) -> None:
-        self.new: deque[Item] = deque()
-        self.known: deque[Item] = deque()
-        self._new_in_a_row = 0
-
-    def __len__(self) -> int:
-        return len(self.new) + len(self.known)
-
-    def pop(self) -> Item:
-        if self.new and (not self.known or self._new_in_a_row < NEW_FOR_A_KNOWN):
-            self._new_in_a_row += 1
-            return self.new.popleft()
-        self._new_in_a_row = 0
-        return self.known.popleft()
-
-
-class FairTurns(Generic[Item]):
-    """Waiting keys, each in the lanes of its owner. Owners take turns in the order in which they began to wait."""
-
-    def __init__(self, owner_of: Callable[[Item], Hashable]) -> None:
-        self._owner_of = owner_of
-        self._owners: OrderedDict[Hashable, _Lanes[Item]] = OrderedDict()
-
-    def put(self, item: Item, *, new: bool) -> None:
-        """Let an item wait behind the others of its owner. new: no call was made for it yet."""
-        lanes = self._owners.setdefault(self._owner_of(item), _Lanes())
-        (lanes.new if new else lanes.known).append(item)
-
-    def pop(self) -> Item:
-        """Return the next item. Raise StopIteration if none waits."""
-        owner = next(iter(self._owners))
-        lanes = self._owners[owner]
-        item = lanes.pop()
-        if lanes:
-            self._owners.move_to_end(owner)
-        else:
-            del self._owners[owner]
-        return item
 
 
 logger = logging.getLogger(__name__)
@@ -72,7 +28,7 @@ class WorkQueue(Generic[Item]):
 
     `work` returns the seconds until its next call, or None. After an exception it is called again after `backoff_s`,
     doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once. Owners of keys
-    (`owner_of`) take turns.
+    (`owner_of`) take turns; the keys of one owner are called in the order in which they came.
 
     What is added within `rest_s` of a key's last call becomes one call at the end of that time: a call causes a burst
     of events. Calls that `work` itself requested do not wait for the rest.
@@ -89,11 +45,12 @@ class WorkQueue(Generic[Item]):
         backoff_max_s: float = 300.0,
     ) -> None:
         self._work = work
+        self._owner_of = owner_of
         self._concurrency = concurrency
         self._rest_s = rest_s
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
-        self._turns = FairTurns(owner_of)
+        self._turns: OrderedDict[Hashable, deque[Item]] = OrderedDict()  # keys by owner; the next owner first
         self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
         self._worked_on: dict[Item, float] = {}  # until when each rests; 0 during a call
         self._waiting: set[Item] = set()  # in _turns, which also has keys that were forgotten meanwhile
@@ -123,7 +80,7 @@ class WorkQueue(Generic[Item]):
             self._again[key] = at_once or self._again.get(key, False)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._turns.put(key, new=key not in self._worked_on)
+            self._turns.setdefault(self._owner_of(key), deque()).append(key)
             self._ready.release()
 
     def add_after(self, key: Item, delay_s: float) -> None:
@@ -137,7 +94,7 @@ class WorkQueue(Generic[Item]):
     def forget(self, key: Item) -> None:
         """Drop the requests of a key whose object is gone. A call that has begun ends, and requests nothing."""
         self._cancel_timer(key)
-        self._waiting.discard(key)  # its turn is skipped: a new object of its name waits where new ones do
+        self._waiting.discard(key)  # its turn is skipped
         self._again.pop(key, None)
         self._failures.pop(key, None)
         self._worked_on.pop(key, None)
@@ -155,10 +112,17 @@ class WorkQueue(Generic[Item]):
     async def _worker(self) -> None:
         while True:
             await self._ready.acquire()
-            key = self._turns.pop()
+            key = self._next()
             if key in self._waiting:  # not forgotten meanwhile
                 self._waiting.discard(key)
                 await self._serve(key)
+
+    def _next(self) -> Item:
+        owner, keys = self._turns.popitem(last=False)
+        key = keys.popleft()
+        if keys:
+            self._turns[owner] = keys  # the last owner now
+        return key
 
     async def _serve(self, key: Item) -> None:
         """Make a call for the key and request the next one, unless the key was forgotten during the call."""

@@ -90,27 +90,13 @@ stage2.dev/role: controller
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create, patch, delete]  # delete: of one that somebody made choose pods by labels
-- apiGroups: [apps]
-  resources: [replicasets]  # between a Deployment and its pods: who proves by it that they are the job's
-  verbs: [list, watch]
-- apiGroups: [discovery.k8s.io]
-  resources: [endpointslices]  # the address of each rollout pod behind its Service, which chooses none by labels
-  verbs: [list, watch, create, patch]
-{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
-- apiGroups: [discovery.k8s.io]
-  resources: [endpointslices/restricted]  # OpenShift asks it of whoever writes addresses of pods
-  verbs: [create]
-{{- end }}
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-- apiGroups: [""]
-  resources: [pods/status]  # the readiness gate: a server that was started anew is ready when its weights are
-  verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create, patch]

@@ -72,11 +72,10 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
     Raises:
         ConfigError: the spec breaks a rule, or exceeds the admin's policy.
     """
-    is_new = not _accepted_before(raw)
-    accepted, metadata = parse_job(raw, bounded=is_new), raw["metadata"]
+    accepted, metadata = parse_job(raw, bounded=not _accepted_before(raw)), raw["metadata"]
     owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
     processes = _processes(accepted, owner)
-    settings.policy.check(accepted, is_new=is_new)
+    settings.policy.check(accepted)
     parsed = _parsed(accepted, owner, processes, settings)
     requested = objects.add_amounts((parsed.need.total, _claimed(accepted, processes)))
     settings.policy.check_size(owner.namespace, requested)
@@ -88,17 +87,18 @@ def build(
     settings: Settings,
     *,
     additions: Additions = _NO_ADDITIONS,
+    attempt: str | None = None,
     node: str | None = None,
     avoid: Avoided = (),
     avoid_if_possible: tuple[str, ...] = (),
 ) -> tuple[Manifest, ...]:
     """Return all children but the Secret, finished.
 
-    node, avoid, avoid_if_possible: see `pods.Control`.
+    attempt, node, avoid, avoid_if_possible: see `pods.Control`.
     """
     owner, processes, control = parsed.owner, parsed.processes, None
     if owner.uid is not None:
-        control = Control(owner.uid, parsed.spec_hash, node=node, avoid=avoid, avoid_if_possible=avoid_if_possible)
+        control = Control(owner.uid, parsed.spec_hash, attempt, node, avoid, avoid_if_possible)
     spec_hash = control.spec_hash if control else None
     inputs = replace(parsed.pod_inputs(additions), control=control)
     children = [
@@ -106,7 +106,7 @@ def build(
         _network_policy(parsed, settings.namespace, spec_hash),
     ]
     if processes.servers:
-        children.append(network.service(owner, processes.servers, spec_hash=spec_hash))
+        children.append(network.service(owner, processes.servers, attempt=attempt, spec_hash=spec_hash))
         children.append(pods.deployment(owner, inputs))
     return (*children, pods.learner_job(owner, inputs))
 

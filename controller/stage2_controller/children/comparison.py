@@ -20,7 +20,7 @@ Whose = Literal["own", "former", "foreign"]
 
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 """Seconds until the next look at what blocks a job; changes of watched objects start a pass at once."""
-_PARENT_OF_PODS = {names.ROLE_ROLLOUT: kinds.REPLICA_SET.kind, names.ROLE_LEARNER: kinds.LEARNER_JOB.kind}
+_PARENT_OF_PODS = {names.ROLE_ROLLOUT: "ReplicaSet", names.ROLE_LEARNER: kinds.LEARNER_JOB.kind}
 
 
 class Write(NamedTuple):
@@ -96,20 +96,6 @@ def _names_of(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple
     return tuple(f"{kind} {child['metadata']['name']}" for kind, (child, owner) in found.items() if owner == wanted)
 
 
-def after_namesakes(seen: Observed, job: Mapping[str, Any], others: Sequence[Object]) -> Observed:
-    """Return what is seen, with earlier jobs of the same label as foreign objects that block this one.
-
-    Long names are shortened for labels, and another job may be called what one of them became. Both would be behind
-    one NetworkPolicy, and one's learner beside the other's servers.
-    """
-    earlier = [one["metadata"] for one in others if _age_rank(one["metadata"]) < _age_rank(job)]
-    return replace(seen, foreign=(*seen.foreign, *(f"{names.KIND} {one['name']}" for one in earlier)))
-
-
-def _age_rank(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    return metadata.get("creationTimestamp") or "", metadata["uid"]
-
-
 def obstacle(observed: Observed) -> Condition | None:
     """Return the condition ChildrenApplied where objects of others keep the job's children from being written."""
     if observed.foreign:
@@ -150,13 +136,13 @@ def _differs(child: Manifest, existing: Object, kind: kinds.ChildKind, started: 
     def is_same(annotation: str) -> bool:
         return _annotation(existing, annotation) == _annotation(child, annotation)
 
-    if kind.switches:
-        switched = any(existing["spec"].get(switch, True) != child["spec"][switch] for switch in kind.switches)
-        return switched or not is_same(names.ANNOTATION_DEACTIVATED)
+    if kind.updated:
+        return bool(existing["spec"].get(kind.updated) != child["spec"][kind.updated])
     if not is_same(names.ANNOTATION_SPEC_HASH):
         return True
     if not is_same(names.ANNOTATION_MANIFEST_HASH):
-        return not started  # from another version of the controller: running pods must not notice an upgrade
+        # From another version of the controller: running pods must not notice an upgrade. The Service follows its pods.
+        return not started or kind == kinds.SERVICE
     return not covers(existing, {key: child[key] for key in child if key not in ("apiVersion", "kind", "metadata")})
 
 
@@ -169,8 +155,8 @@ def covers(observed: Any, wanted: Any, key: str = "") -> bool:
     """Return whether `observed` holds everything in `wanted`; what others added beside it does not count."""
     if observed is None:
         return _is_empty(wanted)  # the API server leaves out what is empty, zero or false
-    if key == "selector" and not wanted:  # any label that somebody adds here would select pods
-        return not observed
+    if key == "selector":  # any label that somebody adds here selects other pods
+        return bool(observed == wanted)
     if isinstance(wanted, Mapping):
         return isinstance(observed, Mapping) and all(
             covers(observed.get(name), value, name) for name, value in wanted.items()

@@ -7,17 +7,14 @@ template is merged over stage2's own pod; then containers that it adds get the s
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import LearnerSpec, RolloutMatchingJob, RolloutSpec
 from stage2_api.pod import layout, report
 from stage2_api.pod.layout import HEALTH_ROUTE
-from stage2_controller import conditions
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
-from stage2_controller.conditions import Truth, truth
-from stage2_controller.observed import Observed, terminating
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import HOSTNAME, Avoided
 from stage2_controller.spec import kinds, names
@@ -63,12 +60,14 @@ class Control:
     """What only a controller knows about a job's pods.
 
     job_uid and spec_hash mark each pod, because a job that is applied again, or corrected, has the name of the one
-    before, whose pods may still exist. node: the only node for all pods; None lets the scheduler choose, but the first
-    pod takes none of the nodes `avoid`, and the hosts `avoid_if_possible` only if no other takes it.
+    before, whose pods may still exist. attempt: labels the servers' pods for their Service. node: the only node for all
+    pods; None lets the scheduler choose, but the first pod takes none of the nodes `avoid`, and the hosts
+    `avoid_if_possible` only if no other takes it.
     """
 
     job_uid: str
     spec_hash: str
+    attempt: str | None = None
     node: str | None = None
     avoid: Avoided = ()
     avoid_if_possible: tuple[str, ...] = ()
@@ -145,9 +144,7 @@ def _child(kind: kinds.ChildKind, owner: Owner, inputs: PodInputs, spec: Mapping
 def _rollout_template(inputs: PodInputs) -> Manifest:
     role, job = names.ROLE_ROLLOUT, inputs.job
     containers = [{**_container(inputs, role, server), **_probes(job, server)} for server in inputs.processes.servers]
-    # Only a controller can say when the servers hold the weights that the learner pushed last.
-    gates = {"readinessGates": [{"conditionType": names.GATE}]} if inputs.control else {}
-    return _template(inputs, role, containers, gates)
+    return _template(inputs, role, containers, {})
 
 
 def _learner_template(inputs: PodInputs) -> Manifest:
@@ -173,12 +170,15 @@ def _template(
         names.ANNOTATION_JOB: name,
         names.ANNOTATION_CONFIG_HASH: manifest.digest(inputs.processes.config_text),
     }
+    of_attempt = (
+        {names.LABEL_ATTEMPT: control.attempt} if control and control.attempt and role == names.ROLE_ROLLOUT else {}
+    )
     if control:
         annotations |= {names.ANNOTATION_JOB_UID: control.job_uid, names.ANNOTATION_SPEC_HASH: control.spec_hash}
     node_selector = {**(added.get("nodeSelector") or {}), **placement.pop("nodeSelector", {})}
     own = {
         "metadata": {
-            "labels": {**(added.get("labels") or {}), **manifest.labels(name, role)},
+            "labels": {**(added.get("labels") or {}), **manifest.labels(name, role), **of_attempt},
             "annotations": annotations,
         },
         "spec": {
@@ -364,31 +364,3 @@ def _set(fields: Mapping[str, Any]) -> Manifest:
 def _volume_mounts(job: RolloutMatchingJob) -> list[Manifest]:
     mounts = (volume.model_dump(by_alias=True, include=_MOUNT_FIELDS) for volume in job.spec.volumes)
     return [_set(mount) for mount in mounts]
-
-
-class GateCondition(NamedTuple):
-    """The condition that a pod should have."""
-
-    pod: str
-    status: Truth
-    message: str
-
-
-def gate(observed: Observed, status: Mapping[str, Any]) -> GateCondition | None:
-    """Return the condition of the rollout pod's readiness gate where it has to change.
-
-    The gate opens while every server holds the weights that the learner pushed last. A restarted server holds the
-    checkpoint's weights until the next push, and must not count as ready.
-    """
-    pod = observed.pod(names.ROLE_ROLLOUT)
-    gates = pod["spec"].get("readinessGates", ()) if pod else ()
-    if pod is None or terminating(pod) or not any(one.get("conditionType") == names.GATE for one in gates):
-        return None
-    version = (status.get("sync") or {}).get("version")
-    behind = [item["name"] for item in status.get("servers") or [] if item.get("version") != version]
-    wanted = truth(version is not None and not behind)
-    known = conditions.find(pod.get("status", {}), names.GATE)
-    if (known["status"] if known else "False") == wanted:
-        return None
-    message = f"waits for version {version}: {', '.join(behind)}" if behind else f"all servers hold version {version}"
-    return GateCondition(pod["metadata"]["name"], wanted, message)

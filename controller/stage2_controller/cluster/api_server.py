@@ -13,7 +13,6 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from stage2_controller import conditions, store
-from stage2_controller.children.pods import GateCondition
 from stage2_controller.report.explanation import Event
 from stage2_controller.spec import kinds, names
 
@@ -26,7 +25,6 @@ _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event message
 _REQUEST_S = 30
 _MERGE = "application/merge-patch+json"
 _METHODS = {"list": "get", "create": "post", "update": "put"}  # of HTTP, where the verb has another name
-_HOLD_ATTEMPTS = 5
 _EVENTS = 100  # of one object and reason; clients count alike events up in one
 _PAGE = 500  # objects
 PAGE_OF_JOBS = 50
@@ -73,6 +71,7 @@ async def connect(requested: Requested) -> "Api":
         except config.ConfigException as error:
             way_out = "outside a pod the controller needs a kubeconfig with a current context"
             raise NoCluster(f"KUBECONFIG: {named!r}: {error}; {way_out}") from error
+    configuration.connection_pool_maxsize = 0  # no bound: every watch holds a connection
     return Api(PlainClient(configuration), requested)
 
 
@@ -99,18 +98,6 @@ class Api:
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None if there is none."""
         return (await _accepting(self._request("get", kind, namespace, name), 404))[0]
-
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
-        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
-        items: list[Object] = []
-        metadata: Object = {}
-        async for page in self.pages(kind, namespace, labels=selector, fields=None):
-            metadata = metadata or page["metadata"]
-            for item in page["items"]:
-                item["metadata"].pop("managedFields", None)
-                items.append(item)
-        return {"items": items, "metadata": metadata}
 
     async def try_list(self, kind: str, namespace: str | None) -> None:
         """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
@@ -143,18 +130,28 @@ class Api:
         found: Sequence[Object] = page["items"]
         return found
 
-    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str | None) -> AsyncIterator[Object]:
-        """Yield the events of a kind in all namespaces since a resource version, for some time.
+    async def watch(
+        self,
+        kind: str,
+        version: str,
+        *,
+        ends_after_s: int,
+        namespace: str | None,
+        labels: str | None,
+        fields: str | None,
+    ) -> AsyncIterator[Object]:
+        """Yield the events of a kind in one namespace or in all since a resource version, for some time.
 
         It ends early where that version is too old. The typed API has watches too, but its models cost 100 MB.
         """
-        where = path(kind, None)
+        where = path(kind, namespace)
         try:
             answer: aiohttp.ClientResponse = await self._dynamic.request(
                 "get",
                 where,
                 serialize=False,
                 query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
+                label_selector=labels,
                 field_selector=fields,
                 header_params={},
                 _request_timeout=float(ends_after_s + _REQUEST_S),  # also if the network fails
@@ -174,40 +171,11 @@ class Api:
         """Apply the object server-side, and take over fields that others hold."""
         return await self._apply(manifest)
 
-    async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
-        """Let applies own the fields that the controller created, so that an apply without a field removes it.
-
-        A creation makes its manager the owner by update, and no apply removes what an update owns. The fields move from
-        the one to the other, as `k8s.io/client-go/util/csaupgrade` does. Raise ApiRefused.
-        """
-        for attempt in range(_HOLD_ATTEMPTS):
-            there = await self.get(kind, namespace, name)
-            entries = _held_by_apply(there["metadata"].get("managedFields") or ()) if there else None
-            if there is None or entries is None:
-                return
-            held = {"metadata": {"resourceVersion": there["metadata"]["resourceVersion"], "managedFields": entries}}
-            request = self._request("patch", kind, namespace, name, body=held, content_type=_MERGE)
-            last = attempt == _HOLD_ATTEMPTS - 1
-            _, status = await _accepting(request, *(() if last else (409,)))
-            if status != 409:  # else somebody has written it since
-                return
-
     async def apply_status(self, job: Object, status: Object) -> Object | None:
         """Replace the job's status; return None if the job is gone, or another one has its name."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
         return (await _accepting(self._apply(body, "status"), 404, 409))[0]
-
-    async def apply_condition(self, namespace: str, gate: GateCondition, *, at: str) -> None:
-        """Write the condition of a pod's readiness gate, unless the pod is gone."""
-        condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": gate.pod, "namespace": namespace},
-            "status": {"conditions": [condition]},
-        }
-        await _accepting(self._apply(body, "status"), 404)
 
     async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
         """Merge into the status of an object that another controller owns too, unless the object is gone.
@@ -340,28 +308,6 @@ def path(kind: str, namespace: str | None, name: str | None = None, subresource:
     space = f"namespaces/{quote(namespace, safe='')}" if namespace else ""
     parts = [group, resource.api_version, space, resource.plural, quote(name or "", safe=""), subresource]
     return "/" + "/".join(filter(None, parts))
-
-
-def _held_by_apply(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
-    """Return the managers of an object's fields with ours by apply instead of by update; None where that is so."""
-
-    def ours(entry: Mapping[str, Any], operation: str) -> bool:
-        named = entry.get("manager") == names.FIELD_MANAGER and "subresource" not in entry
-        return named and entry.get("operation") == operation
-
-    created = [entry for entry in entries if ours(entry, "Update")]
-    if not created:
-        return None
-    mine = [entry for entry in entries if ours(entry, "Apply")] + created
-    fields: dict[str, Any] = {}
-    for entry in mine:
-        fields = _union(fields, entry.get("fieldsV1") or {})
-    return [*(one for one in entries if one not in mine), {**mine[0], "operation": "Apply", "fieldsV1": fields}]
-
-
-def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of both sets: each is an object of those below it."""
-    return {key: _union(left.get(key, {}), right.get(key, {})) for key in {**left, **right}}
 
 
 def _status_of(error: DynamicApiError) -> dict[str, Any]:

@@ -48,20 +48,12 @@ class ChildWriter:
             refusals += [] if refusals else await self._write_all([write], key, job)
         return refusals
 
-    async def publish(self, key: Key, slices: Sequence[Manifest]) -> list[str]:
-        """Write EndpointSlices. An apply takes over any object with the pod's name, which its ReplicaSet made up."""
-        return await _refusals([(one["kind"], one, self._publish(one, key)) for one in slices])
-
     async def _delete(self, kind: str, child: Object, key: Key) -> None:
         metadata = child["metadata"]
         logger.info("%s: delete %s %s", key, kind, metadata["name"])
         self._observer.forget_read(kind, key)
         remaining = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
         self._observer.note_deleted(kind, child, remaining)
-
-    async def _publish(self, one: Manifest, key: Key) -> None:
-        logger.info("%s: apply %s %s", key, one["kind"], one["metadata"]["name"])
-        self._observer.note_written(one["kind"], key, await self._api.apply(one))
 
     async def _write_all(self, writes: Sequence[comparison.Write], key: Key, job: Object) -> list[str]:
         return await _refusals([(one.manifest["kind"], one.manifest, self._write(one, key, job)) for one in writes])
@@ -70,27 +62,27 @@ class ChildWriter:
         kind = write.manifest["kind"]
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
-        request = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
+        create = write.verb == "create"
+        request = self._create(write.manifest, key, job) if create else self._api.apply(write.manifest)
         self._observer.note_written(kind, key, await request)
 
     async def _create(self, child: Manifest, key: Key, job: Object) -> Object:
-        """Create the child. If the job has it already, unseen until now, apply it."""
+        """Create the child, by an apply: what a creation writes, no later apply would remove.
+
+        Look at its name first, because an apply would take over what somebody else has there. If the job has the child
+        already, unseen until now, apply to that.
+        """
         kind = child["kind"]
-        created = await self._api.create(child)
-        if created is not None:
-            return created
         existing = await self._observer.read_now(kind, key)
-        if existing is None:  # it was deleted in between
-            raise NameTaken
-        if others_in({kind: existing}, job):
+        if existing is not None and others_in({kind: existing}, job):
             self._observer.suspect(key, {kind})
             raise NameTaken
-        return existing if kinds.CHILD[kind].create_once else await self._apply(comparison.same(child, existing))
-
-    async def _apply(self, child: Manifest) -> Object:
-        metadata = child["metadata"]
-        await self._api.hold_by_apply(child["kind"], metadata["namespace"], metadata["name"])
-        return await self._api.apply(child)
+        if not kinds.CHILD[kind].create_once:
+            return await self._api.apply(comparison.same(child, existing) if existing else child)
+        created = existing or await self._api.create(child)
+        if created is None:  # somebody was quicker
+            raise NameTaken
+        return created
 
 
 async def _refusals(requests: Sequence[tuple[str, Object, Awaitable[None]]]) -> list[str]:

@@ -76,11 +76,8 @@ class Observer:
         seen = replace(
             _observed(children),
             pods=self._store.all(kinds.POD.kind, key),
-            replicasets=self._store.all(kinds.REPLICA_SET.kind, key),
-            endpointslices=self._store.all(kinds.ENDPOINT_SLICE.kind, key),
         )
-        owned = comparison.owned(seen, job["metadata"])
-        return comparison.after_namesakes(owned, job["metadata"], self._store.namesakes(key))
+        return comparison.owned(seen, job["metadata"])
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
         """Return the object with the name of a child, as the API server has it now."""

@@ -5,7 +5,7 @@ import logging
 import platform
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
-from stage2_controller.cluster.watches import FAILURES, ClusterWatch, Freshness
+from stage2_controller.cluster.watches import FAILURES, Feed, Watches
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
@@ -32,6 +32,7 @@ LAG_INTERVAL_S = 0.05
 LOGGED_LAG_S = 1.0
 """A block of the event loop of this length is logged as well as counted."""
 _SERVE_AFTER_S = 0.2
+_TAKES_ROOM = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"  # field selector of pods
 _NO_LEASE_ANSWER_S = 600.0  # after which a replica that stands by is restarted
 REST_S = 1.0
 """How long after a pass changes of its job are collected. On a quick cluster new children get pods and nodes in that
@@ -59,11 +60,10 @@ class Controller:
     store: Store
     queue: WorkQueue[Key]
     reconciler: Reconciler
-    freshness: Freshness
+    watches: Watches
     metrics: Metrics
     progress: ProgressPolls
     capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
-    cluster_watch: ClusterWatch | None = None  # where nodes are chosen
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another controller leads now
@@ -85,18 +85,18 @@ class Controller:
         """
         if self.election and not self._tasks:
             with self._listing():
-                await self.freshness.try_lists()
+                await self.watches.try_lists()
             await self.election.acquire()
             self._leads_since = time.monotonic()
             self._tasks.append(self._task(self._hold(self.election)))
         with self._listing():
-            await self.freshness.fill()
+            await self.watches.fill()
         if self.lost:  # meanwhile
             return
         self._leading = self._task(self._lead())
         self._tasks += [
             self._leading,
-            self._task(self.freshness.run()),
+            self._task(self.watches.run()),
             self._task(measure_lag(self.metrics.loop_lag.observe)),
         ]
         self.ready = True
@@ -126,14 +126,13 @@ class Controller:
         await self.api.close()
         await self.progress.close()
 
-    def observe(self, kind: str, event: kopf.RawEvent) -> None:
+    def observe(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take in one watch event, and queue the job that it concerns."""
-        body: Any = event["object"]
+        body = event["object"]
         gone = event["type"] == "DELETED"
-        only_counts = kind == kinds.REPLICA_SET.kind and event["type"] == "MODIFIED"  # its pods
         (self.store.remove if gone else self.store.put)(kind, body)
         key = key_of(kind, body)
-        if key is None or only_counts:
+        if key is None:
             return
         if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
             return  # the job is gone, or its own event is on its way
@@ -159,10 +158,6 @@ class Controller:
             self.metrics.leads.set(0)
 
     async def _lead(self) -> None:
-        if self.cluster_watch:  # only a leader that chooses nodes needs them
-            await self.cluster_watch.fill()
-            self._tasks.append(self._task(self.cluster_watch.run()))
-        self.reconciler.restore()
         for job in self.store.all_of(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.metrics.leads.set(1)
@@ -192,10 +187,7 @@ class Controller:
             return standing_by.problem(_NO_LEASE_ANSWER_S)
         if self._unlisted and self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
             return self._unlisted  # so that another replica may lead
-        return self._deaf() if self.ready else None
-
-    def _deaf(self) -> str | None:
-        return self.freshness.problem() or (self.cluster_watch.problem() if self.cluster_watch else None)
+        return self.watches.problem() if self.ready else None
 
     def not_ready(self) -> str | None:
         """Return why the process is not ready; None once it is."""
@@ -203,13 +195,13 @@ class Controller:
             return self._unlisted
         if standing_by := self._stands_by():
             return standing_by.problem(DURATION_S) if standing_by.heard else "has had no answer about the Lease yet"
-        return self._deaf() if self.ready else "does not know yet what exists"
+        return self.watches.problem() if self.ready else "does not know yet what exists"
 
     def figures(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self.metrics.queue_depth.set(self.queue.depth())
         self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
-        self.metrics.compared.set(0 if self._stands_by() else self.freshness.age_s())
+        self.metrics.compared.set(0 if self._stands_by() else self.watches.age_s())
         return self.metrics.text()
 
 
@@ -249,17 +241,33 @@ async def connect(settings: Settings, options: Options) -> Controller:
     queue: WorkQueue[Key] = WorkQueue(
         reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency, rest_s=REST_S
     )
-    return Controller(
+    of_jobs = [
+        Feed(
+            resource.kind,
+            lambda kind, event: controller.observe(kind, event),
+            store.vanished,
+            knows=store.knows,
+            namespace=space,
+            labels=None if resource.kind == names.KIND else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}",
+            by_kopf=resource.kind == names.KIND,
+        )
+        for resource in kinds.watched(kueue=settings.kueue)
+        for space in options.namespaces or (None,)
+    ]
+    of_nodes = [
+        Feed(kind, capacity.observe, capacity.vanished, fields=fields)
+        for kind, fields in (("Node", None), ("Pod", _TAKES_ROOM))
+        if capacity
+    ]
+    controller = Controller(
         api=api,
         store=store,
         queue=queue,
         reconciler=reconciler,
-        freshness=Freshness(
-            api, store, queue.add, namespaces=options.namespaces, kueue=settings.kueue, capacity=capacity
-        ),
+        watches=Watches(api, [*of_jobs, *of_nodes]),
         metrics=metrics,
         progress=progress,
         capacity=capacity,
-        cluster_watch=ClusterWatch(api, capacity) if capacity else None,
         election=Election(api, *options.lease, identity=identity) if options.lease else None,
     )
+    return controller

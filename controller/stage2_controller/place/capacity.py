@@ -150,21 +150,15 @@ class Capacity:
         else:
             self._drop_pod(body["metadata"]["uid"])
 
-    def retain(self, kind: str, present: Container[str]) -> None:
-        """Forget the nodes, or the pods, that a list did not name by their uids."""
-        if kind == "Node":
-            for name, node in list(self._nodes.items()):
-                if node["metadata"]["uid"] not in present:
-                    self._forget_node(name)
-        else:
-            for uid in [uid for uid in self._node_of if uid not in present]:
-                self._drop_pod(uid)
+    def observe(self, kind: str, event: Object) -> None:
+        """Take in an event of a watch."""
+        (self.remove if event["type"] == "DELETED" else self.put)(kind, event["object"])
 
-    def retain_jobs(self, known: Container[Key]) -> None:
-        """Release what is kept for jobs that do not exist any more."""
-        for key in {*self._promises, *self._waiting, *self._retries}:
-            if key not in known:
-                self.release(key)
+    def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
+        """Return the nodes, or the pods, that a list did not name by their uids."""
+        if kind == "Node":
+            return [node for node in self._nodes.values() if node["metadata"]["uid"] not in present]
+        return [{"metadata": {"uid": uid}} for uid in self._node_of if uid not in present]
 
     def snapshot(self, key: Key) -> Snapshot:
         """Return all nodes as they are now, for one job."""

@@ -16,7 +16,7 @@ from stage2_controller.spec import names
 
 HOST_OVERDUE_S = 60.0
 """Seconds after its admission that a job waits for the assigned host. If the host cannot be used by then, or later, the
-quota is returned at once, and Kueue looks for another host."""
+Workload is replaced, and Kueue looks for another host."""
 CLASS_AGAIN_S = 15.0
 """Seconds between checks for a missing WorkloadPriorityClass; the controller does not watch them."""
 QUEUE_LABEL = names.LABEL_QUEUE
@@ -185,41 +185,16 @@ def host_overdue(workload: Object | None, now: datetime) -> bool:
     return (now - conditions.instant(admission["lastTransitionTime"])).total_seconds() >= HOST_OVERDUE_S
 
 
-def is_releasing(workload: Object | None) -> bool:
-    """Return whether Kueue has evicted an inactive Workload whose quota is not free yet."""
-    inactive = workload is not None and not workload["spec"].get("active", True)
-    return inactive and holds(workload, "Evicted") and holds(workload, "QuotaReserved")
-
-
 def turned_away(workload: Object | None) -> bool:
     """Return whether Kueue itself has deactivated the Workload: a check rejected it, or it was requeued too often."""
-    if workload is None or workload["spec"].get("active", True):
-        return False
     reason = str((condition(workload, "Evicted") or {}).get("reason", ""))
-    return holds(workload, "DeactivationTarget") or (holds(workload, "Evicted") and reason.startswith(_BY_KUEUE))
+    by_kueue = holds(workload, "DeactivationTarget") or (holds(workload, "Evicted") and reason.startswith(_BY_KUEUE))
+    return inactive(workload) and by_kueue
 
 
-def deactivated_by_others(workload: Object | None) -> bool:
-    """Return whether a person or Kueue, and not the controller, has deactivated the Workload."""
-    if workload is None or workload["spec"].get("active", True):
-        return False
-    return _mark(workload) != "true"
-
-
-def deactivated_mark(workload: Object | None, *, by_us: bool) -> str | None:
-    """Return the mark of a Workload: whether the controller made it inactive, and so may make it active again.
-
-    Once written it stays. Kueue applies the metadata that it has read with each status that it writes, and so owns the
-    mark too: an apply without it would remove nothing.
-    """
-    if not by_us and _mark(workload) is None:
-        return None
-    return "true" if by_us else "false"
-
-
-def _mark(workload: Object | None) -> str | None:
-    annotations: Mapping[str, str] = (workload["metadata"].get("annotations") if workload else None) or {}
-    return annotations.get(names.ANNOTATION_DEACTIVATED)
+def inactive(workload: Object | None) -> bool:
+    """Return whether a person, or Kueue, has deactivated the Workload. The controller never does."""
+    return workload is not None and not workload["spec"].get("active", True)
 
 
 def is_abandoned(raw: Object, workload: Object | None) -> bool:

@@ -4,7 +4,6 @@ The Workload (kueue.x-k8s.io/v1beta2) has one pod set for the servers and one fo
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stage2_controller import conditions
@@ -21,27 +20,15 @@ _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
 _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
 
 
-@dataclass(frozen=True)
-class WorkloadInputs:
-    """Everything that a job's Workload is built from.
+def build_workload(
+    owner: Owner, sets: Sequence[Mapping[str, Any]], queue: str, *, priority: Mapping[str, Any], spec_hash: str
+) -> Manifest:
+    """Return Workload `<job>-quota`.
 
-    active: false while the job is suspended or its quota goes back. priority: from `kueue.priority`. deactivated: from
-    `kueue.deactivated_mark`. spec_hash: the hash of the spec from which the pod sets are built.
+    priority: from `kueue.priority`. spec_hash: the hash of the spec from which the pod sets are built.
     """
-
-    pod_sets: Sequence[Mapping[str, Any]]
-    queue: str
-    active: bool
-    priority: Mapping[str, Any]
-    deactivated: str | None
-    spec_hash: str
-
-
-def build_workload(owner: Owner, inputs: WorkloadInputs) -> Manifest:
-    """Return Workload `<job>-quota`."""
-    spec = {"queueName": inputs.queue, "active": inputs.active, "podSets": list(inputs.pod_sets), **inputs.priority}
-    marks = {names.ANNOTATION_DEACTIVATED: inputs.deactivated} if inputs.deactivated is not None else {}
-    return manifest.child(kinds.WORKLOAD, owner, {"spec": spec}, annotations=marks, spec_hash=inputs.spec_hash)
+    spec = {"queueName": queue, "podSets": list(sets), **priority}
+    return manifest.child(kinds.WORKLOAD, owner, {"spec": spec}, spec_hash=spec_hash)
 
 
 def pod_sets(templates: Mapping[str, Mapping[str, Any]], *, one_host: bool) -> list[Manifest]:

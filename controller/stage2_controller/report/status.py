@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_api.job import LearnerSpec
 from stage2_controller import reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
@@ -15,7 +14,6 @@ from stage2_controller.outcome import Outcome
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
-from stage2_controller.spec.objects import value_at
 
 _BUG_CHARS = 1000  # of an exception's text
 # Kept from the learner's last report while it does not answer.
@@ -239,22 +237,10 @@ def _restarts(context: PlanContext) -> int:
     return max(failed + (learner.restarts if learner else 0), before)
 
 
-def _valid(context: PlanContext) -> str:
-    message = "the spec is valid"
-    written = value_at(context.raw, "spec", "learner", "startDeadlineSeconds")
-    counts = context.job.spec.learner.start_deadline_seconds
-    if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
-        return message
-    return (
-        f"{message}; spec.learner.startDeadlineSeconds counts as {counts} instead of its default: the admin's"
-        " policy.longestStartSeconds allows no more"
-    )
-
-
 def _conditions(
     context: PlanContext, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
 ) -> list[Condition]:
-    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, _valid(context))]
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")]
     if context.blocked:
         found.append(context.blocked)
     if context.job.spec.suspend and not context.outcome:

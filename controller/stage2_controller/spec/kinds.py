@@ -28,7 +28,7 @@ class ChildKind(Resource):
     has_pods: bool = False  # its pods have its role
     watched: bool = True  # else it is read by name, so that the controller needs no right to list all of them
     create_once: bool = False  # never written again; else it is applied
-    switches: tuple[str, ...] = ()  # the only fields of its spec that are updated; an absent one counts as true
+    updated: str | None = None  # the only field of its spec that is updated; None: all
     of_kueue: bool = False  # exists only where Kueue is installed
 
 
@@ -52,7 +52,7 @@ WORKLOAD = ChildKind(
     "workloads",
     role=names.ROLE_QUOTA,
     field="workload",
-    switches=("active", "queueName"),
+    updated="queueName",
     of_kueue=True,
 )
 
@@ -62,15 +62,11 @@ ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
 KIND_OF_ROLE = {role: kind for kind, role in ROLE_OF_PODS.items()}
 
 ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
-POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates", "resourceClaims"))
-REPLICA_SET = Resource("ReplicaSet", "apps/v1", "replicasets", spec_fields=())  # between a Deployment and its pods
-ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")  # one of each rollout pod
+POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "resourceClaims"))
 NODE = Resource("Node", "v1", "nodes")
 OTHERS = (
     ROLLOUT_MATCHING_JOB,
     POD,
-    REPLICA_SET,
-    ENDPOINT_SLICE,
     NODE,
     Resource("Event", "v1", "events"),
     Resource("Lease", "coordination.k8s.io/v1", "leases"),
@@ -82,6 +78,6 @@ RESOURCES = {resource.kind: resource for resource in (*CHILDREN, *OTHERS)}
 
 
 def watched(*, kueue: bool) -> tuple[Resource, ...]:
-    """Return the watched kinds: jobs, their children, the children's pods, and what belongs to those."""
+    """Return the watched kinds: jobs, their children, and the children's pods."""
     children = (child for child in CHILDREN if child.watched and (kueue or not child.of_kueue))
-    return (ROLLOUT_MATCHING_JOB, *children, REPLICA_SET, POD, ENDPOINT_SLICE)
+    return (ROLLOUT_MATCHING_JOB, *children, POD)

@@ -27,6 +27,7 @@ MANAGER = "stage2.dev/controller"  # spec.managedBy of a job that is ours
 
 LABEL_JOB = "stage2.dev/job"
 LABEL_ROLE = "stage2.dev/role"
+LABEL_ATTEMPT = "stage2.dev/attempt"  # of the servers' pods: which attempt of which job they belong to
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # of a job; Kueue itself may give it to a learner's Job
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "stage2"
@@ -38,10 +39,6 @@ ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
 ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
 ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"
 ANNOTATION_NODE = "stage2.dev/node"  # the node that was chosen for the whole job
-ANNOTATION_DEACTIVATED = "stage2.dev/deactivated"  # of a Workload: "true" while the controller itself makes it inactive
-
-# The rollout pod's readiness gate: every server holds the weights that the learner pushed last.
-GATE = "stage2.dev/weights-in-sync"
 
 WAIT_CONTAINER = "wait-for-servers"  # of the learner's pod: it ends when all servers answer
 
@@ -60,8 +57,7 @@ def short_name(name: str, suffix: str = "") -> str:
     """Return `name` + `suffix` as a DNS label of at most 63 characters.
 
     A name that already is one is kept. Any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
-    digits of its SHA-256, so that two jobs share no child. If a job is called what another one's name became, the later
-    job waits (`comparison.after_namesakes`).
+    digits of its SHA-256, so that two jobs share no child.
     """
     plain = f"{name}{suffix}"
     if len(plain) <= MAX_NAME and _DNS_LABEL.fullmatch(plain):
@@ -71,11 +67,6 @@ def short_name(name: str, suffix: str = "") -> str:
     if not stem[:1].isalpha():
         stem = f"j-{stem}"
     return f"{stem[: MAX_NAME - len(suffix) - 9].rstrip('-')}-{digest}{suffix}"
-
-
-def may_be_shortened(label: str) -> bool:
-    """Return whether another job's name may have become this label."""
-    return re.search(r"-[0-9a-f]{8}$", label) is not None
 
 
 def child_name(job: str, role: str) -> str:

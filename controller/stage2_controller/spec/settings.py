@@ -11,11 +11,10 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob
+from stage2_api.job import JobSpec, RolloutMatchingJob
 from stage2_controller.spec.objects import Amounts, value_at
 
 _ANY = "*"
-_DEFAULT_START_S = LearnerSpec().start_deadline_seconds
 
 
 @pydantic_dataclass(
@@ -41,19 +40,11 @@ class AdminPolicy:
     runtime_classes: tuple[str, ...] = (_ANY,)
     resource_claim_templates: tuple[str, ...] = (_ANY,)
     largest_job: Mapping[str, int] = field(default_factory=dict)  # most GPUs of a job, by namespace; `*`: all others
-    longest_start_seconds: int = 0  # bound of spec.learner.startDeadlineSeconds; it lowers that key's default; 0: none
+    longest_start_seconds: int = 0  # a longer spec.learner.startDeadlineSeconds counts as this; 0: none does
 
-    def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
-        """Raise ConfigError with everything in the job that the policy does not allow.
-
-        is_new: whether the job was never accepted with what its pods are built from. Only such a job is held to the
-        longest start: if a running job became invalid, nobody would enforce its deadline.
-        """
-        problems = [
-            *self._problems(job.spec),
-            *(self._start(job.spec.learner.start_deadline_seconds) if is_new else ()),
-        ]
-        if problems:
+    def check(self, job: RolloutMatchingJob) -> None:
+        """Raise ConfigError with everything in the job that the policy does not allow."""
+        if problems := list(self._problems(job.spec)):
             raise ConfigError(problems)
 
     def check_size(self, namespace: str, requested: Amounts) -> None:
@@ -92,24 +83,11 @@ class AdminPolicy:
                 yield from self._environment(where, container)
 
     def shortened(self, job: RolloutMatchingJob) -> RolloutMatchingJob:
-        """Return the job with its start deadline lowered to what the policy allows, where the deadline is the default.
-
-        The API server writes defaults into jobs, so a missing key and a written default look the same.
-        """
-        if not self._lowers(job.spec.learner.start_deadline_seconds):
+        """Return the job with its start deadline lowered to what the policy allows."""
+        if not 0 < self.longest_start_seconds < job.spec.learner.start_deadline_seconds:
             return job
         learner = job.spec.learner.model_copy(update={"start_deadline_seconds": self.longest_start_seconds})
         return job.model_copy(update={"spec": job.spec.model_copy(update={"learner": learner})})
-
-    def _lowers(self, seconds: int) -> bool:
-        return seconds == _DEFAULT_START_S and 0 < self.longest_start_seconds < seconds
-
-    def _start(self, seconds: int) -> Iterator[Problem]:
-        if 0 < self.longest_start_seconds < seconds and not self._lowers(seconds):
-            longest = self.longest_start_seconds
-            rule = f"this cluster lets servers hold GPUs for at most {longest} s before the learner runs"
-            way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"
-            yield Problem("spec.learner.startDeadlineSeconds", seconds, rule, way_out)
 
     def _images(self, path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
         image = holder.get("image")

@@ -17,7 +17,6 @@ VALUES = (
     'policy.secrets=["hub-token"]',
     'policy.resourceClaimTemplates=["one-gpu"]',
     'policy.largestJob={"*":4}',
-    "policy.longestStartSeconds=600",
 )
 
 
@@ -61,12 +60,3 @@ def test_a_tenant_names_the_claim_templates_that_the_admin_named(tenant: Kubectl
     done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
     assert (done.returncode == 0) is taken, done.stderr
     assert ("ResourceClaimTemplates of jobs are one-gpu" in done.stderr) is not taken
-
-
-@pytest.mark.parametrize(("seconds", "taken"), [(None, True), (600, True), (601, False), (3_600, True)])
-def test_the_default_start_deadline_is_not_refused(tenant: Kubectl, seconds: int | None, taken: bool) -> None:
-    deadline = {} if seconds is None else {"startDeadlineSeconds": seconds}
-    sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, **deadline})
-    done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
-    assert (done.returncode == 0) is taken, done.stderr
-    assert ("lets servers hold GPUs for at most 600 s" in done.stderr.replace("\n", " ")) is not taken

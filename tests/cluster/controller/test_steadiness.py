@@ -12,12 +12,7 @@ from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, even
 pytestmark = pytest.mark.timeout(300)
 CHILDREN = [child for child in kinds.CHILDREN if not child.of_kueue]  # no job here names a queue
 KINDS = {one.plural for one in (*CHILDREN, *kinds.watched(kueue=False))}
-APPLIED = (
-    kinds.ROLLOUT_MATCHING_JOB,
-    *(child for child in CHILDREN if not child.create_once),
-    kinds.ENDPOINT_SLICE,
-    kinds.POD,  # the readiness gate of its status
-)
+APPLIED = (kinds.ROLLOUT_MATCHING_JOB, *(child for child in CHILDREN if not child.create_once))
 
 
 def versions(kubectl: Kubectl) -> dict[tuple[str, str], str]:

@@ -362,7 +362,6 @@ def test_a_large_number_is_written_out(template: Template) -> None:
     assert '"longestStartSeconds":2147483647' in policy
     assert '"largestJob":{"*":100000}' in policy
     text = yaml.safe_dump(manifests["ValidatingAdmissionPolicy", "stage2-policy"], width=10000)
-    assert "orValue(0) <= 2147483647" in text
     assert '{"*":100000}' in text
 
 

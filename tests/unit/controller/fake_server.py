@@ -67,9 +67,6 @@ class Server:
         self._ask("apply", manifest["kind"])
         return self.put(manifest)
 
-    async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
-        self.requests.append(("hold", kind))
-
     def _ask(self, verb: str, kind: str) -> None:
         self.requests.append((verb, kind))
         if kind in self.refused:

@@ -114,18 +114,23 @@ async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict
         return await use(api), queries
 
 
-def test_a_list_comes_in_pages_and_without_the_bookkeeping_of_field_managers() -> None:
-    listed, queries = asyncio.run(_listing(lambda api: api.list("Pod", None, labelled=True)))
-    assert [item["metadata"] for item in listed["items"]] == [{"name": str(number)} for number in range(1_200)]
-    assert listed["metadata"]["resourceVersion"] == "7"
+async def everything(api: Api, kind: str) -> list[Any]:
+    """All objects of a kind with our label."""
+    pages = api.pages(kind, None, labels="app.kubernetes.io/managed-by=stage2", fields=None)
+    return [item async for page in pages for item in page["items"]]
+
+
+def test_a_list_comes_in_pages() -> None:
+    listed, queries = asyncio.run(_listing(lambda api: everything(api, "Pod")))
+    assert [item["metadata"]["name"] for item in listed] == [str(number) for number in range(1_200)]
     assert [query.get("continue") for query in queries] == [None, *map(str, range(200, 1_200, 200))]
     assert {query["labelSelector"] for query in queries} == {"app.kubernetes.io/managed-by=stage2"}
 
 
 @pytest.mark.parametrize("kind", [names.KIND, "Node"])
 def test_pages_of_what_may_be_large_are_small(kind: str) -> None:
-    found, queries = asyncio.run(_listing(lambda api: api.list(kind, None, labelled=False)))
-    assert len(found["items"]) == len(PODS)
+    found, queries = asyncio.run(_listing(lambda api: everything(api, kind)))
+    assert len(found) == len(PODS)
     assert {query["limit"] for query in queries} == {"50"}
 
 
@@ -145,47 +150,6 @@ def test_of_an_objects_events_only_those_of_one_reason_are_asked_for_and_never_a
     (query,) = queries
     assert query["fieldSelector"] == "involvedObject.uid=u,reason=FailedCreate"
     assert query["limit"] == "100"
-
-
-OURS = {"manager": names.FIELD_MANAGER, "apiVersion": "v1", "fieldsType": "FieldsV1"}
-NAMELESS = {"operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:data": {"f:x": {}}}}
-
-
-async def _held(entries: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """What `hold_by_apply` makes of the managers of an object's fields; None where it writes nothing."""
-    written: list[dict[str, Any]] = []
-
-    async def read(_: web.Request) -> web.Response:
-        return web.json_response({"metadata": {"resourceVersion": "7", "managedFields": entries}})
-
-    async def take(request: web.Request) -> web.Response:
-        written.append(await request.json())
-        return web.json_response({} if len(written) > 1 else {"reason": "Conflict"}, status=200 if written[1:] else 409)
-
-    where = "/api/v1/namespaces/team-a/configmaps/x"
-    async with connected(web.get(where, read), web.patch(where, take)) as api:
-        await api.hold_by_apply("ConfigMap", "team-a", "x")
-    assert all(one["metadata"]["resourceVersion"] == "7" for one in written)
-    assert len(written) in (0, 2), "a conflict is tried again"
-    return written[-1]["metadata"]["managedFields"] if written else None
-
-
-def test_what_was_created_is_held_by_apply() -> None:
-    created = {**OURS, "operation": "Update", "fieldsV1": {"f:data": {"f:a": {}}}}
-    held = asyncio.run(_held([NAMELESS, created]))
-    assert held == [NAMELESS, {**created, "operation": "Apply"}]
-
-
-def test_fields_of_a_creation_and_of_an_apply_are_held_together() -> None:
-    created = {**OURS, "operation": "Update", "fieldsV1": {"f:data": {"f:a": {}, "f:b": {}}}}
-    applied = {**OURS, "operation": "Apply", "fieldsV1": {"f:data": {"f:b": {}, "f:c": {}}}}
-    held = asyncio.run(_held([created, applied]))
-    assert held == [{**applied, "fieldsV1": {"f:data": {"f:a": {}, "f:b": {}, "f:c": {}}}}]
-
-
-@pytest.mark.parametrize("entry", [{"operation": "Apply"}, {"operation": "Update", "subresource": "status"}])
-def test_what_is_held_by_apply_alone_is_not_written(entry: dict[str, str]) -> None:
-    assert asyncio.run(_held([NAMELESS, {**OURS, **entry}])) is None
 
 
 @pytest.mark.parametrize(("reason", "answer"), [("AlreadyExists", None), ("Conflict", "quota was written meanwhile")])

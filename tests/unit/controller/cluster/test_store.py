@@ -56,18 +56,6 @@ def test_objects_of_other_jobs_are_not_seen() -> None:
     assert [pod["metadata"]["name"] for pod in store.all("Pod", KEY)] == ["mine"]
 
 
-def test_jobs_whose_pods_have_one_label_know_of_one_another_until_they_are_gone() -> None:
-    store = Store()
-    dotted, plain = (seen(names.KIND, name, 5) for name in ("1.big", names.short_name("1.big")))
-    for one in (dotted, plain, seen(names.KIND, "other", 5)):
-        store.put(names.KIND, one)
-    key = Key("team-a", "1.big")
-    assert [one["metadata"]["name"] for one in store.namesakes(key)] == [plain["metadata"]["name"]]
-    assert store.namesakes(Key("team-b", "1.big")) == []
-    store.remove(names.KIND, plain)
-    assert store.namesakes(key) == []
-
-
 def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
     store = Store()
     body = seen("Pod", "p", 1)
@@ -88,14 +76,16 @@ def test_a_list_shows_what_the_watch_has_not_delivered() -> None:
     store.put("Pod", seen("Pod", "same", 1, uid="a"))
     store.put("Pod", seen("Pod", "older", 2, uid="b"))
     listed = [seen("Pod", "same", 1, uid="a"), seen("Pod", "older", 5, uid="b"), seen("Pod", "unknown", 4, uid="c")]
-    assert [body["metadata"]["name"] for body in store.behind("Pod", listed)] == ["older", "unknown"]
+    assert [store.knows("Pod", body) for body in listed] == [True, False, False]
 
 
 def test_a_list_shows_what_vanished_but_not_what_came_after_it() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "gone", 3, uid="a"))
     store.put("Pod", seen("Pod", "younger-than-the-list", 30, uid="b"))
-    assert [body["metadata"]["name"] for body in store.vanished("Pod", [], 20)] == ["gone"]
+    for namespace in (None, "team-a"):
+        assert [body["metadata"]["name"] for body in store.vanished("Pod", namespace, (), 20)] == ["gone"]
+    assert store.vanished("Pod", "team-b", (), 20) == []
 
 
 DEEP = 5_000

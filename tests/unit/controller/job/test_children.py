@@ -1,60 +1,34 @@
 """The manifests of the children, one by one, and what the state, the requests and the chart's rights know of them."""
 
 import base64
-import copy
 import dataclasses
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
+from stage2_controller import conditions, reasons
+from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
-from stage2_controller.children.pods import GateCondition
 from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
 from tests.unit.controller import builders as b
-
-
-def gated(pod: Any, reported: str | None = None) -> Any:
-    made = copy.deepcopy(pod)
-    made["spec"]["readinessGates"] = [{"conditionType": names.GATE}]
-    made["status"]["conditions"] = [{"type": names.GATE, "status": reported}] if reported else []
-    return made
-
-
-def observed(
-    reported: str | None = None, *, restarts: int = 0, held: tuple[int, ...] = (4, 4, 4), pushed: int = 4
-) -> Observed:
-    servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
-    pods = (gated(b.pod(names.ROLE_ROLLOUT, *servers), reported), b.learner_pod())
-    return b.started(b.job(), pods=pods, progress=b.report(held=held, pushed=pushed))
-
-
-def test_the_pod_is_reported_ready_once_all_servers_hold_the_pushed_version() -> None:
-    gate = b.planned(b.job(), observed()).gate
-    assert gate == GateCondition("job-3v1-rollout-x", "True", "all servers hold version 4")
-
-
-def test_nothing_is_reported_twice() -> None:
-    assert b.planned(b.job(), observed("True")).gate is None
-    assert b.planned(b.job(), observed(held=(4, 3, 4))).gate is None  # absent means false
-    assert b.planned(b.job(), replace(observed(), progress=None)).gate is None
-
-
-def test_a_server_behind_makes_the_pod_unready() -> None:
-    gate = b.planned(b.job(), observed("True", held=(4, 3, 4))).gate
-    assert gate
-    assert (gate.status, gate.message) == ("False", "waits for version 4: server-1")
+from tests.unit.controller import nodes as n
+from tests.unit.controller.place.test_placement import planned
 
 
 def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
+    def observed(*, restarts: int = 0, version: int = 4) -> Observed:
+        servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
+        pods = (b.pod(names.ROLE_ROLLOUT, *servers), b.learner_pod())
+        return b.started(b.job(), pods=pods, progress=b.report(held=(version,) * 3, pushed=version))
+
     raw = b.with_status(b.job(), b.planned(b.job(), observed()))
-    first = b.planned(raw, observed("True", restarts=1))
-    second = b.planned(b.with_status(raw, first), observed("False", restarts=1))
+    first = b.planned(raw, observed(restarts=1))
+    second = b.planned(b.with_status(raw, first), observed(restarts=1))
     for made in (first, second):
         assert made.status["servers"][1] | {"baseUrl": ""} == {
             "name": "server-1",
@@ -63,26 +37,8 @@ def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
             "restarts": 1,
         }
         assert b.condition(made, reasons.WEIGHTS_IN_SYNC) == ("False", reasons.SERVER_RESTARTED)
-    assert first.gate
-    assert first.gate.status == "False"
-    pushed = b.planned(b.with_status(raw, second), observed("False", restarts=1, held=(5, 5, 5), pushed=5))
+    pushed = b.planned(b.with_status(raw, second), observed(restarts=1, version=5))
     assert pushed.status["servers"][1]["ready"]
-    assert pushed.gate
-    assert pushed.gate.status == "True"
-    assert b.planned(b.with_status(raw, pushed), observed("True", restarts=1, held=(5, 5, 5), pushed=5)).gate is None
-
-
-def test_a_pod_that_knows_no_gate_is_left_alone() -> None:
-    assert b.planned(b.job(), b.started(b.job())).gate is None
-
-
-def test_static_yaml_has_no_gate_that_nobody_would_open() -> None:
-    from stage2_api.parsing import parse_job
-    from stage2_controller.children.build import static_children
-
-    (deployment,) = [item for item in static_children(parse_job(b.job())) if item["kind"] == "Deployment"]
-    assert "readinessGates" not in deployment["spec"]["template"]["spec"]
-    assert b.child(b.planned(b.job()), "Deployment")["spec"]["template"]["spec"]["readinessGates"]
 
 
 def wanted(kind: str, **spec: Any) -> Manifest:
@@ -164,7 +120,48 @@ def test_gpus_are_asked_for_by_their_name_and_by_a_cpu_run_not_at_all(kind: str,
 def test_the_service_has_a_stable_port_for_each_server() -> None:
     spec = wanted("Service")["spec"]
     assert [port["port"] for port in spec["ports"]] == [8000, 8001, 8002]
-    assert spec["selector"] == {}, "anybody's pod can wear labels"
+
+
+def attempt(made: Plan) -> str:
+    """The label by which the Service of a plan selects the pods of its Deployment."""
+    selected = b.child(made, "Service")["spec"]["selector"]
+    labels = b.child(made, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert selected.items() <= labels.items()
+    return str(selected[names.LABEL_ATTEMPT])
+
+
+def test_the_service_selects_only_servers_of_this_attempt_of_this_job() -> None:
+    """An earlier attempt may have left servers on a node that does not answer, whose addresses stay."""
+    raw = b.job()
+    there, elsewhere = (planned(raw, n.capacity(n.node(name))) for name in (b.NODE, "node-b"))
+    again = planned({**raw, "metadata": {**raw["metadata"], "uid": "u"}}, n.capacity(n.node()))
+    assert len({attempt(made) for made in (there, elsewhere, again)}) == 3
+    assert attempt(b.planned(raw, b.created(there))) == attempt(there), "what stands keeps its label"
+
+
+def test_the_servers_of_the_last_attempt_end_before_the_next_ones_start_on_their_node() -> None:
+    first = planned(b.job(), n.capacity(n.node()))
+    ending = b.rollout_pod(True, True, True)
+    ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
+    for node, starts in ((b.NODE, False), ("node-b", True)):
+        ending["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt(first)
+        made = planned(b.job(), n.capacity(n.node(node)), Observed(pods=(ending,)))
+        assert ("Deployment" in b.kinds(made)) is starts
+        assert "Job" in b.kinds(made)
+
+
+def test_servers_that_an_older_controller_labelled_otherwise_stay_behind_their_service() -> None:
+    """It wrote their addresses itself, behind a Service that selected nobody."""
+    made = planned(b.job(), n.capacity(n.node()))
+    deployment, service = b.child(made, "Deployment"), b.child(made, "Service")
+    del deployment["spec"]["template"]["metadata"]["labels"][names.LABEL_ATTEMPT]
+    annotations = {**service["metadata"]["annotations"], names.ANNOTATION_MANIFEST_HASH: "of another version"}
+    old = {**service, "metadata": {**service["metadata"], "annotations": annotations}}
+    old["spec"] = {**service["spec"], "selector": {}}
+    seen = b.created(made, deployment=deployment, service=old)
+    (write,) = [one for one in comparison.writes(b.planned(b.job(), seen).children, seen) if one.verb == "apply"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert write.manifest["spec"]["selector"] == {key: labels[key] for key in (names.LABEL_JOB, names.LABEL_ROLE)}
 
 
 def test_the_learner_runs_where_the_servers_run() -> None:
@@ -309,14 +306,9 @@ def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> Non
     needed = {"get", "create"}
     needed |= {"list", "watch"} if child.watched else set()
     needed |= set() if child.create_once else {"patch"}
-    needed |= {"delete"} if child.has_pods or child.of_kueue or child in (kinds.SECRET, kinds.SERVICE) else set()
+    needed |= {"delete"} if child.has_pods or child.of_kueue or child is kinds.SECRET else set()
     group = child.api_version.rpartition("/")[0]
     assert granted()[group, child.plural] == needed
-
-
-def test_the_chart_grants_just_what_is_done_with_the_addresses_behind_a_service() -> None:
-    assert granted()["discovery.k8s.io", "endpointslices"] == {"list", "watch", "create", "patch"}
-    assert granted()["apps", "replicasets"] == {"list", "watch"}
 
 
 @BY_KIND

@@ -14,7 +14,6 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job import test_service_members as members
 from tests.unit.controller.job.test_kueue import ADMITTED, workload
 from tests.unit.controller.place.test_placement import planned
 
@@ -161,9 +160,8 @@ def test_a_learner_whose_job_was_deleted_without_it_is_waited_for() -> None:
 
 
 def test_a_service_that_was_made_to_name_another_host_is_made_what_it_was() -> None:
-    seen = members.observed(members.server_pod())
+    seen = b.started(b.job())
     changed = copy.deepcopy(dict(seen.service or {}))
-    del changed["spec"]["ipFamilies"]
     changed["spec"] |= {"type": "ExternalName", "externalName": "elsewhere.example"}
     seen = replace(seen, service=changed)
     made = b.planned(b.job(), seen)
@@ -177,13 +175,6 @@ def test_a_claim_that_a_webhook_adds_by_its_name_is_no_claim_to_be_made() -> Non
     with_claim["spec"]["resourceClaims"] = [{"name": "shared", "resourceClaimName": "of-the-team"}]
     made = b.planned(b.job(), replace(seen, pods=(with_claim, *seen.pods[1:])))
     assert made.status["phase"] == "Running"
-
-
-def test_an_object_of_others_under_one_name_keeps_no_address_from_the_service() -> None:
-    seen = members.observed(members.server_pod(), foreign=("NetworkPolicy job-3v1-pods",))
-    made = b.planned(b.job(), seen)
-    assert b.condition(made, reasons.CHILDREN_APPLIED) == ("False", reasons.NAME_TAKEN)
-    assert made.slices
 
 
 def _answered(made: Any) -> list[str]:
@@ -201,11 +192,7 @@ def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_at_its_en
 
 def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_when_it_is_suspended() -> None:
     seen = Observed(workload=workload(*ADMITTED))
-    made = {
-        write.manifest["kind"]: write
-        for write in comparison.writes(b.planned(b.job(suspend=True), seen).children, seen)
-    }
-    assert made["Workload"].manifest["spec"]["active"] is False
+    assert b.planned(b.job(suspend=True), seen).deletions == ("Workload",)
 
 
 COMPLETE = b.job_condition("Complete")
@@ -324,17 +311,6 @@ def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
     raw = b.job(suspend=True)
     found = seen(raw, b.started(b.job(), service=without_owner(b.child(b.planned(b.job()), "Service"))))
     assert b.planned(raw, found).deletions == ("Job", "Deployment")
-
-
-def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> None:
-    """One is called what the other's name was cut to: each one's NetworkPolicy would open the other's pods."""
-    job = b.job(name="1.big")["metadata"] | {"uid": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
-    other = {"metadata": {"name": names.short_name("1.big"), "uid": "2", "creationTimestamp": "2026-01-02T03:04:06Z"}}
-    assert comparison.obstacle(comparison.after_namesakes(b.NOTHING, job, [other])) is None
-    reported = comparison.obstacle(comparison.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
-    assert reported is not None
-    assert reported.reason == reasons.NAME_TAKEN
-    assert reported.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"
 
 
 def test_explain_names_the_object_that_is_in_the_way() -> None:

@@ -70,7 +70,7 @@ def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
 
 def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
     spec = b.child(passed(queued()), "Workload")["spec"]
-    assert (spec["queueName"], spec["active"]) == ("team", True)
+    assert (spec["queueName"], "active" in spec) == ("team", False)
     assert [pod_set["name"] for pod_set in spec["podSets"]] == ["rollout", "learner"]
     request = {"required": "kubernetes.io/hostname", "podSetGroupName": "job"}
     assert [pod_set["topologyRequest"] for pod_set in spec["podSets"]] == [request, request]
@@ -132,34 +132,17 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
 
 @pytest.mark.parametrize(("after_s", "kept"), [(59, True), (61, False)])
 @pytest.mark.parametrize("unusable", [n.node("assigned", unschedulable=True), n.node("assigned", 3)])
-def test_quota_for_a_host_that_is_of_no_use_goes_back_after_a_while(unusable: Any, after_s: float, kept: bool) -> None:
+def test_a_workload_with_a_host_of_no_use_is_replaced_after_a_while(unusable: Any, after_s: float, kept: bool) -> None:
     """Of two hosts the other one has room, which Kueue finds only for a job without quota."""
     account = n.capacity(unusable, n.node("free", 8))
     found = workload(*ADMITTED, host="assigned")
     made = planned(queued(), account, Observed(workload=found), after_s=after_s)
     assert made.placement
     assert made.placement.node is None
-    assert b.child(made, "Workload")["spec"]["active"] is kept
-    assert (names.ANNOTATION_DEACTIVATED in b.child(made, "Workload")["metadata"]["annotations"]) is not kept
-    assert b.kinds(made) == ["Workload"], "a job without a place has no children, and so no Secret"
+    assert made.deletions == (() if kept else ("Workload",))
+    assert b.kinds(made) == (["Workload"] if kept else []), "a job without a place has no children, and so no Secret"
     runs = planned(queued(), n.capacity(n.node("assigned", 8)), Observed(workload=found), after_s=after_s)
-    assert b.child(runs, "Workload")["spec"]["active"] is True
-
-
-def test_quota_that_goes_back_is_asked_for_again_once_it_is_gone() -> None:
-    account, evicted = n.capacity(n.node("free", 8)), condition("Evicted", reason="Deactivated")
-    found = workload(*ADMITTED, evicted, host="assigned")
-    found["spec"]["active"] = False
-    found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
-    made = planned(queued(), account, Observed(workload=found), after_s=90)
-    assert b.child(made, "Workload")["spec"]["active"] is False
-    assert reported(made)["QuotaReserved"] == ("False", "Pending")
-    found = workload(condition("QuotaReserved", "False"), condition("Admitted", "False"), evicted)
-    found["spec"]["active"] = False
-    found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
-    assert (
-        b.child(planned(queued(), account, Observed(workload=found), after_s=91), "Workload")["spec"]["active"] is True
-    )
+    assert runs.deletions == ()
 
 
 def test_a_host_that_is_no_node_is_reported() -> None:

@@ -86,10 +86,10 @@ def _containers(manifest: Any) -> list[Any]:
 def without_what_only_a_controller_adds(manifest: Any) -> Any:
     spec = copy.deepcopy(manifest["spec"])
     if manifest["kind"] == "Service":
-        spec.pop("selector")  # static YAML chooses by labels: nobody is there to tell the addresses
+        spec["selector"].pop(names.LABEL_ATTEMPT, None)
     pod = spec.get("template", {}).get("spec", {})
     pod.pop("affinity", None)
-    pod.pop("readinessGates", None)
+    spec.get("template", {}).get("metadata", {}).get("labels", {}).pop(names.LABEL_ATTEMPT, None)
     for mark in (names.ANNOTATION_JOB_UID, names.ANNOTATION_SPEC_HASH):
         spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(mark, None)
     return spec

@@ -1,7 +1,6 @@
 """Workloads over time: deactivated ones, quota that is reserved or goes back, and admission checks."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -26,48 +25,16 @@ from tests.unit.controller.job.test_kueue import (
 from tests.unit.controller.place.test_old_learner import ending
 from tests.unit.controller.place.test_placement import planned
 
-UPGRADED = replace(b.SETTINGS, image="stage2/trainer:next")  # the default image of the next release
 
-
-def without_image(**spec: Any) -> Any:
-    raw = queued(**spec)
-    del raw["spec"]["image"]
-    return raw
-
-
-def written_after_an_upgrade(raw: Any, account: Any, observed: Observed, after_s: float = 0) -> Any:
-    """The Workload that is written."""
-    now, view = b.NOW + timedelta(seconds=after_s), account.snapshot(n.KEY)
-    made = b.plan(raw, observed, settings=UPGRADED, now=now, nodes=view)
-    (found,) = [
-        one.manifest for one in comparison.writes(made.children, observed) if one.manifest["kind"] == "Workload"
-    ]
-    return found
-
-
-def test_a_job_that_is_suspended_after_an_upgrade_gives_its_quota_back() -> None:
-    """Kueue refuses other pod sets while quota is reserved (ValidateWorkloadUpdate), and so the whole write."""
-    found = workload(*ADMITTED, host=b.NODE, raw=without_image())
-    made = written_after_an_upgrade(without_image(suspend=True), n.capacity(n.node()), Observed(workload=found))
-    assert made["spec"]["active"] is False
-    assert made["spec"]["podSets"] == found["spec"]["podSets"]
-
-
-def test_a_job_whose_host_is_gone_gives_its_quota_back_after_an_upgrade() -> None:
-    found = workload(*ADMITTED, host="assigned", raw=without_image())
-    account = n.capacity(n.node("assigned", unschedulable=True), n.node("free", 8))
-    made = written_after_an_upgrade(without_image(), account, Observed(workload=found), after_s=61)
-    assert made["spec"]["active"] is False
-    assert made["spec"]["podSets"] == found["spec"]["podSets"]
-
-
-def test_one_that_has_no_quota_asks_for_the_pods_of_the_next_release() -> None:
-    found = workload(condition("QuotaReserved", "False"), raw=without_image())
-    inactive = {**found, "spec": {**found["spec"], "active": False}}
-    marked = {**inactive["metadata"]["annotations"], "stage2.dev/deactivated": "true"}
-    inactive["metadata"] = {**inactive["metadata"], "annotations": marked}
-    made = written_after_an_upgrade(without_image(), n.capacity(n.node()), Observed(workload=inactive))
-    assert "stage2/trainer:next" in str(made["spec"]["podSets"])
+def test_a_suspended_job_has_no_workload_once_its_pods_have_ended() -> None:
+    suspended = queued(suspend=True)
+    first = passed(suspended, running(*ADMITTED))
+    assert (first.deletions, "Workload" in b.kinds(first)) == (("Job", "Deployment"), True)
+    observed = running(*ADMITTED, pods=())
+    gone = passed(suspended, replace(observed, deployment=None, learner=None))
+    assert (gone.deletions, gone.workload_patch, "Workload" in b.kinds(gone)) == (("Workload",), None, False)
+    assert "Workload" not in b.kinds(passed(suspended))
+    assert b.kinds(passed(queued())) == ["Workload"], "a new one, once it is resumed"
 
 
 def edited(servers: int) -> Any:
@@ -113,19 +80,6 @@ def test_a_pod_that_has_ended_and_that_others_keep_holds_no_job_up() -> None:
     kept = ending(b.pod("learner", name="kept", phase="Failed"))
     made = planned(edited(2), n.capacity(n.node(gpus=8)), Observed(workload=workload(*ADMITTED), pods=(kept,)))
     assert made.deletions == ("Workload",)
-
-
-def test_quota_that_is_held_is_not_reported_for_the_pods_of_an_edit() -> None:
-    """Suspension and edit are seen in one pass, and the job is resumed before Kueue has evicted it."""
-    found = workload(*ADMITTED)
-    observed = replace(b.started(b.job()), workload=found)
-    suspended = {**edited(7), "spec": {**edited(7)["spec"], "suspend": True}}
-    first = planned(suspended, n.capacity(n.node(gpus=16)), observed)
-    written = b.child(first, "Workload")
-    assert written["spec"]["podSets"] == found["spec"]["podSets"]
-    held = {**written, "metadata": {**written["metadata"], "resourceVersion": "8"}, "status": found["status"]}
-    resumed = planned({**edited(7), "status": first.status}, n.capacity(n.node(gpus=16)), Observed(workload=held))
-    assert (b.kinds(resumed), resumed.deletions) == ([], ("Workload",))
 
 
 Object = dict[str, Any]
@@ -176,7 +130,7 @@ def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_int
     raw = queued()
     raw = b.with_status(raw, passed(raw, checked("Rejected", "no such machines", RESERVED)))
     made = passed(raw, checked("Pending", RESET, RESERVED, TURNED_AWAY, active=False))
-    assert b.child(made, "Workload")["spec"]["active"] is False
+    assert comparison.writes(made.children, checked("", "", active=False)) == []
     assert reported(made)["QuotaReserved"] == ("False", "Pending")
     wanted = (
         f"Kueue turned the job away in queue team: {REJECTED}; waits in queue team: admission check capacity: "
@@ -186,7 +140,6 @@ def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_int
     assert b.message(made, reasons.QUOTA_RESERVED) == wanted
     raw = b.with_status(raw, made)
     freed = passed(raw, checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False))
-    assert b.child(freed, "Workload")["spec"]["active"] is False
     assert b.message(freed, reasons.QUOTA_RESERVED) == wanted
     quota = quota_step(raw, freed)
     assert (quota.state, quota.fix) == (
@@ -195,57 +148,34 @@ def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_int
     )
 
 
-def test_what_kueue_is_about_to_deactivate_is_not_made_active_again() -> None:
-    target = condition("DeactivationTarget", reason="AdmissionCheck")
-    made = passed(queued(), checked("Rejected", "no", RESERVED, target, active=False))
-    assert b.child(made, "Workload")["spec"]["active"] is False
-
-
 @pytest.mark.parametrize("suspended", [True, False])
 def test_a_job_that_was_turned_away_asks_again_once_it_was_suspended(suspended: bool) -> None:
     observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False)
     made = passed(queued(suspend=suspended), observed)
     assert made.deletions == (("Workload",) if suspended else ())
     assert ("Workload" in b.kinds(made)) is not suspended
-    gone = passed(queued(suspend=suspended), Observed())
-    assert b.child(gone, "Workload")["spec"]["active"] is not suspended
-
-
-def test_a_person_may_make_the_workload_active_again() -> None:
-    observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY)
-    made = passed(queued(), observed)
-    assert b.child(made, "Workload")["spec"]["active"] is True
 
 
 EVICTED = condition("Evicted", message="The workload is deactivated", reason="Deactivated")
 FREED = (condition("QuotaReserved", "False"), condition("Admitted", "False"), EVICTED)
 
 
-def inactive(*conditions: Any, by_us: bool = False) -> Observed:
+def inactive(*conditions: Any) -> Observed:
     """A Workload that is not active."""
     made = workload(*conditions)
-    marks = {names.ANNOTATION_DEACTIVATED: "true"} if by_us else {}
-    annotations = {**made["metadata"]["annotations"], **marks}
-    metadata = {**made["metadata"], "annotations": annotations}
-    return Observed(workload={**made, "metadata": metadata, "spec": {**made["spec"], "active": False}})
+    return Observed(workload={**made, "spec": {**made["spec"], "active": False}})
 
 
-def written(made: Plan, observed: Observed) -> tuple[bool, bool] | None:
-    """Whether the Workload is written active, and as one that the controller deactivated; None if it is not written."""
-    found = [
-        write.manifest for write in comparison.writes(made.children, observed) if write.manifest["kind"] == "Workload"
-    ]
-    if not found:
-        return None
-    mark = found[0]["metadata"]["annotations"].get(names.ANNOTATION_DEACTIVATED)
-    return found[0]["spec"]["active"], mark == "true"
+def writes(made: Plan, observed: Observed) -> list[str]:
+    """The kinds of the children that are written."""
+    return [write.manifest["kind"] for write in comparison.writes(made.children, observed)]
 
 
 @pytest.mark.parametrize("conditions", [(), FREED])
 def test_a_workload_that_somebody_deactivated_stays_so_and_the_job_reports_it(conditions: Any) -> None:
     raw, observed = queued(), inactive(*conditions)
     made = passed(raw, observed)
-    assert written(made, observed) is None
+    assert writes(made, observed) == []
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
     sentence = b.message(made, reasons.QUOTA_RESERVED)
     assert made.status["message"] == sentence
@@ -254,7 +184,7 @@ def test_a_workload_that_somebody_deactivated_stays_so_and_the_job_reports_it(co
     quota = quota_step(raw, made)
     assert (quota.state, quota.fix) == ("wrong", "spec.active of workload/job-3v1-quota")
     again = passed(b.with_status(raw, made), observed, after_s=600)
-    assert written(again, observed) is None
+    assert writes(again, observed) == []
 
 
 def test_a_job_continues_while_its_deactivated_workload_is_still_admitted() -> None:
@@ -271,56 +201,7 @@ def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> No
     assert made.deletions == ("Job", "Deployment")
     gone = passed(queued(), Observed(workload=held))
     assert reported(gone)["QuotaReserved"] == ("False", "Pending")
-    assert written(gone, Observed(workload=held)) is None
-
-
-def test_what_the_controller_deactivated_for_a_suspended_job_is_active_once_that_continues() -> None:
-    raw, there = queued(suspend=True), Observed(workload=workload())
-    made = passed(raw, there)
-    assert written(made, there) == (False, True)
-    ours = inactive(*FREED, by_us=True)
-    assert written(passed(raw, ours), ours) is None
-    assert written(passed(queued(), ours), ours) == (True, False)
-
-
-def test_what_an_older_controller_deactivated_for_a_suspended_job_is_active_once_that_continues() -> None:
-    raw, unmarked = queued(suspend=True), inactive(*FREED)
-    made = passed(raw, unmarked)
-    assert written(made, unmarked) == (False, True), "marked while it is suspended"
-    resumed = {**queued(), "status": made.status}
-    assert written(passed(resumed, unmarked), unmarked) == (True, False), "resumed before it was marked"
-
-
-def active_with_mark(value: str) -> Observed:
-    """A Workload that is active again, with a mark that Kueue has made its own: no apply removes it."""
-    ours = inactive(by_us=True).workload or {}
-    metadata = {**ours["metadata"], "annotations": {**ours["metadata"]["annotations"]}}
-    metadata["annotations"][names.ANNOTATION_DEACTIVATED] = value
-    return Observed(workload={**ours, "metadata": metadata, "spec": {**ours["spec"], "active": True}})
-
-
-def test_a_mark_is_taken_back_once_where_the_workload_is_active() -> None:
-    there = active_with_mark("true")
-    assert written(passed(queued(), there), there) == (True, False)
-    taken_back = active_with_mark("false")
-    assert written(passed(queued(), taken_back), taken_back) is None
-
-
-def test_a_workload_that_somebody_deactivates_later_is_theirs_whatever_the_controller_did_before() -> None:
-    there = active_with_mark("false").workload or {}
-    held = Observed(workload={**there, "spec": {**there["spec"], "active": False}})
-    made = passed(queued(), held)
-    assert written(made, held) is None
-    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
-
-
-def test_suspension_and_resumption_make_a_workload_active_that_somebody_had_deactivated() -> None:
-    held = inactive(*FREED)
-    waits = passed(queued(), held)
-    suspended = passed({**queued(suspend=True), "status": waits.status}, held)
-    assert written(suspended, held) == (False, True)
-    marked = inactive(*FREED, by_us=True)
-    assert written(passed({**queued(), "status": suspended.status}, marked), marked) == (True, False)
+    assert writes(gone, Observed(workload=held)) == []
 
 
 RECOVERS = condition("PodsReady", "False", reason="WaitForRecovery")

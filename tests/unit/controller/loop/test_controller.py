@@ -26,18 +26,8 @@ from tests.unit.controller.cluster.test_election import Leases
 from tests.unit.controller.place.test_capacity import free
 
 
-class Fails:
-    """A reconciler that cannot start."""
-
-    def restore(self) -> None:
-        raise AttributeError("a bug")
-
-
 class Idle:
-    """A reconciler that has nothing to do, a comparison of the watches that never ends, and nobody who is asked."""
-
-    def restore(self) -> None:
-        """Nothing to enter."""
+    """A reconciler that has nothing to do, watches that see nothing, and nobody who is asked."""
 
     async def try_lists(self) -> None:
         """Nothing is refused."""
@@ -60,7 +50,7 @@ def controller(reconciler: Any, *, leases: Leases | None = None, identity: str =
         store=store,
         queue=WorkQueue(reconciler),
         reconciler=reconciler,
-        freshness=idle,
+        watches=idle,
         metrics=Metrics(lambda: store.all_of(names.KIND)),
         progress=idle,
         election=Election(leases, name="stage2", namespace="stage2-system", identity=identity) if leases else None,
@@ -84,22 +74,19 @@ class Listing(Idle):
 async def test_of_two_controllers_the_one_that_leads_lists_and_the_other_does_not_until_it_leads() -> None:
     leases = Leases()
     first, second = (controller(Idle(), leases=leases, identity=name) for name in ("a", "b"))
-    lists: list[Listing] = []
-    for one in (first, second):
-        of_jobs, of_pods = Listing(), Listing()
-        one.freshness, one.cluster_watch = cast("Any", of_jobs), cast("Any", of_pods)
-        lists += [of_jobs, of_pods]
+    lists = [Listing(), Listing()]
+    for one, watches in zip((first, second), lists, strict=True):
+        one.watches = cast("Any", watches)
     await first.start()
-    await asyncio.wait_for(lists[1].listed.wait(), timeout=10)
     assert not is_ready(second), "it does not know yet that it may ask for the Lease"
     standing_by = asyncio.create_task(second.start())
     while not is_ready(second):
         await asyncio.sleep(0.01)
     assert not standing_by.done()
-    assert [one.listed.is_set() for one in lists] == [True, True, False, False]
+    assert [one.listed.is_set() for one in lists] == [True, False]
     assert "stage2_watch_compared_age_seconds 0.0" in second.figures().decode()
     await first.stop()
-    await asyncio.wait_for(lists[3].listed.wait(), timeout=10)
+    await asyncio.wait_for(lists[1].listed.wait(), timeout=10)
     assert second.ready
     await second.stop()
 
@@ -149,7 +136,7 @@ class Blind(Idle):
 async def test_one_that_may_not_list_is_not_ready_and_leaves_the_lease_to_others() -> None:
     leases = Leases()
     made = controller(Idle(), leases=leases)
-    made.freshness = cast("Any", Blind(tries_well=False))
+    made.watches = cast("Any", Blind(tries_well=False))
     assert made.not_ready() == "does not know yet what exists"
     for _ in range(2):
         with pytest.raises(kopf.TemporaryError, match="lists are away"):
@@ -162,7 +149,7 @@ async def test_one_that_may_not_list_is_not_ready_and_leaves_the_lease_to_others
 async def test_one_that_leads_and_cannot_list_what_exists_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases()
     made = controller(Idle(), leases=leases)
-    made.freshness = cast("Any", Blind(tries_well=True))
+    made.watches = cast("Any", Blind(tries_well=True))
     with pytest.raises(kopf.TemporaryError):
         await made.start()
     assert made.problem() is None, "it may pass"
@@ -174,7 +161,7 @@ async def test_one_that_leads_and_cannot_list_what_exists_is_restarted(monkeypat
 
 
 class Deaf(Listing):
-    """A watch on the pods of all namespaces that hears nothing."""
+    """Watches that hear nothing."""
 
     def problem(self) -> str:
         return "no whole list"
@@ -182,7 +169,7 @@ class Deaf(Listing):
 
 async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_nor_ready() -> None:
     made = controller(Idle())
-    made.freshness, made.cluster_watch = cast("Any", Listing()), cast("Any", Deaf())
+    made.watches = cast("Any", Deaf())
     await made.start()
     assert (made.problem(), made.not_ready()) == ("no whole list", "no whole list")
     await made.stop()
@@ -238,8 +225,12 @@ def test_pods_are_counted_by_their_own_watch_alone() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int) -> None:
-    made = controller(Fails(), leases=Leases() if replicas > 1 else None)
+async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_: object) -> None:
+        raise AttributeError("a bug")
+
+    made = controller(Idle(), leases=Leases() if replicas > 1 else None)
+    monkeypatch.setattr(Idle, "run", fails)
     await made.start()
     await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
     assert made.broken
@@ -293,16 +284,6 @@ async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(m
         assert made.queue.depth() == depth
         await asyncio.sleep(0.1)
         assert made.queue.depth() == 1, "the scheduler is silent"
-
-
-async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None:
-    made = controller(Idle())
-    put_job(made)
-    changes = [("ReplicaSet", "MODIFIED", 0), ("ReplicaSet", "ADDED", 1), ("ReplicaSet", "DELETED", 1)]
-    for version, (kind, change, depth) in enumerate([*changes, ("Pod", "MODIFIED", 1)]):
-        made.queue = WorkQueue(cast("Any", Idle()))
-        report(made, kind, change, {"spec": {"nodeName": "a"}}, str(version))
-        assert made.queue.depth() == depth, (kind, change)
 
 
 async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

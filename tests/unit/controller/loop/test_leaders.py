@@ -18,8 +18,7 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.fake_server import KEY, WATCHED, Object, Server, reconciler
-from tests.unit.controller.place.test_capacity import free
+from tests.unit.controller.fake_server import KEY, Object, Server, reconciler
 
 
 class Interrupted(Server):
@@ -96,31 +95,6 @@ def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:
     return reconciler(server, store, capacity=account), account
 
 
-async def _placed() -> tuple[Server, Store]:
-    """A job that one leader has placed, as the watches tell it to the next: its pods are not bound yet."""
-    server, store = Server(), Store()
-    store.put(names.KIND, server.put(b.job()))
-    first, account = _leader(server, store)
-    await first(KEY)
-    assert account.snapshot(KEY).promised == b.NODE
-    reported = Store()
-    for (kind, _), body in server.objects.items():
-        if kind in WATCHED:  # items of a list have no kind
-            reported.put(kind, {key: value for key, value in body.items() if key not in ("apiVersion", "kind")})
-    return server, reported
-
-
-@pytest.mark.parametrize("spec", [None, {"config": 3}], ids=["as it was", "that cannot be read any more"])
-async def test_the_place_of_a_job_is_kept_for_it(spec: Object | None) -> None:
-    server, reported = await _placed()
-    if spec:
-        broken = server.put({**server.objects[names.KIND, KEY.name], "spec": spec}, generation=7)
-        reported.put(names.KIND, broken)
-    again, account = _leader(server, reported)
-    again.restore()
-    assert (account.snapshot(KEY).promised, free(account)) == (b.NODE, 4)
-
-
 async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
     server, store = Server(), Store()
     leader, account = _leader(server, store)
@@ -132,18 +106,6 @@ async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing()
     store.put(names.KIND, server.put({**there, "spec": {"config": 3}}, generation=7))
     await leader(KEY)
     assert account.waiting() == 0
-
-
-@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
-    server, reported = await _placed()
-    at = "2026-01-01T00:00:00Z"
-    outcome = {"type": phase, "status": "True", "reason": "x", "message": "x", "lastTransitionTime": at}
-    ended = {**server.objects[names.KIND, KEY.name], "status": {"phase": phase, "conditions": [outcome]}}
-    reported.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
-    again, account = _leader(server, reported)
-    again.restore()
-    assert account.snapshot(KEY).promised is None
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])

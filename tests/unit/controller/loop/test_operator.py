@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import kopf
 import pytest
 from aiohttp import web
 
-from stage2_controller import store
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
 from stage2_controller.spec import kinds
@@ -161,8 +159,8 @@ async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
     assert {limit for limits in by_kind.values() for limit in limits} == {"50", "200", "500"}
     assert set(by_kind["nodes"]) == set(by_kind["rolloutmatchingjobs"]) == {"50"}, "large ones"
     for plural, limits in by_kind.items():
-        times = 1 if plural == "nodes" else 2
-        assert len(limits) >= times * PAGES, f"{plural}: by the controller at its start, and by kopf before its watch"
+        times = 2 if plural == "rolloutmatchingjobs" else 1
+        assert len(limits) >= times * PAGES, f"{plural}: by the controller at its start, and jobs by kopf too"
 
 
 async def test_a_list_of_the_controller_that_expires_between_two_pages_restarts(cluster: Cluster) -> None:
@@ -186,17 +184,3 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
         with pytest.raises(kopf.LoginError):
             await operator.serve(Settings(), Options())
     assert len(cluster.asked) < 100
-
-
-async def test_kopfs_watches_use_the_quick_decoder(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, read = store.read, []
-
-    def noted(text: bytes | str) -> object:
-        read.append(real(text))
-        return read[-1]
-
-    metadata = {"name": "service-7", "namespace": "team-a", "uid": "7", "resourceVersion": "7"}
-    event = {"type": "ADDED", "object": {"kind": "Service", "apiVersion": "v1", "metadata": metadata}}
-    cluster.news["services"] = json.dumps(event).encode() + b"\n"
-    monkeypatch.setattr(store, "read", noted)
-    await serve_until(lambda: event in read, kueue=False)

@@ -1,7 +1,6 @@
 """Passes over one job on an API server that is a dictionary: whose objects are read, written and deleted."""
 
 import copy
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, WATCHED, Life, Object, Server, reconciler
-from tests.unit.controller.job.test_service_members import OURS, SERVERS, replica_set, server_pod
 
 CONFIG, TOKEN = ("ConfigMap", "job-3v1-config"), ("Secret", "job-3v1-token")
 DEPLOYMENT = ("Deployment", "job-3v1-rollout")
@@ -33,11 +31,12 @@ def foreign(kind: str) -> Object:
     return child
 
 
-async def test_a_new_job_is_one_creation_a_child_and_one_status(life: Life) -> None:
+async def test_a_new_job_is_one_write_a_child_and_one_status(life: Life) -> None:
     await life.one_pass()
-    assert [verb for verb, _ in life.server.requests] == [*["create"] * 6, "apply"]
-    assert life.server.requests[-1] == ("apply", "status")
-    assert life.server.written()[:6] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment"]
+    made = [(verb, kind) for verb, kind in life.server.requests if verb != "get"]
+    assert [kind for verb, kind in made if verb == "create"] == ["Secret", "Job"], "they are never written again"
+    assert made[-1] == ("apply", "status")
+    assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment"]
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.requests == []
@@ -135,18 +134,6 @@ async def test_a_child_of_its_own_that_the_pass_did_not_know_is_made_what_it_sho
     assert there["metadata"]["uid"] == mine["metadata"]["uid"]
     assert "of" not in there["metadata"]["annotations"]
     assert life.children_applied() == ("True", reasons.APPLIED)
-
-
-async def test_a_creation_that_finds_a_name_taken_and_then_free_is_made_again_before_any_pod(life: Life) -> None:
-    policy = ("NetworkPolicy", "job-3v1-pods")
-    theirs = life.server.add(foreign("NetworkPolicy"))
-    life.server.goes_when_asked = policy
-    assert await life.one_pass() == 0
-    assert theirs not in life.server.objects.values()
-    assert not [key for key in life.server.objects if key[0] in kinds.ROLE_OF_PODS]
-    await life.one_pass()
-    assert policy in life.server.objects
-    assert DEPLOYMENT in life.server.objects
 
 
 async def test_no_servers_are_made_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
@@ -273,54 +260,3 @@ async def test_a_webhook_that_fails_is_a_refusal_and_an_api_server_that_fails_is
     with pytest.raises(RetryLater, match="failed calling webhook"):
         await life.one_pass()
     assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
-
-
-SLICE = ("EndpointSlice", SERVERS)
-
-
-def as_watched(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """An object that others made for the job, as a watch reports it."""
-    labels = {"labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY, **body["metadata"].get("labels", {})}}
-    annotations = {"annotations": {names.ANNOTATION_JOB: KEY.name, **body["metadata"].get("annotations", {})}}
-    return {**body, "kind": kind, "metadata": {**body["metadata"], **labels, **annotations}}
-
-
-async def with_address(life: Life) -> None:
-    """Bring the job as far as its rollout pod has an address."""
-    await life.one_pass()
-    service = life.server.objects["Service", "job-3v1-rollout"]
-    spec = {key: value for key, value in service["spec"].items() if key != "selector"}
-    life.server.add({**service, "spec": {**spec, "ipFamilies": ["IPv4"]}})
-    uid = life.server.objects["Deployment", "job-3v1-rollout"]["metadata"]["uid"]
-    life.server.add(as_watched("ReplicaSet", replica_set("uid-of-set", deployment=uid)))
-    life.server.add(as_watched("Pod", server_pod()))
-    life.server.requests.clear()
-
-
-async def test_a_server_that_has_an_address_costs_one_request(life: Life) -> None:
-    await with_address(life)
-    await life.one_pass()
-    assert [one for one in life.server.requests if one != ("apply", "status")] == [("apply", "EndpointSlice")]
-    assert life.server.objects[SLICE]["endpoints"][0]["addresses"] == [OURS]
-    life.server.requests.clear()
-    await life.one_pass()
-    assert life.server.requests == []
-
-
-async def test_a_slice_that_somebody_deletes_comes_back(life: Life) -> None:
-    await with_address(life)
-    await life.one_pass()
-    life.server.remove(*SLICE)
-    await life.one_pass()
-    assert SLICE in life.server.objects
-
-
-async def test_a_controller_that_may_not_write_addresses_reports_it(life: Life) -> None:
-    await with_address(life)
-    life.server.refused["EndpointSlice"] = "endpointslices are forbidden"
-    with pytest.raises(RetryLater, match="endpointslices are forbidden"):
-        await life.one_pass()
-    assert life.children_applied() == ("False", reasons.CHILD_REFUSED)
-    life.server.refused.clear()
-    await life.one_pass()
-    assert life.children_applied() == ("True", reasons.APPLIED)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stage2_controller.spec.names import Key
-from stage2_controller.work_queue import NEW_FOR_A_KNOWN, FairTurns, RetryLater, WorkQueue
+from stage2_controller.work_queue import RetryLater, WorkQueue
 
 
 @asynccontextmanager
@@ -238,27 +238,6 @@ async def test_nothing_stays_of_forgotten_keys(then: Callable[[str, int], float 
     assert work.calls == keys[:1], "nobody is there for whom to work"
 
 
-@pytest.mark.parametrize("waits", [False, True])
-async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: bool) -> None:
-    work = Work()
-    async with running(work, concurrency=1) as queue:
-        for key in ("a", "b"):
-            queue.add(key)
-        await until(lambda: work.calls == ["a", "b"])
-        work.gate.clear()
-        queue.add("c")
-        await until(lambda: work.active == 1)
-        queue.add("b")
-        if waits:
-            queue.add("a")
-        queue.forget("a")
-        queue.add("a")
-        work.gate.set()
-        await until(lambda: len(work.calls) == 5)
-        await settled()
-    assert work.calls == ["a", "b", "c", "a", "b"], "before what was worked on, and once"
-
-
 async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_again() -> None:
     work = Work(lambda key, count: 3600.0 if count == 1 else None, held=True)
     async with running(work, rest_s=3600) as queue:
@@ -283,35 +262,16 @@ async def test_the_sooner_of_two_delays_wins() -> None:
     assert work.calls == ["a"]
 
 
-Named = tuple[str, str]
-
-
-def served(turns: FairTurns[Named], count: int) -> list[Named]:
-    return [turns.pop() for _ in range(count)]
-
-
-def test_owners_take_turns_in_the_order_in_which_they_came() -> None:
-    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
-    for item in [("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1"), ("c", "2")]:
-        turns.put(item, new=True)
-    assert served(turns, 6) == [("a", "1"), ("b", "1"), ("c", "1"), ("a", "2"), ("c", "2"), ("a", "3")]
-
-
-def test_what_is_new_comes_first_and_what_is_known_has_its_turn() -> None:
-    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
-    turns.put(("a", "known"), new=False)
-    for number in range(9):
-        turns.put(("a", str(number)), new=True)
-    assert served(turns, 10).index(("a", "known")) == NEW_FOR_A_KNOWN
-
-
-def test_an_owner_who_has_waited_for_nothing_is_not_served_twice_in_a_row() -> None:
-    turns: FairTurns[Named] = FairTurns(lambda item: item[0])
-    turns.put(("a", "1"), new=True)
-    assert served(turns, 1) == [("a", "1")]
-    for item in [("b", "1"), ("b", "2"), ("a", "2")]:
-        turns.put(item, new=True)
-    assert served(turns, 3) == [("b", "1"), ("a", "2"), ("b", "2")]
+async def test_owners_take_turns_and_their_keys_keep_their_order() -> None:
+    work = Work(held=True)
+    async with running(work, owner_of=lambda key: key[0], concurrency=1) as queue:
+        queue.add("x")
+        await until(lambda: work.active == 1)
+        for key in ("a1", "a2", "a3", "b1", "c1", "c2"):
+            queue.add(key)
+        work.gate.set()
+        await until(lambda: len(work.calls) == 7)
+    assert work.calls[1:] == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
 async def test_a_repair_is_the_next_pass_but_one_while_another_namespace_makes_a_thousand_jobs() -> None:

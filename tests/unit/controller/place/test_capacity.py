@@ -84,8 +84,9 @@ def test_who_waits_is_called_when_something_is_freed_and_only_then() -> None:
 
 def test_a_list_corrects_what_the_watch_missed() -> None:
     made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
-    made.retain("Pod", set())
-    made.retain("Node", {"uid-of-node-a"})
+    for kind, present in (("Pod", ()), ("Node", ("uid-of-node-a",))):
+        for body in made.vanished(kind, None, present, 100):
+            made.observe(kind, {"type": "DELETED", "object": body})
     assert free(made) == 4
     assert [info.name for info in n.seen(made, n.FOUR)] == ["node-a"]
 
@@ -118,18 +119,6 @@ def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_
     assert free(made) < 0
     made.put("Pod", {**absurd, "status": {"phase": "Failed"}})
     assert free(made) == 1
-
-
-def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
-    made = n.capacity(n.node(), n.node("b"))
-    made.promise(n.KEY, n.FOUR, "node-a")
-    made.promise(n.OTHER, n.FOUR, "b")
-    full = Key("team-a", "full")
-    made.wait(full, n.FOUR)
-    made.give_up(Key("team-a", "refused"), "b")
-    made.retain_jobs({n.KEY})
-    assert (made.snapshot(n.KEY).promised, made.snapshot(n.OTHER).promised, made.waiting()) == ("node-a", None, 0)
-    assert made.snapshot(Key("team-a", "refused")).refused == frozenset()
 
 
 def promised() -> tuple[Capacity, list[float], list[int]]:
