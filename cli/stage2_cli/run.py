@@ -37,7 +37,7 @@ from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
-from stage2_controller.spec import credentials
+from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
 from stage2_trainer.data.files import check_place
@@ -209,6 +209,7 @@ def prepare(
 ) -> LocalRun:
     """Write configuration, token and certificates, and find a local folder for every volume; start nothing."""
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
+    template_rules.check(job)
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=True)
     require_gpus(sum(container.gpus for container in (*workload.servers, workload.learner)))
     config = paths.localise(yaml.safe_load(workload.config_text))

@@ -63,9 +63,14 @@ class PlanContext:
         return self.quota is not None and self.quota.reason == reasons.NO_PRIORITY_CLASS
 
     @property
+    def stands(self) -> bool:
+        """Whether a child with pods exists."""
+        return self.observed.deployment is not None or self.observed.learner is not None
+
+    @property
     def is_idle(self) -> bool:
         """Whether the job cannot have children and has none: it needs no quota and no place."""
-        return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
+        return self.blocked is not None and not self.stands
 
     @property
     def needs_new_workload(self) -> bool:
@@ -93,7 +98,8 @@ class PlanContext:
     @property
     def spec_changed(self) -> bool:
         """Whether the existing learner was built from another spec."""
-        return comparison.spec_changed(self.observed, self.parsed.spec_hash)
+        learner = self.observed.learner
+        return learner is not None and comparison.spec_hash_of(learner) != self.parsed.spec_hash
 
     @property
     def must_stop(self) -> bool:

@@ -14,6 +14,7 @@ from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.manifest import Manifest
+from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Observed, ended, terminating
@@ -71,7 +72,11 @@ def plan(
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
         raise parsed
+    parsed = replace(parsed, spec_hash=_known_hash(raw, parsed.current_hash, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
+    starts = not context.stands or context.spec_changed
+    if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
+        return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
     # Each step reads the results of those before it, through properties of PlanContext.
     context = replace(context, outcome=_outcome(context))
     context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
@@ -97,18 +102,26 @@ def plan_after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> P
 
 
 def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
-    """Return the plan for an invalid spec: no new child; what runs continues until its learner ends."""
-    previous = raw.get("status") or {}
-    started = observed.learner is not None or observed.deployment is not None or outcome.final(previous) is not None
-    generation = raw["metadata"].get("generation", 0)
-    ended = None if outcome.final(previous) else outcome.of_learner(observed)
-    status = statuses.invalid_status(
-        previous, message=message, started=started, ended=ended, generation=generation, now=now
-    )
-    if ended:  # its servers have no use any more, whatever the spec says
-        patch = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
-        return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=patch)
+    """Return the plan for an invalid spec: no child is written. Children that stand, of a spec before, stay."""
+    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
+    if observed.learner or observed.deployment or outcome.final(previous):
+        status = statuses.unplanned(raw, Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message), now)
+    else:
+        status = statuses.invalid_status(previous, message, generation=generation, now=now)
     return Plan(status=status, keeps_place=True)
+
+
+def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -> str:
+    """Return the hash by which the children of the job know its spec, or the current one if that has been edited since.
+
+    A hash depends on the defaults of the version that computed it. So the generation says whether the job was edited,
+    and this version compares two hashes of its own: of the spec now, and before the edit (`status.currentHash`).
+    """
+    status: Mapping[str, Any] = raw.get("status") or {}
+    known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none
+    accepted = (conditions.find(status, reasons.ACCEPTED) or {}).get("status") == "True"
+    unedited = accepted and status.get("observedGeneration") == raw["metadata"].get("generation")
+    return known if known and (unedited or status.get("currentHash") == current_hash) else current_hash
 
 
 def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
@@ -208,11 +221,11 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
     A job that waits for a node has no children. Then it gets servers and learner in one pass, so that together their
     pods hold all of its room; a learner waits only for the end of an old one. A running job whose spec changed was
     suspended, edited and resumed between two passes: it starts again. If the controller runs without Kueue, nothing
-    starts, and what runs continues. If a foreign object has the name of the Deployment or the Job, its counterpart
-    would wait for ever.
+    starts, and what runs continues. While a foreign object has a child's name, only a learner that has begun continues:
+    others might wait for ever.
     """
     observed, both = context.observed, existing(context.observed, "Job", "Deployment")
-    if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and _misses_half(context):
+    if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed):
         return (), both
     if context.must_stop:
         return _without(_build(context), *kinds.ROLE_OF_PODS), both
@@ -230,16 +243,16 @@ def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
 
 
 def _build(context: PlanContext) -> Manifests:
-    place = context.placement
-    return build(
-        context.parsed,
-        context.settings,
-        additions=_additions(context),
+    place, parsed = context.placement, context.parsed
+    control = Control(
+        job_uid=str(parsed.owner.uid),
+        spec_hash=parsed.spec_hash,
         attempt=_attempt(context),
         node=place.node if place and place.tied else None,
         avoid=place.avoid if place else (),
         avoid_if_possible=place.avoid_if_possible if place else (),
     )
+    return build(parsed, context.settings, additions=_additions(context), control=control)
 
 
 def _attempt(context: PlanContext) -> str | None:
@@ -261,16 +274,6 @@ def _servers_end(context: PlanContext) -> bool:
 def _additions(context: PlanContext) -> Additions:
     """Return what Kueue's admission adds to the pods."""
     return kueue.additions(context.observed) if context.quota is not None and context.admitted else {}
-
-
-def _misses_half(context: PlanContext) -> bool:
-    """Return whether the servers or the learner are missing, and no learner trains."""
-    observed = context.observed
-    if observed.learner is None:
-        return True
-    return (
-        bool(context.parsed.processes.servers) and observed.deployment is None and not outcome.learner_begun(observed)
-    )
 
 
 def _waits_for_node(context: PlanContext) -> bool:

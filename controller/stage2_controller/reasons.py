@@ -14,6 +14,7 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
+NO_LONGER_VALID: Final = "NoLongerValid"  # accepted earlier, and managed to its end: a new start would be refused
 INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes, and passes are retried
 
 # Condition Placed: one node has room for servers and learner. Where the scheduler chooses, it reports only what failed.

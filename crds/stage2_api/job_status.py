@@ -73,6 +73,8 @@ class JobStatus(ReportPart):
     """Generation of the spec that this status describes."""
     spec_hash: _Word | None = None
     """Hash of the inputs of the job's pods. A failed job runs again when it changes."""
+    current_hash: _Word | None = None
+    """The same hash, as the version of the controller that wrote this status computes it."""
     node: _Word | None = None
     """Name of the node of servers and learner."""
     rollout: _Word | None = None

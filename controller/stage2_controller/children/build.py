@@ -10,32 +10,30 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from stage2_api.runconfig import named_elsewhere
 from stage2_api.validation import size
 from stage2_api.validation.size import require_shallow
+from stage2_api.validation.validate import form_of
 from stage2_api.vllm import resolve_transport
-from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest, network, pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
 from stage2_controller.place import node_fit
-from stage2_controller.place.node_fit import Avoided, Need
+from stage2_controller.place.node_fit import Need
 from stage2_controller.spec import credentials, names, objects, template_rules
 from stage2_controller.spec.containers import Processes, containers
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
+from stage2_controller.spec.template_rules import Misshapen
 
 Additions = Mapping[str, Mapping[str, Any]]
 """What Kueue's admission adds to the pods of each role: labels, annotations, nodeSelector, tolerations."""
 
 _NO_ADDITIONS: Additions = {}
-# The keys of a spec that its hash covers. Defaults are left out, so that a newer version with a new default changes no
-# hash.
+# The keys of a spec that its hash covers. Defaults are left out, so that a new key with a default changes no hash.
 _HASHED_KEYS = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
 _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
@@ -43,14 +41,16 @@ _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A valid job with everything that follows from its spec alone."""
+    """A job with everything that follows from its spec alone."""
 
     job: RolloutMatchingJob
     owner: Owner
     processes: Processes
     image: str  # for containers whose job names none
     need: Need  # of all pods together, without additions
-    spec_hash: str
+    spec_hash: str  # by which the children know the spec: that of the version that made them
+    current_hash: str  # as this version computes it
+    refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
 
     def pod_inputs(self, additions: Additions = _NO_ADDITIONS) -> PodInputs:
         """Return what pods are built from, without a controller's part."""
@@ -66,20 +66,29 @@ class ParsedJob:
 def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
     """Return the job that the API server holds, parsed and checked.
 
-    A job keeps what it was accepted with: bounds that were introduced or lowered later apply only to new jobs and to
-    edits. Otherwise a running job would become invalid, and nobody would enforce its deadline.
+    A job that a pass accepted earlier may break a rule of today, or exceed today's policy. `refused` then has the
+    problems, and what breaks the form is left out: its deadlines, its suspension and its end still have to be managed.
 
     Raises:
-        ConfigError: the spec breaks a rule, or exceeds the admin's policy.
+        ConfigError: the spec breaks a rule or exceeds the admin's policy, and no pass has accepted the job.
     """
-    accepted, metadata = parse_job(raw, bounded=not _accepted_before(raw)), raw["metadata"]
-    owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
-    processes = _processes(accepted, owner)
-    settings.policy.check(accepted)
-    parsed = _parsed(accepted, owner, processes, settings)
-    requested = objects.add_amounts((parsed.need.total, _claimed(accepted, processes)))
-    settings.policy.check_size(owner.namespace, requested)
-    return replace(parsed, job=settings.policy.shortened(accepted))
+    try:
+        job = parse_job(raw)
+        template_rules.check(job)
+        settings.policy.check(job)
+        parsed = _parsed(job, raw, settings)
+        requested = objects.add_amounts((parsed.need.total, _claimed(job, parsed.processes)))
+        settings.policy.check_size(parsed.owner.namespace, requested)
+    except ConfigError as error:
+        status: Mapping[str, Any] = raw.get("status") or {}
+        if isinstance(error, Misshapen) or not (status.get("specHash") or status.get("startTime")):
+            raise
+        require_shallow(raw)
+        repaired, _ = form_of(RolloutMatchingJob, raw)
+        if repaired is None:
+            raise
+        return replace(_parsed(repaired, raw, settings), refused=error.first(_KEPT_PROBLEMS))
+    return parsed
 
 
 def build(
@@ -87,19 +96,11 @@ def build(
     settings: Settings,
     *,
     additions: Additions = _NO_ADDITIONS,
-    attempt: str | None = None,
-    node: str | None = None,
-    avoid: Avoided = (),
-    avoid_if_possible: tuple[str, ...] = (),
+    control: Control | None = None,
 ) -> tuple[Manifest, ...]:
-    """Return all children but the Secret, finished.
-
-    attempt, node, avoid, avoid_if_possible: see `pods.Control`.
-    """
-    owner, processes, control = parsed.owner, parsed.processes, None
-    if owner.uid is not None:
-        control = Control(owner.uid, parsed.spec_hash, attempt, node, avoid, avoid_if_possible)
-    spec_hash = control.spec_hash if control else None
+    """Return all children but the Secret, finished. control: None without a controller."""
+    owner, processes = parsed.owner, parsed.processes
+    attempt, spec_hash = (control.attempt, control.spec_hash) if control else (None, None)
     inputs = replace(parsed.pod_inputs(additions), control=control)
     children = [
         manifest.configmap(owner, processes.config_text, spec_hash=spec_hash),
@@ -125,11 +126,11 @@ def static_children(
     Raises:
         ConfigError: a pod template breaks what the job needs.
     """
-    settings = Settings(image=image)
+    template_rules.check(job)
     owner = Owner(job.metadata.name, namespace or job.metadata.namespace or "default")
     hosts = names.certificate_hosts(owner.name, owner.namespace) if job.spec.tls.enabled else {}
     secret = manifest.secret(owner, content or credentials.new(hosts, datetime.now(UTC)))
-    return [secret, *build(_parsed(job, owner, _processes(job, owner), settings), settings)]
+    return [secret, *build(_with_processes(job, owner, image, ""), Settings(image=image))]
 
 
 def parse_or_error(raw: Mapping[str, Any], settings: Settings) -> ParsedJob | ConfigError:
@@ -145,49 +146,19 @@ def is_large(raw: Mapping[str, Any]) -> bool:
     return size.characters(size.written_by_its_author(raw), most=_QUICK) > _QUICK
 
 
-def _processes(job: RolloutMatchingJob, owner: Owner) -> Processes:
+def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
+    metadata = raw["metadata"]
+    owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
+    spec_hash = manifest.digest(job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude_defaults=True))
+    return _with_processes(settings.policy.shortened(job), owner, settings.image, spec_hash)
+
+
+def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash: str) -> ParsedJob:
     host = names.service_host(owner.name, owner.namespace)
-    return containers(job, host_for=lambda _: host, tls=job.spec.tls.enabled)
-
-
-def _parsed(job: RolloutMatchingJob, owner: Owner, processes: Processes, settings: Settings) -> ParsedJob:
-    templates = pods.templates(PodInputs(job, processes, settings.image))
+    processes = containers(job, host_for=lambda _: host, tls=job.spec.tls.enabled)
+    templates = pods.templates(PodInputs(job, processes, image))
     need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource)
-    return ParsedJob(job, owner, processes, settings.image, need, _spec_hash(job))
-
-
-def _accepted_before(raw: Mapping[str, Any]) -> bool:
-    """Return whether an earlier pass accepted the job with everything that its pods are built from.
-
-    It did where nobody has edited the spec since, whatever a newer controller makes of it, and where an edit changed
-    none of the hashed keys: suspending a job requests nothing more.
-    """
-    status = raw.get("status") or {}
-    accepted: str | None = status.get("specHash")
-    if accepted is None:
-        return False
-    verdict = conditions.find(status, reasons.ACCEPTED)
-    was_valid = verdict is None or verdict["status"] == "True"  # a refusal, or a bug, leaves the previous spec's hash
-    if was_valid and status.get("observedGeneration") == raw["metadata"].get("generation"):
-        return True
-    return _hash_without_rules(raw) == accepted
-
-
-def _hash_without_rules(raw: Mapping[str, Any]) -> str | None:
-    """Return the hash of a spec whose rules are not checked, which is quick for any size; None if its form is invalid.
-
-    Raises:
-        ConfigError: it is nested too deep.
-    """
-    require_shallow(raw)
-    try:
-        return _spec_hash(RolloutMatchingJob.model_validate(raw))
-    except ValidationError:
-        return None
-
-
-def _spec_hash(job: RolloutMatchingJob) -> str:
-    return manifest.digest(job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude_defaults=True))
+    return ParsedJob(job, owner, processes, image, need, spec_hash, spec_hash)
 
 
 def _network_policy(parsed: ParsedJob, controller_namespace: str | None, spec_hash: str | None) -> Manifest:

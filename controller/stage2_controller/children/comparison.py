@@ -146,9 +146,9 @@ def _differs(child: Manifest, existing: Object, kind: kinds.ChildKind, started: 
     return not covers(existing, {key: child[key] for key in child if key not in ("apiVersion", "kind", "metadata")})
 
 
-def spec_changed(observed: Observed, spec_hash: str) -> bool:
-    """Return whether the learner Job was built from a spec with another hash."""
-    return observed.learner is not None and _annotation(observed.learner, names.ANNOTATION_SPEC_HASH) != spec_hash
+def spec_hash_of(child: Object | None) -> str | None:
+    """Return the hash of the spec from which a child was built."""
+    return _annotation(child, names.ANNOTATION_SPEC_HASH) if child is not None else None
 
 
 def covers(observed: Any, wanted: Any, key: str = "") -> bool:

@@ -29,7 +29,7 @@ _UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
 _KEPT_FOR = timedelta(minutes=2)  # an object that many jobs share
 _OWN_KEPT_FOR = timedelta(minutes=10)  # a job's Secret and ConfigMap, in case a person changes them
 # The API server reads all events of the namespace for one query; one quota may refuse the pods of a thousand jobs.
-_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=1), timedelta(minutes=16)
+_EVENTS_KEPT_FOR = timedelta(minutes=5)
 
 
 class Observer:
@@ -181,14 +181,13 @@ class ReadCache:
 class CreationFailures:
     """Why the API server refuses the pods of learners' Jobs. Only events of the Job controller say it.
 
-    Nobody watches events, for there are many. They are read where a pod has been missing for a while, after a minute
-    at first, and ever more seldom.
+    Nobody watches events, for there are many. They are read every few minutes where a pod has been missing for a while.
     """
 
     def __init__(self, api: Api, clock: Callable[[], datetime]) -> None:
         self._api = api
         self._clock = clock
-        self._kept: dict[Key, tuple[datetime, timedelta, str | None]] = {}  # with the expiry, and the pause before it
+        self._kept: dict[Key, tuple[datetime, str | None]] = {}  # with the expiry
 
     async def of_learner(self, key: Key, seen: Observed, status: Mapping[str, Any]) -> str | None:
         """Return why the learner's Job has no pod; None where no event says it, or none has been missing for long.
@@ -202,9 +201,8 @@ class CreationFailures:
         kept = self._kept.get(key)
         if kept is None or kept[0] <= now:
             message = await self._newest(key.namespace, seen.learner["metadata"]["uid"], since)
-            pause = min(2 * kept[1], _LONGEST_PAUSE) if kept else _FIRST_PAUSE
-            kept = self._kept[key] = now + pause, pause, message
-        return kept[2]
+            kept = self._kept[key] = now + _EVENTS_KEPT_FOR, message
+        return kept[1]
 
     def forget(self, key: Key) -> None:
         """Drop what was read of a job."""

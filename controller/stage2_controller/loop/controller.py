@@ -37,7 +37,6 @@ _NO_LEASE_ANSWER_S = 600.0  # after which a replica that stands by is restarted
 REST_S = 1.0
 """How long after a pass changes of its job are collected. On a quick cluster new children get pods and nodes in that
 time, which is then one status instead of three. Kubernetes' Job controller waits as long (syncJobBatchPeriod)."""
-_UNJUDGED_S = 5.0  # a new pod causes no pass while the scheduler may still bind or refuse it
 _BLIND_S = 60.0  # after which a leader that cannot list what exists is restarted
 
 
@@ -139,8 +138,6 @@ class Controller:
         if kind == names.KIND and self.store.one(kind, key, key.name) is None:  # no new job has taken the name
             self.queue.forget(key)
             self.reconciler.forget(key)
-        elif kind == "Pod" and not gone and _is_unjudged(body):
-            self.queue.add_after(key, _UNJUDGED_S)
         elif kind == kinds.WORKLOAD.kind:
             self.queue.add_now(key)  # Kueue resets the message of a check within a second
         else:
@@ -203,12 +200,6 @@ class Controller:
         self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
         self.metrics.compared.set(0 if self._stands_by() else self.watches.age_s())
         return self.metrics.text()
-
-
-def _is_unjudged(pod: Any) -> bool:
-    """Return whether the scheduler has neither bound nor refused a pod yet."""
-    judged = pod.get("spec", {}).get("nodeName") or pod.get("status", {}).get("conditions")
-    return not judged and "deletionTimestamp" not in pod["metadata"]
 
 
 async def measure_lag(observe: Callable[[float], None]) -> None:

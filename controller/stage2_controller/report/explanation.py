@@ -47,6 +47,7 @@ _PATIENCE = {
 # Reasons that somebody has to act on, and what to change.
 _FIXES = {
     reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
+    reasons.NO_LONGER_VALID: "the field that the message names, in rmj/{job}, or the chart's values under policy",
     reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
     reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
     reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is fixed",

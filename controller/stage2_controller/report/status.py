@@ -10,7 +10,6 @@ from stage2_controller import reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
-from stage2_controller.outcome import Outcome
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
@@ -28,6 +27,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "phase": _phase(context),
         "observedGeneration": context.job.metadata.generation,
         "specHash": context.parsed.spec_hash,
+        "currentHash": context.parsed.current_hash,
         "startTime": _start_time(context),
         "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
         "node": _node(context),
@@ -62,32 +62,16 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def invalid_status(
-    previous: Mapping[str, Any], *, message: str, started: bool, ended: Outcome | None, generation: int, now: datetime
-) -> dict[str, Any]:
-    """Return the status of a job whose spec breaks a rule; a running job keeps running with its earlier spec.
-
-    started: whether it runs. ended: how it ended with the earlier spec.
-    """
-    found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
-    old = previous.get("conditions") or []
-    if started:
-        end: dict[str, Any] = {}
-        if ended:
-            found.append(Condition(ended.phase, "True", ended.reason, ended.message))
-            end = {"phase": ended.phase, "message": ended.message, "completionTime": timestamp(now)}
-        entries = [item for item in old if item["type"] not in {one.type for one in found}]
-        return {
-            **previous,
-            **end,
-            "observedGeneration": generation,
-            "conditions": [*merged(old, found, generation=generation, now=now), *entries],
-        }
-    found.append(Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message))
+def invalid_status(previous: Mapping[str, Any], message: str, *, generation: int, now: datetime) -> dict[str, Any]:
+    """Return the status of a job that does not run, and whose spec breaks a rule."""
+    found = [
+        Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message),
+        Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message),
+    ]
     return {
         "phase": reasons.FAILED,
         "observedGeneration": generation,
-        "conditions": merged(old, found, generation=generation, now=now),
+        "conditions": merged(previous.get("conditions") or [], found, generation=generation, now=now),
     }
 
 
@@ -237,10 +221,17 @@ def _restarts(context: PlanContext) -> int:
     return max(failed + (learner.restarts if learner else 0), before)
 
 
+def _accepted(context: PlanContext) -> Condition:
+    if context.parsed.refused is None:
+        return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")
+    message = f"accepted earlier; a new start would be refused: {context.parsed.refused}"
+    return Condition(reasons.ACCEPTED, "True", reasons.NO_LONGER_VALID, message)
+
+
 def _conditions(
     context: PlanContext, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
 ) -> list[Condition]:
-    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")]
+    found = [_accepted(context)]
     if context.blocked:
         found.append(context.blocked)
     if context.job.spec.suspend and not context.outcome:
@@ -334,10 +325,15 @@ def with_refusals(
 
 
 def after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
-    """Return the status after a pass that met a bug: as it was, but whether the spec can run is unknown."""
-    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
+    """Return the status after a pass that met a bug."""
     message = f"{shortened(error, _BUG_CHARS)}; this is a bug of the controller, report it with the spec"
-    found = [Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message)]
+    return unplanned(raw, Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message), now)
+
+
+def unplanned(raw: Mapping[str, Any], accepted: Condition, now: datetime) -> dict[str, Any]:
+    """Return the status of a job that cannot be planned: as it was, but for the condition Accepted."""
+    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
+    found = [accepted]
     trains = find(previous, reasons.TRAINING)
     if trains is None or trains["status"] != "True":
         found.append(explanation.training(found, raw))

@@ -24,7 +24,7 @@ from stage2_api.pod.layout import (
 )
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
-from stage2_controller.spec import names, template_rules
+from stage2_controller.spec import names
 
 _GROUP = "group-"
 _COMMON_ENV = {TOKEN_FILE_VARIABLE: layout.TOKEN_PATH, "HOME": layout.TMP_FOLDER}
@@ -93,11 +93,7 @@ def containers(
     """Return the processes of a job.
 
     host_for: returns the host of server i. tls: whether the servers serve HTTPS.
-
-    Raises:
-        ConfigError: a pod template holds what it must not.
     """
-    template_rules.check(job)
     scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
     addresses = tuple(
         ServerAddress(f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}", learner_ports.group + index)

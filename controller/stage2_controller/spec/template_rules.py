@@ -99,12 +99,19 @@ _WAY_OUT = {
 _ROOTS = (layout.ROOT, layout.TMP_FOLDER, layout.SHARED_MEMORY_FOLDER)
 
 
+class Misshapen(ConfigError):
+    """A template has another shape than a pod: nothing can be built from it."""
+
+
 def check(job: RolloutMatchingJob) -> None:
     """Raise ConfigError with everything that the two templates must not hold."""
-    own = _own_containers(job)
+    own, templates = _own_containers(job), _templates(job).items()
+    misshapen = [one for role, template in templates for one in _misshapen(f"spec.{role}.template", template, _SHAPE)]
+    if misshapen:
+        raise Misshapen(misshapen)
     problems = [
         problem
-        for role, template in _templates(job).items()
+        for role, template in templates
         for problem in _problems(f"spec.{role}.template", template, own[role], job.spec.gpu_resource)
     ]
     if problems:
@@ -137,10 +144,6 @@ def _problems(path: str, template: Mapping[str, Any], own: set[str], gpu: str) -
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
     yield from _removals(path, template)
-    misshapen = list(_misshapen(path, template, _SHAPE))
-    yield from misshapen
-    if misshapen:
-        return
     spec, path_of_spec = template.get("spec") or {}, f"{path}.spec"
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
     yield from _unknown(path_of_spec, spec, OF_POD, _REFUSED_OF_POD)

@@ -46,7 +46,7 @@ def test_a_configuration_error_is_not_retried(kubectl: Kubectl, controller: Cont
 
 def test_deleting_a_job_deletes_all_that_it_owns(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     children = [child for child in kinds.CHILDREN if not child.of_kueue]  # the job names no queue
-    owned = {one.kind: one.plural for one in (*children, kinds.POD, kinds.ENDPOINT_SLICE)}
+    owned = {one.kind: one.plural for one in (*children, kinds.POD)}
 
     def there() -> set[str]:
         """The kinds of which anything is there."""

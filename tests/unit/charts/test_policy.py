@@ -265,6 +265,15 @@ def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: 
     assert admitted(manifests[POLICY], refused)
 
 
+def test_a_job_that_the_policy_refuses_by_now_may_be_suspended_and_ended(manifests: Any) -> None:
+    raw = b.job(volumes=[{"name": "x", "mountPath": "/x", "hostPath": {"path": "/etc"}}])
+    policy = manifests[POLICY]
+    for change in ({"suspend": True}, {"activeDeadlineSeconds": 60}, {"ttlSecondsAfterFinished": 1}):
+        assert admitted(policy, b.edited(raw, **change), raw) == ""
+    for change in ({"image": "my/other:1"}, {"gpuResource": "amd.com/gpu"}, {"rollout": {"servers": 1}}):
+        assert "hostPath" in admitted(policy, b.edited(raw, **change), raw)
+
+
 def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
     keys = ("hostPaths", "imageRegistries", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
     manifests = template(*(f'policy.{key}=["*"]' for key in keys))

@@ -291,10 +291,10 @@ def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -
     raw = b.job()
     observed = b.started(raw)
     running = b.planned(raw, observed)
-    broken = {**b.job(learner={"gpus": 2}), "status": running.status}
+    broken = b.edited({**raw, "status": running.status}, learner={"gpus": 2})
     made = b.planned(broken, observed)
     assert made.status["phase"] == reasons.RUNNING
-    assert made.deletions == ()
+    assert (made.children, made.deletions) == ((), ())
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
 
 
@@ -305,7 +305,7 @@ def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -
         (b.job_condition("Failed", reasons.BACKOFF_LIMIT), reasons.FAILED, reasons.BACKOFF_LIMIT),
     ],
 )
-def test_a_running_job_whose_spec_breaks_a_rule_ends_with_its_learner(end: Any, phase: str, reason: str) -> None:
+def test_a_running_job_that_a_rule_of_today_refuses_ends_with_its_learner(end: Any, phase: str, reason: str) -> None:
     """The rule may have come with an upgrade: its servers kept their GPUs for good."""
     raw = b.job()
     observed = b.started(raw)
@@ -315,7 +315,7 @@ def test_a_running_job_whose_spec_breaks_a_rule_ends_with_its_learner(end: Any, 
     made = b.planned(broken, done)
     assert (made.status["phase"], made.deletions) == (phase, ("Deployment",))
     assert b.condition(made, phase) == ("True", reason)
-    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
     assert made.status["completionTime"] == "2026-01-02T03:04:05Z"
     again = b.planned({**broken, "status": made.status}, replace(done, deployment=None))
     assert (again.status, again.deletions) == (made.status, ())

@@ -267,25 +267,6 @@ def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest
     assert ended.value.code == "a bug ended the controller"
 
 
-async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_controller, "_UNJUDGED_S", 0.05)
-    judged = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    new: dict[str, Any] = {"spec": {}, "status": {"phase": "Pending"}}
-    changes: list[tuple[dict[str, Any], dict[str, Any], int]] = [
-        (new, {}, 0),
-        ({**new, "spec": {"nodeName": "a"}}, {}, 1),
-        ({**new, "status": {"conditions": [judged]}}, {}, 1),
-        (new, {"deletionTimestamp": "2026-11-23T00:00:00Z"}, 1),
-    ]
-    for pod, more, depth in changes:
-        made = controller(Idle())
-        put_job(made)
-        report(made, "Pod", "ADDED", pod, **more)
-        assert made.queue.depth() == depth
-        await asyncio.sleep(0.1)
-        assert made.queue.depth() == 1, "the scheduler is silent"
-
-
 async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(loop_controller, "LOGGED_LAG_S", 0.2)
     late: asyncio.Queue[float] = asyncio.Queue()

@@ -24,6 +24,13 @@ def life() -> Life:
     return Life(server, store, reconciler(server, store))
 
 
+def learner_pod() -> Object:
+    """The learner's pod, as a watch reports it."""
+    pod = b.learner_pod()
+    own = {names.ANNOTATION_JOB: KEY.name, names.ANNOTATION_JOB_UID: b.job()["metadata"]["uid"]}
+    return {**pod, "metadata": {**pod["metadata"], "resourceVersion": "9", "annotations": own}}
+
+
 def foreign(kind: str) -> Object:
     """An object of somebody else under the name of a child."""
     child = copy.deepcopy(b.child(b.planned(b.job()), kind))
@@ -155,6 +162,7 @@ async def test_a_learner_that_waits_goes_when_the_servers_name_turns_out_to_be_t
 
 async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learner_that_runs(life: Life) -> None:
     await life.one_pass()
+    life.store.put("Pod", learner_pod())
     life.server.remove("Service", "job-3v1-rollout")
     life.server.add(foreign("Service"))
     assert await life.one_pass() == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stage2_controller.children.build import build, parse
+from stage2_controller.children.pods import Control
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed, requests
 from tests.unit.controller import builders as b
@@ -332,7 +333,7 @@ def affinity_of(manifest: Any) -> dict[str, Any]:
 
 def planned_child(kind: str, **choice: Any) -> Any:
     raw = b.job(placement={"affinity": copy.deepcopy(AFFINITY)})
-    children = build(parse(raw, b.SETTINGS), b.SETTINGS, **choice)
+    children = build(parse(raw, b.SETTINGS), b.SETTINGS, control=Control("uid", "hash", **choice))
     return next(one for one in children if one["kind"] == kind)
 
 

@@ -1,0 +1,152 @@
+"""Jobs that run while the controller is upgraded: no pod of theirs notices, whatever defaults and rules are new.
+
+`old/states/` has the example jobs of earlier versions as their API server held them, with their status and children.
+"""
+
+import copy
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api.crd import custom_resource_definition
+from stage2_controller import reasons
+from stage2_controller.children import comparison
+from stage2_controller.children.build import parse
+from stage2_controller.observed import Observed
+from stage2_controller.spec import kinds, names
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.place.test_placement import planned
+
+STATES = sorted((Path(__file__).parents[1] / "old" / "states").glob("*.jsonl"))
+RECORDED = [
+    pytest.param(json.loads(line), id=f"{path.stem}-{json.loads(line)['job']['metadata']['name']}")
+    for path in STATES
+    for line in path.read_text(encoding="utf-8").splitlines()
+]
+
+
+def defaulted(value: Any, schema: Any) -> Any:
+    """What an API server with the definition of today reads where it stored `value`."""
+    if isinstance(value, dict):
+        for key, below in schema.get("properties", {}).items():
+            if key not in value and "default" in below:
+                value[key] = copy.deepcopy(below["default"])
+            if key in value:
+                defaulted(value[key], below)
+    elif isinstance(value, list):
+        for one in value:
+            defaulted(one, schema.get("items", {}))
+    return value
+
+
+def running(recorded: Any) -> tuple[b.Object, Observed]:
+    """The job and what is observed of it, once the API server has the definition of today."""
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    raw, children = copy.deepcopy(recorded["job"]), recorded["children"]
+    defaulted(raw["spec"], version["schema"]["openAPIV3Schema"]["properties"]["spec"])
+    parts: Any = {kinds.CHILD[kind].field: child for kind, child in children.items()}
+    pods = [b.pod(names.ROLE_LEARNER, b.up("learner"))]
+    if "Deployment" in children:
+        containers = children["Deployment"]["spec"]["template"]["spec"]["containers"]
+        pods.append(b.pod(names.ROLE_ROLLOUT, *(b.up(one["name"]) for one in containers)))
+    return raw, Observed(**parts, pods=tuple(pods))
+
+
+def of_pods(made: Any, observed: Observed) -> list[str]:
+    """The kinds with pods that a plan would write."""
+    writes = comparison.writes(made.children, observed)
+    return [write.manifest["kind"] for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> None:
+    raw, observed = running(recorded)
+    account = n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"}))
+    made = planned(raw, account, observed)
+    assert (made.deletions, of_pods(made, observed)) == ((), [])
+    assert made.status["phase"] == reasons.RUNNING
+    again = planned(b.edited(b.with_status(raw, made), ttlSecondsAfterFinished=60), account, observed)
+    assert (again.deletions, of_pods(again, observed)) == ((), [])
+    stops = planned(b.edited(b.with_status(raw, made), suspend=True), account, observed)
+    assert set(stops.deletions) == {"Job", *({"Deployment"} & recorded["children"].keys())}
+
+
+def upgraded(raw: b.Object) -> b.Object:
+    """A job whose hash another version has computed, by defaults of its own."""
+    status = {**b.planned(raw, b.started(raw)).status, "specHash": "of-another-version"}
+    del status["currentHash"]
+    return {**raw, "status": status}
+
+
+def built_by_another(raw: b.Object) -> Observed:
+    """Its children."""
+    parts = vars(b.started(raw)).copy()
+    for field in ("learner", "deployment"):
+        child = copy.deepcopy(parts[field])
+        child["metadata"]["annotations"][names.ANNOTATION_SPEC_HASH] = "of-another-version"
+        parts[field] = child
+    return Observed(**parts)
+
+
+def test_an_edit_counts_by_what_its_author_changed() -> None:
+    raw, observed = upgraded(b.job()), built_by_another(b.job())
+    first = b.planned(raw, observed)
+    assert first.deletions == ()
+    assert first.status["specHash"] == "of-another-version"
+    raw = b.with_status(raw, first)
+    deadline = b.planned(b.edited(raw, activeDeadlineSeconds=86_400), observed)
+    assert deadline.deletions == ()
+    image = b.planned(b.edited(raw, image="another:1"), observed)
+    assert image.deletions == ("Job", "Deployment")
+    assert image.status["specHash"] == image.status["currentHash"]
+
+
+WIDE = {"volumes": [{"name": "data", "mountPath": "/data", "hostPath": {"path": "/nowhere"}}]}
+NARROW = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, host_paths=()))
+
+
+def under_a_narrow_policy(raw: b.Object, observed: Observed, *, after_s: float = 0) -> Any:
+    return b.plan(raw, observed, settings=NARROW, now=b.NOW + timedelta(seconds=after_s))
+
+
+def test_a_running_job_that_the_policy_refuses_by_now_is_managed_to_its_end() -> None:
+    raw = b.job(activeDeadlineSeconds=600, ttlSecondsAfterFinished=60, **WIDE)
+    observed = b.started(raw)
+    raw = b.with_status(raw, b.planned(raw, observed))
+    made = under_a_narrow_policy(raw, observed)
+    assert (made.status["phase"], made.deletions) == (reasons.RUNNING, ())
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
+    assert "spec.volumes[0].hostPath.path" in b.message(made, reasons.ACCEPTED)
+    assert of_pods(made, observed) == []
+    suspended = under_a_narrow_policy(b.edited(raw, suspend=True), observed)
+    assert (suspended.status["phase"], suspended.deletions) == (reasons.SUSPENDED, ("Job", "Deployment"))
+    late = under_a_narrow_policy(raw, observed, after_s=600)
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
+    gone = under_a_narrow_policy(b.with_status(raw, late), b.NOTHING, after_s=661)
+    assert gone.delete_job
+
+
+def test_a_new_start_of_it_is_refused() -> None:
+    raw = b.job(suspend=True, **WIDE)
+    raw = b.with_status(raw, b.planned(raw))
+    assert b.condition(under_a_narrow_policy(raw, b.NOTHING), reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
+    for resumed in (b.edited(raw, suspend=False), b.job(**WIDE)):
+        made = under_a_narrow_policy(resumed, b.NOTHING)
+        assert (made.children, made.status["phase"]) == ((), reasons.FAILED)
+        assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert b.condition(b.planned(b.with_status(raw, made)), reasons.ACCEPTED) == ("True", reasons.VALID)
+
+
+def test_a_key_that_was_removed_keeps_no_running_job_from_its_end() -> None:
+    raw = b.job()
+    raw = b.with_status(raw, b.planned(raw, b.started(raw)))
+    raw["spec"]["config"]["training"]["async_save"] = True
+    parsed = parse(raw, b.SETTINGS)
+    assert "training.async_save" in str(parsed.refused)
+    made = b.planned(raw, b.started(b.job()))
+    assert (made.status["phase"], made.deletions) == (reasons.RUNNING, ())
