@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from stage2_trainer.prepare.record_writer import RecordChoice
 
 imports = typer.Typer(no_args_is_help=True, help="Create a data file of records from annotations of another format.")
+
+MOST_FILES = 10_000  # that are looked through for a name like a missing one
 
 Shape = Literal["bbox", "poly"]
 Sorting = Literal["reading", "file"]
@@ -143,8 +147,24 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
     images = read(tally)
     write_records(with_progress(images, "images", images.total), output, choice, tally)
     print_tally(tally, output)
+    if not tally.records:
+        output.unlink()
+        console = plain_console(stderr=True)
+        console.print("nothing was kept, and no file was written")
+        for path, root in tally.missing:
+            console.print(f"looked for {printable(str(path))}{_nearest(path, root)}")
+        raise typer.Exit(os.EX_DATAERR)
     for folder in map(printable, sorted(tally.outside)):
         plain_console().print(f"  its images are in {folder}: name that in custom.image_roots, or in ROOT_IMAGE_DIR")
+
+
+def _nearest(path: Path, root: Path) -> str:
+    """Return the file whose name is most like a missing one's; empty where none is."""
+    from stage2_trainer.data.files import files_below
+
+    below = {one.name: one for one in islice(files_below(root), MOST_FILES)}
+    near = get_close_matches(path.name, below, n=1)
+    return f"; there is {printable(str(below[near[0]]))}" if near else ""
 
 
 def print_tally(tally: Tally, output: Path) -> None:

@@ -70,6 +70,17 @@ def test_of_voc(tmp_path: Path) -> None:
     assert "1 records, 2 objects" in kept.stdout
 
 
+def test_an_import_that_keeps_nothing_says_where_it_looked(tmp_path: Path) -> None:
+    odd_sets.picture(tmp_path / "images" / "train" / "000017.png")
+    image = {"id": 17, "file_name": "000017.png", "width": 100, "height": 200}
+    document = {"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    output = tmp_path / "out.jsonl"
+    done = stage2("coco", "--annotations", tmp_path / "x.json", "--images", tmp_path / "images", "--output", output)
+    assert (done.returncode, output.exists()) == (65, False)
+    assert f"looked for {tmp_path}/images/000017.png; there is {tmp_path}/images/train/000017.png" in done.stderr
+
+
 def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_path: Path) -> None:
     objects = voc_object("dog", (11, 21, 50, 100))
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects, "b": objects}), tmp_path / "x.jsonl"

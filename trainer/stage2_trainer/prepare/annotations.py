@@ -93,7 +93,8 @@ class AnnotatedSet:
 class Tally:
     """What was written, left out and changed: a count for each reason, and the first few names.
 
-    outside: folders of images that are not below the data file's.
+    outside: folders of images that are not below the data file's. missing: the first few paths without a file, and the
+    folder of each.
     """
 
     records: int = 0
@@ -103,6 +104,7 @@ class Tally:
     changed: Counter[str] = field(default_factory=Counter)
     names: dict[str, list[str]] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)
+    missing: list[tuple[Path, Path]] = field(default_factory=list)
 
     def leave_out_image(self, reason: str, name: str) -> None:
         """Count an image that is not written."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from stage2_trainer.prepare.annotations import (
 )
 from stage2_trainer.prepare.outlines import outlines_of
 
+MOST_DIGITS = 18  # of an id, so that it is a 64-bit integer in other tools
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category without objects in the file, which records cannot hold"
 NO_FEDERATED = "a category in an image's federated lists that is not in the file"
@@ -50,13 +51,14 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
     paths = {number: images / _file_name(entry, annotations) for number, entry in entries.items()}
     of_image: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for annotation in document["annotations"]:
-        if _id(annotation.get("image_id")) not in entries:
+        number = _known_id(annotation.get("image_id"), entries)
+        if number not in entries:
             tally.leave_out_object(NO_IMAGE, str(annotation.get("id")))
             continue
-        of_image[annotation["image_id"]].append(annotation)
+        of_image[number].append(annotation)
     federated = {number: _federated(entry, names, annotations, tally) for number, entry in entries.items()}
     count_same_names(names.values(), tally)
-    used = {_id(annotation.get("category_id")) for annotation in document["annotations"]}
+    used = {_known_id(annotation.get("category_id"), names) for annotation in document["annotations"]}
     for number, name in names.items():
         if number not in used:
             tally.change(NO_OBJECT, name)
@@ -101,6 +103,16 @@ def _id(value: Any) -> int | str | None:
     return value if (isinstance(value, int) and not isinstance(value, bool)) or is_text(value) else None
 
 
+def _known_id(value: Any, known: Container[Any]) -> int | str | None:
+    """Return the id that is meant: some tools write 17 in one list and "17" in another."""
+    number = _id(value)
+    if number is None or number in known:
+        return number
+    is_number = isinstance(number, str) and number.isdecimal() and len(number) <= MOST_DIGITS
+    other = int(number) if is_number else str(number)
+    return other if other in known else number
+
+
 def _names(categories: Sequence[Mapping[str, Any]], path: Path) -> dict[Any, str]:
     found = {}
     for number, category in _by_id(categories, f"{path} categories").items():
@@ -127,9 +139,10 @@ def _federated(entry: Mapping[str, Any], names: Mapping[Any, str], path: Path, t
             where = f"{path} images {entry['id']}.{key}"
             raise refused(where, listed, "must be a list of categories' ids", "correct the file, or take the key out")
         if listed:
-            found[key] = [names[one] for one in listed if one in names]
+            numbers = [_known_id(one, names) for one in listed]
+            found[key] = [names[number] for number in numbers if number in names]
         for one in listed:
-            if one not in names:
+            if _known_id(one, names) not in names:
                 tally.change(NO_FEDERATED, f"image {entry['id']}: {one}")
     return found
 
@@ -150,7 +163,7 @@ def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines
     """Return the object of an annotation. Raises LeftOut."""
     if is_crowd(annotation.get("iscrowd")):
         raise LeftOut(CROWD)
-    category = _id(annotation.get("category_id"))
+    category = _known_id(annotation.get("category_id"), names)
     if category not in names:
         raise LeftOut(NO_CATEGORY)
     x, y, width, height = four_numbers(annotation.get("bbox"))

@@ -25,6 +25,7 @@ Order = Literal["reading", "file"]
 TOLERANCE_BINS = 1.0
 CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
+NAMED_MISSING = 3
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
 OUTSIDE = "its file is not in the folder of the data set, nor in one of ROOT_IMAGE_DIR"
@@ -98,6 +99,8 @@ class _Writer:
                 raise LeftOut(NO_TEXT)
             objects = self._objects(image, width, height)
         except LeftOut as left_out:
+            if str(left_out) == MISSING and len(self._tally.missing) < NAMED_MISSING:
+                self._tally.missing.append((image.path, image.root))
             self._tally.leave_out_image(str(left_out), image.sample_id)
             return None
         if image.sample_id in self._ids:

@@ -52,6 +52,13 @@ def bins(one):
     return [coord_bin(token) for token in one.get("bbox_2d") or one["poly"]]
 
 
+def test_an_id_is_the_same_as_a_number_and_as_a_text(tmp_path):
+    categories = [{"id": "3", "name": "cat"}]
+    data = DataSet(tmp_path, [annotation(1, image="1"), annotation(2)], categories=categories)
+    (record,) = data.records()
+    assert [one["desc"] for one in record["objects"]] == ["cat", "cat"]
+
+
 def test_a_box_becomes_bins_of_its_image_and_its_category_the_description(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18, bbox=(0, 0, 100, 200))])
     (record,) = data.records(order="file")
