@@ -49,12 +49,13 @@ def _export(request: ExportRequest) -> None:
 
     console = plain_console()
     checkpoint = open_checkpoint(request.checkpoint, model=request.model)
-    with console.status(Text(f"exporting {request.checkpoint}")):
+    with console.status(Text(f"exporting {checkpoint.folder}")):
         if request.adapter:
             exported = export_adapter(checkpoint, request.output)
         else:
             dtype = getattr(torch, request.dtype) if request.dtype else None
             exported = export_model(checkpoint, request.output, dtype=dtype)
+    console.print(f"from {checkpoint.folder}")
     console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e9:.2f} GB, verified")
     if exported.untied:
         console.print("  its output head is a separate tensor, because head and embeddings were trained separately")

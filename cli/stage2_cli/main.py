@@ -252,7 +252,9 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder of a run.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run's folder: its best one.")
+    ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     model: Annotated[
         str | None,

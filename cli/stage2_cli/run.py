@@ -85,7 +85,7 @@ class Watcher:
         """Print new records of the learner's log, then show its progress."""
         for record in self._new_records():
             if line := describe(record):
-                console().print(line)
+                console().print(line, markup=False)
         # The learner does not answer before it listens or after it has ended; the exit code covers that.
         body = self._progress()
         progress = None if body is None else read_report(json.loads(body))
@@ -121,6 +121,8 @@ def describe(record: dict[str, Any]) -> str | None:
             f"matched {record.get('rollout/matched_for_supervision', 0):.0f} "
             f"of {record.get('rollout/gt_objects', 0):.0f} objects"
         )
+    if record["event"] == "bad_sample":
+        return f"sample {record['sample_id']} is set aside: {record['reason']}"
     if record["event"] == "evaluation" and "eval_reward" in record:
         return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
     if record["event"] == "evaluation":

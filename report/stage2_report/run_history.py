@@ -24,6 +24,8 @@ KEPT = ("loss", "grad_norm", "learning_rate", "reward", "rewards/", "step/", "ro
 """Prefixes of the keys that the page draws."""
 WAY_OUT = "give <output_dir>, its stage2_log.jsonl, or the saved output of `kubectl logs` of the learner"
 
+NAMED = 3  # samples that were set aside, with their reasons
+
 Record = Mapping[str, Any]
 Points = list[tuple[int, float]]
 
@@ -94,6 +96,24 @@ class SeriesStore:
         return sorted(dict(zip(self._steps[key], self._values[key], strict=True)).items())
 
 
+class SetAside:
+    """The samples that a run set aside, with the reasons of the first few."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def add(self, record: Record) -> None:
+        """Add a `bad_sample` record; a sample counts once."""
+        self._reasons[str(record["sample_id"])] = str(record["reason"])
+
+    def __str__(self) -> str:
+        """Return a sentence; empty where there are none."""
+        if not self._reasons:
+            return ""
+        first = "; ".join(f"{name}: {why}" for name, why in [*self._reasons.items()][:NAMED])
+        return f"{len(self._reasons):,} samples were set aside ({first}{'; …' if len(self._reasons) > NAMED else ''})"
+
+
 @dataclass
 class RunHistory:
     """The log of a run. reproducibility, best: the last records of these events."""
@@ -104,6 +124,7 @@ class RunHistory:
     evaluations: SeriesStore = field(default_factory=SeriesStore)
     reproducibility: Record = field(default_factory=dict)
     best: Record = field(default_factory=dict)
+    set_aside: SetAside = field(default_factory=SetAside)
     last_step: int = 0
 
     @property
@@ -121,6 +142,8 @@ class RunHistory:
         event, step = record.get("event"), record.get("step")
         if event == "reproducibility":
             self.reproducibility = record
+        elif event == "bad_sample":
+            self.set_aside.add(record)
         if not isinstance(step, int):
             return
         if event == "step":

@@ -20,6 +20,7 @@ from stage2_report.run_history import (
     SPREAD,
     WAY_OUT,
     Record,
+    SetAside,
     find_log,
     folder_of_images,
     read_records,
@@ -89,10 +90,12 @@ def _report_run(run: Path, console: Console, *, keep_samples: bool) -> EndSample
     """Print the tables of a run; return its held-out samples, if they are to be kept."""
     log = find_log(run)
     steps, times, evaluations, samples = StepRows(), TimeMeans(), EvaluationRows(), EndSamples()
+    set_aside = SetAside()
     readers: dict[str, Sequence[Callable[[Record], None]]] = {
         "step": (steps.add, times.add),
         "evaluation": (evaluations.add,),
         "evaluation_sample": (samples.add,) if keep_samples else (),
+        "bad_sample": (set_aside.add,),
     }
     for record in read_records(log):
         for add in readers.get(record["event"], ()):
@@ -102,6 +105,8 @@ def _report_run(run: Path, console: Console, *, keep_samples: bool) -> EndSample
     for table in (steps.table(), times.table(), evaluations.table()):
         if table is not None:
             console.print(table)
+    if text := str(set_aside):
+        console.print(text, markup=False, soft_wrap=True)
     return samples
 
 

@@ -29,8 +29,6 @@ COMMANDS = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
 STEPS = 2
 SMALLER = {
     "--train 2000 --test 64": "--train 8 --test 2",
-    "runs/stage1/checkpoint-1400": f"runs/stage1/checkpoint-{STEPS}",
-    "runs/stage2/checkpoint-20": f"runs/stage2/checkpoint-{STEPS}",
 }
 # What makes the jobs of a CPU as small, between the command that writes them and those that run them.
 FEWER_STEPS = (

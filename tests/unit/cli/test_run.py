@@ -41,6 +41,7 @@ EVALUATION = {"event": "evaluation", "step": 3}
             "evaluation at step 3: F1 0.250, 0.125 with class at IoU 0.5",
         ),
         ({"event": "start"}, None),
+        ({"event": "bad_sample", "sample_id": "a", "reason": "[gone]"}, "sample a is set aside: [gone]"),
     ],
 )
 def test_a_record_is_one_line(record, line):

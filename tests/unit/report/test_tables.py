@@ -9,6 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from stage2_api.errors import ConfigError
+from stage2_report.html_page import PageRequest, render_page
 from stage2_report.picture import EndSamples, write_samples
 from stage2_report.tables import EvaluationRows, StepRows, report_runs
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
@@ -80,6 +81,15 @@ def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
 def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(tmp_path):
     with pytest.raises(ConfigError, match=r"--picture.*needs held-out rollouts.*--html"):
         report_runs([write_log(tmp_path, [grpo_step(1)])], picture=tmp_path / "out.png")
+
+
+def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_path, capsys):
+    bad = [{"event": "bad_sample", "sample_id": f"s{k % 5}", "reason": f"[{k % 5}] is cut off"} for k in range(9)]
+    write_log(tmp_path, [timed_step(1, 2.0), *bad])
+    report_runs([tmp_path])
+    sentence = "5 samples were set aside (s0: [0] is cut off; s1: [1] is cut off; s2: [2] is cut off; …)"
+    assert sentence in capsys.readouterr().out
+    assert sentence in render_page(PageRequest([tmp_path], tmp_path / "page.html"))
 
 
 def test_a_log_without_steps_is_refused(tmp_path):

@@ -63,10 +63,11 @@ class TrainedCheckpoint:
 
 
 def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpoint:
-    """Return a checkpoint. model: its base model, a folder or a name in the cache; None = as the checkpoint says.
+    """Return a checkpoint, of a run's folder the best. model: its base model, a folder or a name in the cache.
 
     Raises ConfigError if it is no whole checkpoint, or its base model is not here, or is another one.
     """
+    folder = _best_of(folder)
     _require_whole(folder)
     has_adapter = (folder / ADAPTER_CONFIG).is_file()
     adapter = _json(folder / ADAPTER_CONFIG) if has_adapter else None
@@ -81,15 +82,20 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
 
 
+def _best_of(folder: Path) -> Path:
+    """Return the best checkpoint of a run's folder, or the newest where none is the best; else the folder itself."""
+    newest = None if (folder / STATE).is_file() else newest_whole(folder)
+    if newest is None:
+        return folder
+    best = newest.with_name(Path(_json(newest / STATE).get("best_model_checkpoint") or newest.name).name)
+    return newest if flaw_of(best) else best
+
+
 def _require_whole(folder: Path) -> None:
     if not folder.is_dir():
         raise _refused("CHECKPOINT", folder, "must be the folder of a checkpoint", "correct the path")
     if not (folder / STATE).is_file() and list_checkpoints(folder):
-        newest = newest_whole(folder)
-        way_out = (
-            f"give one of them: the newest is {newest}" if newest else "none of them is complete: continue training"
-        )
-        raise _refused("CHECKPOINT", folder, "is a run's folder with checkpoints in it, and none itself", way_out)
+        raise _refused("CHECKPOINT", folder, "is a run's folder without a complete checkpoint", "continue training")
     if flaw := flaw_of(folder):
         rule = f"must be a whole checkpoint ({flaw})"
         raise _refused("CHECKPOINT", folder, rule, "give another one: those that a run has named are whole")

@@ -67,10 +67,10 @@ Run these commands in this folder. On a cluster, use `kubectl apply -f` instead 
 
     stage2 doctor stage1.yaml
     stage2 run stage1.yaml --work-dir runs/stage1-work
-    stage2 export runs/stage1/checkpoint-{stage1} --output models/stage1
+    stage2 export runs/stage1 --output models/stage1
     stage2 run stage2.yaml --work-dir runs/stage2-work
     stage2 report runs/stage2 --html runs/stage2.html
-    stage2 export runs/stage2/checkpoint-{stage2} --output models/stage2
+    stage2 export runs/stage2 --output models/stage2
 """
 
 
@@ -118,13 +118,12 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
         found = _measure(aside, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, output.resolve(), None if stock else source)
         sizes = choose(found, gpus=request.gpus)
-        steps = {"stage1": sizes.stage1.steps.value, "stage2": sizes.stage2.steps.value}
         name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
         for stage, what in STAGES.items():
             text = HEAD.format(stage=stage, what=what, name=name) + job_file(stage, folders, sizes, request.gpus)
             parse_job(yaml.safe_load(text))
             (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
-        (aside / "README.md").write_text(README.format(name=name, **steps), encoding="utf-8")
+        (aside / "README.md").write_text(README.format(name=name), encoding="utf-8")
         (aside / RUNS).mkdir()
     return Project(folders, parts[0].tally, parts[1].tally, found)
 

@@ -27,9 +27,18 @@ def test_a_checkpoint_without_weights_is_refused(dora, tmp_path):
         open_checkpoint(bare)
 
 
-def test_a_runs_folder_leads_to_its_newest_checkpoint(dora):
-    with pytest.raises(ConfigError, match=f"the newest is {dora}"):
-        open_checkpoint(dora.parent)
+def test_of_a_runs_folder_the_best_checkpoint_is_taken_or_else_the_newest(dora, tmp_path):
+    run = tmp_path / "run"
+    for step in (3, 9):
+        shutil.copytree(dora, run / f"checkpoint-{step}")
+    assert open_checkpoint(run).folder == run / "checkpoint-9"
+    newest = run / "checkpoint-9"
+    (newest / "stage2_checkpoint.json").unlink()
+    state = json.loads((newest / "trainer_state.json").read_text())
+    (newest / "trainer_state.json").write_text(json.dumps({**state, "best_model_checkpoint": "/moved/checkpoint-3"}))
+    assert open_checkpoint(run).folder == run / "checkpoint-3"
+    shutil.rmtree(run / "checkpoint-3")
+    assert open_checkpoint(run).folder == newest
 
 
 def test_what_is_no_folder_is_refused(tmp_path):
