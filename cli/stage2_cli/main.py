@@ -26,6 +26,7 @@ Mapped = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
 ]
+Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
 ]
@@ -157,7 +158,7 @@ def run(
     work_dir: Annotated[Path, typer.Option(help="Folder of configuration, token, logs and empty volumes.")] = Path(
         "out/run"
     ),
-    engine: Annotated[str, typer.Option(help="vllm, or stub, a fast server on the CPU for trials.")] = "vllm",
+    engine: Engine = "vllm",
     overwrite: Overwrite = False,
 ) -> None:
     """Run a job on this machine: the controller's containers as processes."""
@@ -170,7 +171,7 @@ def run(
 def serve(
     config: ConfigFile,
     server: Annotated[int, typer.Option(help="Index of this server among the configured ones, from 0.")],
-    engine: Annotated[str, typer.Option(help="vllm or stub.")] = "vllm",
+    engine: Engine = "vllm",
     host: Annotated[
         str | None, typer.Option(help="Address to bind; by default loopback if the server's base_url is.")
     ] = None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import signal
 import ssl
@@ -42,6 +43,7 @@ from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts
 from stage2_report.run_history import parse_record
 from stage2_trainer.data.files import check_place
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.checkpoints import best_whole, newest_whole
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
 
@@ -195,15 +197,47 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
     with learner_ports(job.spec.rollout.servers) as ports:
         local = prepare(job, mappings, work_dir.resolve(), engine, ports)
         _check(local)
-        return _run(local, overwrite=overwrite)
+        try:
+            code = _run(local, overwrite=overwrite)
+        except KeyboardInterrupt:
+            console().print(_how_to_resume(_output(local)), markup=False)
+            raise
+        if code == os.EX_OK:
+            console().print(_what_is_next(_output(local)), markup=False)
+        return code
+
+
+def _output(local: LocalRun) -> Path:
+    return Path(load_config(local.work_dir / CONFIG).training.output_dir)
+
+
+def _how_to_resume(output: Path) -> str:
+    """Return what was saved of a run that was interrupted, and the command that resumes it."""
+    saved = newest_whole(output)
+    command = shlex.join(["stage2", *(word for word in sys.argv[1:] if word != "--overwrite")])
+    return f"saved: {saved or 'nothing, so the run starts from its first step'}; to resume: {command}"
+
+
+def _what_is_next(output: Path) -> str:
+    """Return what may follow a run that has ended."""
+    best = best_whole(output)
+    if best is None:
+        return f"the run has ended, and saved no checkpoint in {output}"
+    export = shlex.join(["stage2", "export", str(output), "--output", "DIR"])
+    more = "raise training.max_steps and set training.resume to allow-changes"
+    return f"the run has ended; best checkpoint: {best}. To export it: {export}. To train for longer: {more}"
 
 
 def _run(local: LocalRun, *, overwrite: bool = False) -> int:
     console().print(f"[bold]{local.job.metadata.name}[/]: {len(local.workload.servers)} rollout servers, one learner")
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
-        servers = _start_servers(local, cleanup)
-        return _wait_until_ready(servers, local) or _train(local, servers, cleanup, overwrite=overwrite)
+        try:
+            servers = _start_servers(local, cleanup)
+            return _wait_until_ready(servers, local) or _train(local, servers, cleanup, overwrite=overwrite)
+        except KeyboardInterrupt:
+            console().print("stopping: the learner saves its last whole step; Ctrl-C again ends it at once")
+            raise
 
 
 def prepare(

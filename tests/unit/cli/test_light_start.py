@@ -84,6 +84,12 @@ def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done, loaded = stage2(tmp_path, "run", "lost.yaml", "--engine", "foo")
+    assert (done.returncode, "foo" in done.stderr) == (2, True)
+    assert loaded & HEAVY == set()
+
+
 def test_data_files_are_validated_without_anything_heavy(tmp_path: Path) -> None:
     done, loaded = stage2(tmp_path, "validate", run_over(tmp_path, MATCHING, BROKEN))
     assert done.returncode == 64

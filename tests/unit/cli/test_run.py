@@ -113,6 +113,21 @@ def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) ->
     assert hung.exit_code == -signal.SIGKILL
 
 
+def test_a_run_says_what_it_saved_and_what_may_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["stage2", "run", "my job.yaml", "--overwrite"])
+    assert "nothing, so the run starts from its first step; to resume: stage2 run 'my job.yaml'" in (
+        run._how_to_resume(tmp_path)
+    )
+    for step, best in ((2, None), (4, "/elsewhere/checkpoint-2")):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = {"global_step": step, "best_model_checkpoint": best}
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    assert run._how_to_resume(tmp_path).startswith(f"saved: {tmp_path}/checkpoint-4; to resume: ")
+    assert f"best checkpoint: {tmp_path}/checkpoint-2. To export it: stage2 export {tmp_path}" in (
+        run._what_is_next(tmp_path)
+    )
+
+
 def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.report import EVENT
 from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, require_plain, weight_files
-from stage2_trainer.process.checkpoints import COURSE, STATE, flaw_of, list_checkpoints, newest_whole
+from stage2_trainer.process.checkpoints import COURSE, STATE, best_whole, flaw_of, list_checkpoints
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
 from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
@@ -67,7 +67,8 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
 
     Raises ConfigError if it is no whole checkpoint, or its base model is not here, or is another one.
     """
-    folder = _best_of(folder)
+    if not (folder / STATE).is_file():
+        folder = best_whole(folder) or folder
     _require_whole(folder)
     has_adapter = (folder / ADAPTER_CONFIG).is_file()
     adapter = _json(folder / ADAPTER_CONFIG) if has_adapter else None
@@ -80,15 +81,6 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
     require_plain(base, path="--model", value=name)
     _require_same_base(course, name, base, folder)
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
-
-
-def _best_of(folder: Path) -> Path:
-    """Return the best checkpoint of a run's folder, or the newest where none is the best; else the folder itself."""
-    newest = None if (folder / STATE).is_file() else newest_whole(folder)
-    if newest is None:
-        return folder
-    best = newest.with_name(Path(_json(newest / STATE).get("best_model_checkpoint") or newest.name).name)
-    return newest if flaw_of(best) else best
 
 
 def _require_whole(folder: Path) -> None:

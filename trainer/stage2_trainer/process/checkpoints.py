@@ -71,6 +71,16 @@ def newest_whole(folder: Path) -> Path | None:
     return None
 
 
+def best_whole(folder: Path) -> Path | None:
+    """Return the best checkpoint of an output folder, or the newest where none is; None without a whole one."""
+    newest = newest_whole(folder)
+    if newest is None:
+        return None
+    named = json.loads((newest / STATE).read_text(encoding="utf-8")).get("best_model_checkpoint")
+    best = newest.with_name(Path(named or newest.name).name)
+    return newest if flaw_of(best) else best
+
+
 def flaw_of(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint; None if it is whole.
 
