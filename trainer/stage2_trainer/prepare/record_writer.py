@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +15,14 @@ import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
 from stage2_trainer.data.files import check_new_file, leads_inside, new_file, new_folder, relative_path
-from stage2_trainer.data.images import ImageError, header_of, read_header
+from stage2_trainer.data.images import SIDEWAYS, UPRIGHT, ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
 from stage2_trainer.prepare.outlines import area, simplified, without_repeats
 
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
+Exif = Literal["auto", "shown", "raw"]
 TOLERANCE_BINS = 1.0
 CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
@@ -30,7 +31,10 @@ MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
 OUTSIDE = "its file is not in the folder of the data set, nor in one of ROOT_IMAGE_DIR"
 NO_TEXT = "its file name is not UTF-8, and cannot be written into a record"
-TURNED = "it is rotated by EXIF, and its annotations may refer to the unrotated image"
+TURNED = (
+    "EXIF rotates it, and nothing says whether its annotations are of the stored pixels (--exif raw) or not (shown)"
+)
+FOLLOWED = "annotations of an image's stored pixels were rotated with it, as its EXIF says"
 OTHER_SIZE = "its file has another size than its annotations"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
@@ -49,7 +53,8 @@ class RecordChoice:
     """How records are written.
 
     classes: descriptions to keep; None keeps all. limit: most records. max_objects: images with more are left out,
-    never trimmed, because a model would learn to list only some of the objects.
+    never trimmed, because a model would learn to list only some of the objects. exif: what the annotations of a rotated
+    image refer to; `auto` compares their size with the image's.
     """
 
     geometry: Geometry = "bbox"
@@ -57,6 +62,7 @@ class RecordChoice:
     classes: frozenset[str] | None = None
     limit: int | None = None
     max_objects: int | None = None
+    exif: Exif = "auto"
 
 
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
@@ -93,7 +99,10 @@ class _Writer:
     def record(self, image: AnnotatedImage) -> dict[str, Any] | None:
         """Return the record of an image; None where it is left out."""
         try:
-            width, height = _size(image)
+            width, height, orientation = _size(image, self._choice.exif)
+            if orientation != UPRIGHT:
+                image = _followed(image, orientation, (width, height))
+                self._tally.change(FOLLOWED, image.sample_id)
             place = relative_path(image.path, self._output.parent) if image.content is None else ""
             if not is_text(place) or not is_text(image.sample_id):
                 raise LeftOut(NO_TEXT)
@@ -192,8 +201,8 @@ class _Writer:
         return (x1, y1, x2, y1, x2, y2, x1, y2)
 
 
-def _size(image: AnnotatedImage) -> tuple[int, int]:
-    """Return width and height from the image's header. Raises LeftOut."""
+def _size(image: AnnotatedImage, exif: Exif) -> tuple[int, int, int]:
+    """Return width and height as shown, and the orientation that annotations have to follow. Raises LeftOut."""
     if image.content is None and not os.path.exists(image.path):
         raise LeftOut(MISSING)
     if image.content is None and not leads_inside(image.path, (image.root,)):
@@ -202,11 +211,33 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
         header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))
     except ImageError as error:
         raise LeftOut(UNREADABLE) from error
-    if header.rotated and (header.stored == header.size or image.size in (None, header.stored)):
+    is_raw = exif == "raw" or (exif == "auto" and image.size == header.stored)
+    if header.rotated and exif == "auto" and (image.size is None or header.stored == header.size):
         raise LeftOut(TURNED)
-    if image.size not in (None, header.size):
+    if image.size not in (None, header.stored if is_raw else header.size):
         raise LeftOut(OTHER_SIZE)
-    return header.size
+    return (*header.size, header.orientation if is_raw else UPRIGHT)
+
+
+def _followed(image: AnnotatedImage, orientation: int, shown: tuple[int, int]) -> AnnotatedImage:
+    """Return an image whose annotations are rotated from its stored pixels to the shown ones; shown: its size."""
+    sideways = orientation in SIDEWAYS
+    w, h = (1, 1) if image.shares else shown[::-1] if sideways else shown
+
+    def point(x: float, y: float) -> tuple[float, float]:
+        return {
+            2: (w - x, y), 3: (w - x, h - y), 4: (x, h - y), 5: (y, x), 6: (h - y, x), 7: (h - y, w - x), 8: (y, w - x),
+        }[orientation]  # fmt: skip
+
+    def turned(one: AnnotatedObject) -> AnnotatedObject:
+        corners = point(*one.box[:2]), point(*one.box[2:])
+        (x1, x2), (y1, y2) = (sorted(values) for values in zip(*corners, strict=True))
+        size = one.outlines.mask_size
+        parts = [[point(x, y) for x, y in part] for part in one.outlines.parts]
+        outlines = replace(one.outlines, parts=parts, mask_size=size and (size[::-1] if sideways else size))
+        return replace(one, box=(x1, y1, x2, y2), outlines=outlines)
+
+    return replace(image, objects=[turned(one) for one in image.objects])
 
 
 def images_folder(output: Path) -> Path:

@@ -68,10 +68,6 @@ IMAGES = {
     "an image of 3.6 gigapixels": (BOMB, record_writer.UNREADABLE),
     "a line of one pixel": (encoded(size=(1, 201)), record_writer.UNREADABLE),
     "no file": (None, record_writer.MISSING),
-    "turned, where annotations say the stored size": (
-        encoded(form="JPEG", orientation=6),
-        (record_writer.TURNED, record_writer.TURNED, record_writer.TURNED),
-    ),
     "turned, where annotations say the shown size": (
         encoded(form="JPEG", size=(200, 100), orientation=6),
         (KEPT, record_writer.TURNED, KEPT),
