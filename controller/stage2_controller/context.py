@@ -107,14 +107,20 @@ class PlanContext:
         return self.job.spec.suspend or self.spec_changed or self.renews_secret
 
     @property
+    def holds_secret(self) -> bool:
+        """Whether pods of the job have the content of its Secret, or may get it any moment."""
+        return self.stands or not all(map(ended, self.observed.pods))
+
+    @property
     def renews_secret(self) -> bool:
         """Whether the job's Secret has to be replaced: its certificates expire soon, or pods need some and it has none.
 
-        Pods that were created before jobs had certificates continue without.
+        The same holds where somebody deleted it while pods have its content: others could not speak with them. Pods
+        that were created before jobs had certificates continue without.
         """
         secret, learner = self.observed.secret, self.observed.learner
         if secret is None:
-            return False
+            return self.stands
         standing = learner is not None and not terminating(learner)
         if credentials.is_usable(secret, tls=self.job.spec.tls.enabled, now=self.now):
             return not standing and not credentials.serve_links(secret)

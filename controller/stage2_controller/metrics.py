@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from stage2_controller import conditions, reasons
 from stage2_controller.observed import Object
 
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -84,6 +85,9 @@ class _Jobs:
         phase_of = GaugeMetricFamily(
             "stage2_job_phase", "1 for the phase that the job is in.", labels=[*labels, "phase"]
         )
+        unreachable = GaugeMetricFamily(
+            "stage2_job_learner_unreachable", "1 while a running learner gives no report.", labels=labels
+        )
         for job in self._jobs():
             status = job.get("status") or {}
             phase = status.get("phase", "New")
@@ -95,10 +99,12 @@ class _Jobs:
                     families[name].add_metric(who, status[key])
             if (status.get("sync") or {}).get("seconds") is not None:
                 seconds.add_metric(who, status["sync"]["seconds"])
+            reachable = conditions.find(status, reasons.LEARNER_REACHABLE)
+            unreachable.add_metric(who, float(reachable is not None and reachable["status"] == "False"))
         by_phase = GaugeMetricFamily("stage2_jobs", "Jobs by phase.", labels=["phase"])
         for phase, count in phases.items():
             by_phase.add_metric([phase], count)
-        yield from (by_phase, phase_of, seconds, *families.values())
+        yield from (by_phase, phase_of, seconds, unreachable, *families.values())
 
 
 async def serve(

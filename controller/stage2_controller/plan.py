@@ -96,11 +96,6 @@ def plan(
     )
 
 
-def plan_after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> Plan:
-    """Return the plan of a pass that met a bug of the controller: children and place stay as they are."""
-    return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True)
-
-
 def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
     """Return the plan for an invalid spec: no child is written. Children that stand, of a spec before, stay."""
     previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
@@ -203,14 +198,14 @@ def _children(
     """
     observed = context.observed
     children, deletions = _children_of_job(context)
-    if children and observed.secret is None and context.admitted:
+    if children and observed.secret is None and context.admitted and not context.holds_secret:
         children = (_new_secret(context, new_credentials), *children)
     if context.needs_new_workload or kueue.is_abandoned(context.raw, observed.workload):
         deletions += existing(observed, "Workload")
     elif context.queue is not None and context.settings.kueue and not context.lacks_class:
         # Before Kueue admits the job, its Workload is all that exists.
         children = (*(children if context.admitted else ()), _workload(context, context.queue, one_host=one_host))
-    if context.renews_secret and not (observed.pods or observed.deployment or observed.learner):
+    if context.renews_secret and not context.holds_secret:
         deletions += existing(observed, "Secret")
     return children, deletions
 
@@ -326,13 +321,6 @@ def _next_look(context: PlanContext, status: Mapping[str, Any]) -> float | None:
         context.placement.again_after_s if context.placement else None,
         comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,
         kueue.CLASS_AGAIN_S if context.lacks_class else None,
-        _next_look_at_events(context),
+        binding.UNMADE_S if binding.learner_unmade_since(context.observed, context.previous) else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
-
-
-def _next_look_at_events(context: PlanContext) -> float | None:
-    """Return the seconds until events may say why the learner's Job has no pod: no watch shows them."""
-    since = binding.learner_unmade_since(context.observed, context.previous)
-    left = conditions.seconds_left(since, binding.UNMADE_S, context.now) if since else None
-    return left if left is None or left > 0 else binding.UNMADE_S

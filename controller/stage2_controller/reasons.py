@@ -50,6 +50,10 @@ SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pod
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"
 
+# Condition LearnerReachable: present only while the controller gets no report of a learner that runs.
+LEARNER_REACHABLE: Final = "LearnerReachable"
+LEARNER_UNREACHABLE: Final = "LearnerUnreachable"
+
 # Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
 NOT_CREATED: Final = "NotCreated"
 POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy, or its node's kubelet; the message is theirs

@@ -23,7 +23,7 @@ from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import placement
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.plan import Plan, plan, plan_after_bug
+from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
 from stage2_controller.spec import credentials, names
@@ -33,8 +33,6 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
-
-_OVERTAKEN_S = 1.0  # after a write conflict: by then the watch should show the other write
 
 
 class Reconciler:
@@ -99,14 +97,16 @@ class Reconciler:
         made, bug = self._plan(key, raw, parsed, seen, now)
         self._record_place(key, made)  # before anything else is awaited: no other job must be promised the same room
         refusals = await self._apply(key, raw, seen, made, now)
-        undisturbed = await self._patch_workload(key, made)
+        if made.workload_patch:
+            name = child_name("Workload", key)
+            await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
         written = await self._write_status(key, raw, made, refusals, now)
-        undisturbed &= await self._clean_up_if_ended(key, raw, written, made)
+        await self._clean_up_if_ended(key, raw, written, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
         if bug:
             raise Broken("a bug of the controller; the job's condition Accepted reports it") from bug
-        return made.again_after_s if undisturbed else _OVERTAKEN_S
+        return made.again_after_s
 
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and the room that is kept for it."""
@@ -157,7 +157,7 @@ class Reconciler:
             if self._logged_bugs.get(key) != revision:
                 self._logged_bugs[key] = revision
                 logger.error("%s: a bug of the controller, logged once for this spec", key, exc_info=error)
-            return plan_after_bug(raw, error, now), error
+            return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True), error
         return made, None
 
     def _record_place(self, key: Key, made: Plan) -> None:
@@ -178,13 +178,6 @@ class Reconciler:
         if refusals and self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
             self._capacity.unclaim(key)  # no pod will come
         return refusals
-
-    async def _patch_workload(self, key: Key, made: Plan) -> bool:
-        """Patch the status of the job's Workload; return False if Kueue has written it since it was read."""
-        if not made.workload_patch:
-            return True
-        name = child_name("Workload", key)
-        return await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
 
     async def _write_status(self, key: Key, raw: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
         """Write the job's status if it has changed, then its events; return the job as it is then."""
@@ -207,14 +200,14 @@ class Reconciler:
                 logger.warning("no event: %s", error)
         return written
 
-    async def _clean_up_if_ended(self, key: Key, raw: Object, written: Object, made: Plan) -> bool:
+    async def _clean_up_if_ended(self, key: Key, raw: Object, written: Object, made: Plan) -> None:
         """Drop what a job that has ended needs no more, and delete it once its time to live has passed.
 
-        Return False if somebody has changed the job since it was planned: a corrected job must run.
+        It stays if somebody has changed it since it was planned: a corrected job must run, as the watch will report.
         """
         if outcome.final(made.status):
             self._observer.forget(key)
-        if not made.delete_job:
-            return True
-        same = written["metadata"]["generation"] == raw["metadata"]["generation"]
-        return same and await self._api.delete_as_read(names.KIND, written)
+        if made.delete_job and written["metadata"]["generation"] == raw["metadata"]["generation"]:
+            metadata = written["metadata"]
+            same = {name: metadata[name] for name in ("uid", "resourceVersion")}
+            await self._api.delete(names.KIND, key.namespace, key.name, **same)

@@ -97,7 +97,7 @@ class Api:
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None if there is none."""
-        return (await _accepting(self._request("get", kind, namespace, name), 404))[0]
+        return await _accepting(self._request("get", kind, namespace, name), 404)
 
     async def try_list(self, kind: str, namespace: str | None) -> None:
         """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
@@ -175,15 +175,12 @@ class Api:
         """Replace the job's status; return None if the job is gone, or another one has its name."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
-        return (await _accepting(self._apply(body, "status"), 404, 409))[0]
+        return await _accepting(self._apply(body, "status"), 404, 409)
 
-    async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
-        """Merge into the status of an object that another controller owns too, unless the object is gone.
-
-        Return False if its version is not the metadata.resourceVersion of the patch.
-        """
+    async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> None:
+        """Merge into the status of an object that another controller owns too, unless it is gone or has changed."""
         request = self._request("patch", kind, namespace, name, "status", body=patch, content_type=_MERGE)
-        return (await _accepting(request, 404, 409))[1] != 409
+        await _accepting(request, 404, 409)
 
     async def create(self, manifest: Object) -> Object | None:
         """Create the object; return None if it exists already, which is left as it is."""
@@ -202,19 +199,17 @@ class Api:
         request = self._request(
             "update", kind, metadata["namespace"], metadata["name"], body=manifest, field_manager=manager
         )
-        return (await _accepting(request, 404, 409))[0]
+        return await _accepting(request, 404, 409)
 
-    async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
-        """Delete the object with this uid and, in the background, what it owns; return what remains of it."""
-        answer, _ = await _accepting(self._delete(kind, namespace, name, {"uid": uid}), 404, 409)
+    async def delete(self, kind: str, namespace: str, name: str, **same: str) -> Object | None:
+        """Delete the object and, in the background, what it owns; return what remains of it.
+
+        same: the uid, and perhaps the resourceVersion, that the object must have. Another one stays.
+        """
+        options = {"propagationPolicy": "Background", "preconditions": same}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
+        answer = await _accepting(self._request("delete", kind, namespace, name, body=body), 404, 409)
         return None if answer is None or answer.get("kind") == "Status" else answer
-
-    async def delete_as_read(self, kind: str, body: Object) -> bool:
-        """Delete the object and, in the background, what it owns. Return False if it has changed since it was read."""
-        metadata = body["metadata"]
-        same = {key: metadata[key] for key in ("uid", "resourceVersion")}
-        request = self._delete(kind, metadata["namespace"], metadata["name"], same)
-        return (await _accepting(request, 404, 409))[1] != 409
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
         """Post an event about the job; `at` is an RFC 3339 time."""
@@ -237,11 +232,6 @@ class Api:
             "count": 1,
         }
         await self._request("create", "Event", metadata["namespace"], body=body)
-
-    async def _delete(self, kind: str, namespace: str, name: str, preconditions: Object) -> Object:
-        options = {"propagationPolicy": "Background", "preconditions": preconditions}
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", **options}
-        return await self._request("delete", kind, namespace, name, body=body)
 
     async def _apply(self, body: Object, subresource: str = "") -> Object:
         metadata = body["metadata"]
@@ -289,14 +279,14 @@ class Api:
         return answer
 
 
-async def _accepting(request: Awaitable[Object], *accepted: int) -> tuple[Object | None, int]:
-    """Return the answer to a request and its status; no answer where the status is an accepted refusal."""
+async def _accepting(request: Awaitable[Object], *accepted: int) -> Object | None:
+    """Return the answer to a request; None where the status is an accepted refusal."""
     try:
-        return await request, HTTPStatus.OK
+        return await request
     except ApiRefused as error:
         if error.status not in accepted:
             raise
-        return None, error.status
+        return None
 
 
 def path(kind: str, namespace: str | None, name: str | None = None, subresource: str = "") -> str:

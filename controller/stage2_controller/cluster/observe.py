@@ -68,7 +68,7 @@ class Observer:
         self.suspect(key, others_in(found, job))
         read = comparison.owned(_observed(found), job["metadata"])
         progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
-        return replace(_merged(seen, read), progress=progress)
+        return replace(_merged(seen, read), progress=progress, unreachable=self._progress.unreachable(key))
 
     def watched(self, key: Key, job: Object) -> Observed:
         """Return what the watches have shown of a job."""

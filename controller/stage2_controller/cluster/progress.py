@@ -27,6 +27,7 @@ from stage2_controller.spec.names import Key
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 32  # learners that are polled at the same time
+_SILENT_LIMIT, _SILENT_AT_FIRST_LIMIT = 3, 30  # requests without a report; a learner that starts imports for long
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 _LARGEST_BYTES = 256 << 10
 """A report has a few thousand bytes, but the owner of the pod may send any number."""
@@ -37,6 +38,13 @@ class _LastReport:
     pod: str  # its uid: a report of an earlier pod does not count
     report: LearnerReport | None
     at: float
+    silent: int = 0  # requests in a row without a report
+    answered: bool = False  # ever
+    problem: str = ""  # why the last request brought none
+
+
+class Unreachable(Exception):
+    """A learner gave no report; the text says why."""
 
 
 class ProgressPolls:
@@ -72,6 +80,12 @@ class ProgressPolls:
             self._asking[key] = asyncio.create_task(self._ask(key, uid, pod, secret))
         return known.report if known else None
 
+    def unreachable(self, key: Key) -> str | None:
+        """Return why the job's learner is not reached for several requests in a row; None while it is."""
+        kept = self._kept.get(key)
+        limit = _SILENT_LIMIT if kept and kept.answered else _SILENT_AT_FIRST_LIMIT
+        return kept.problem if kept and kept.silent >= limit else None
+
     def forget(self, key: Key) -> None:
         """Drop the report of a job that has no running learner any more."""
         self._kept.pop(key, None)
@@ -85,16 +99,20 @@ class ProgressPolls:
         await self._reader.close()
 
     async def _ask(self, key: Key, uid: str, pod: Object, secret: Object) -> None:
+        report, problem = None, ""
         try:
             async with self._gate:
                 report = await self._reader.read(pod, secret)
-        except Exception:  # after a bug in reading one report the learner must be polled again
-            logger.exception("%s: the learner's report cannot be read", key)
-            report = None
-        before = self._kept.get(key)
-        self._kept[key] = _LastReport(uid, report, self._clock())
+        except Exception as error:  # after a bug in reading one report the learner must be polled again
+            problem = str(error)
+            if not isinstance(error, Unreachable):
+                logger.exception("%s: the learner's report cannot be read", key)
+        kept, known = self._kept.get(key), self.unreachable(key)
+        before = kept if kept and kept.pod == uid else _LastReport(uid, None, 0.0)
+        silent, answered = before.silent + 1 if problem else 0, before.answered or not problem
+        self._kept[key] = _LastReport(uid, report, self._clock(), silent, answered, problem)
         self._asking.pop(key, None)
-        if report != (before.report if before and before.pod == uid else None):
+        if (report, self.unreachable(key)) != (before.report, known):
             self._changed(key)
 
 
@@ -109,11 +127,9 @@ class ProgressReader:
         """End all connections."""
         await self._session.close()
 
-    async def read(self, pod: Object | None, secret: Object | None) -> LearnerReport | None:
-        """Return the learner's report; None while it does not run, or does not answer in time."""
-        address = pod.get("status", {}).get("podIP") if pod else None
-        if pod is None or not address or secret is None or not running(pod, names.ROLE_LEARNER):
-            return None
+    async def read(self, pod: Object, secret: Object) -> LearnerReport:
+        """Return the report of a learner that runs. Raise Unreachable."""
+        address = pod["status"].get("podIP", "")
         token = base64.b64decode(secret["data"][layout.TOKEN_KEY]).decode()
         host = f"[{address}]" if ":" in address else address
         tls = _tls(secret, pod) if credentials.has_certificates(secret) else {}
@@ -126,9 +142,10 @@ class ProgressReader:
                     raise ValueError(f"it answered {response.status}")
                 document = from_json(await _content(response))  # unlike json it bounds the depth
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            logger.info("no progress from %s: %s", url, error)
-            return None
-        return read_report(document)
+            raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
+        if (report := read_report(document)) is None:
+            raise Unreachable(f"{url}: it answered no report")
+        return report
 
 
 def _tls(secret: Object, pod: Object) -> dict[str, Any]:

@@ -22,6 +22,7 @@ _CHAIN = (
     ("children", reasons.CHILDREN_APPLIED),
     ("servers", reasons.ROLLOUT_READY),
     ("learner", reasons.LEARNER_RUNNING),
+    ("reports", reasons.LEARNER_REACHABLE),
     ("weights", reasons.WEIGHTS_IN_SYNC),
 )
 
@@ -66,6 +67,7 @@ _FIXES = {
     reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
     "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
+    reasons.LEARNER_UNREACHABLE: "kubectl logs job/{learner}; NetworkPolicies of namespace {namespace}",
     reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
     reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",

@@ -86,6 +86,7 @@ def _message(context: PlanContext, found: Sequence[Condition]) -> str:
         reasons.PLACED,
         reasons.ROLLOUT_READY,
         reasons.LEARNER_RUNNING,
+        reasons.LEARNER_REACHABLE,
     )
     missing = [item.message for item in found if item.type in ordered and item.status != "True"]
     if missing:
@@ -244,6 +245,9 @@ def _conditions(
     if context.parsed.processes.servers:
         found.append(_rollout_ready(context))
     found.append(_learner_running(context))
+    if context.observed.unreachable and not context.outcome:
+        message = f"the learner runs and its report cannot be read: {context.observed.unreachable}"
+        found.append(Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, message))
     if context.parsed.processes.servers:
         found.append(_weights_in_sync(sync, servers))
     if context.outcome:
@@ -268,7 +272,7 @@ def _learner_running(context: PlanContext) -> Condition:
     if context.outcome:
         return condition(False, reasons.LEARNER_FINISHED, context.outcome.message)
     if context.renews_secret:
-        message = "certificates of the job expire soon, or its Secret has none: its pods restart with new ones"
+        message = "certificates of the job expire soon, or its Secret is gone: its pods restart with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
     if context.observed.old_learner():
         return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner first writes its checkpoint and ends")

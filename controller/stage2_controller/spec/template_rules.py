@@ -153,11 +153,6 @@ def _problems(path: str, template: Mapping[str, Any], own: set[str], gpu: str) -
     for key, ours in (("containers", own), ("initContainers", {names.WAIT_CONTAINER})):
         for index, container in enumerate(spec.get(key) or []):
             yield from _container(f"{path_of_spec}.{key}[{index}]", container, ours, gpu)
-    for index, container in enumerate(spec.get("containers") or []):
-        name = container.get("name")
-        if not name or not isinstance(name, str):
-            way_out = f"name it {' or '.join(sorted(own))} to change that container, otherwise to add one"
-            yield Problem(f"{path_of_spec}.containers[{index}]", container, "a container needs a name", way_out)
 
 
 def _removals(path: str, written: Any) -> Iterator[Problem]:
@@ -190,7 +185,7 @@ def _misshapen(path: str, written: Mapping[str, Any], shape: Mapping[str, Any]) 
 
 
 def _misshapen_list(path: str, key: str, value: Any, shape: Mapping[str, Any]) -> Iterator[Problem]:
-    merge_key = None if key == "containers" else MERGE_KEYS.get(key)  # `_problems` checks names of containers
+    merge_key = MERGE_KEYS.get(key)
     way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
     if not isinstance(value, list):
         yield Problem(path, value, "must be a list", way_out)
@@ -314,8 +309,7 @@ def _container(path: str, container: Mapping[str, Any], own: Set[str], gpu: str)
         if port.keys() & {"hostPort", "hostIP"}:
             rule = "a port of the node is not the job's"
             yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
-    name = container.get("name")
-    if isinstance(name, str) and name in own:
+    if container["name"] in own:
         yield from _own_container(path, container, gpu)
 
 

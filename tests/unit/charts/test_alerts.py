@@ -37,6 +37,10 @@ def step(name: str) -> str:
     return f'stage2_job_step{{namespace="t", name="{name}", {OF_A}}}'
 
 
+def unreachable(name: str) -> str:
+    return f'stage2_job_learner_unreachable{{namespace="t", name="{name}", {OF_A}}}'
+
+
 RELEASE = {"namespace": "stage2-system"}
 POD = {**RELEASE, "pod": "a"}
 JOB = {"namespace": "t", "name": "j"}
@@ -75,6 +79,8 @@ CASES = [
     Case("Stage2JobStalled", {phase("j", "Running"): "1x40 _x9 1x90"}, 112, JOB),
     Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0x29 1x29 2x29 3x29"}, 110, None),
     Case("Stage2JobStalled", {phase("j", "Succeeded"): "1x120", step("j"): "20x120"}, 110, None),
+    Case("Stage2LearnerUnreachable", {unreachable("j"): "1x20"}, 6, JOB),
+    Case("Stage2LearnerUnreachable", {unreachable("j"): "1x4 0x20"}, 10, None),
 ]
 OTHERS_JOB = ', exported_namespace="t", name="j"'
 FORGED = [
@@ -90,6 +96,7 @@ FORGED = [
     ),
     Case("Stage2ControllerBug", {of_learner("stage2_reconcile_total", ', result="error"'): "0x10 1x10"}, 12, None),
     Case("Stage2JobFailed", {of_learner("stage2_job_phase", f'{OTHERS_JOB}, phase="Failed"'): "1x20"}, 10, None),
+    Case("Stage2LearnerUnreachable", {of_learner("stage2_job_learner_unreachable", OTHERS_JOB): "1x20"}, 10, None),
     Case("Stage2JobStalled", {of_learner("stage2_job_phase", f'{OTHERS_JOB}, phase="Running"'): "1x120"}, 90, None),
     Case(
         "Stage2JobStalled",
@@ -130,7 +137,7 @@ def _run(cases: Sequence[Case], rules: Mapping[str, Any], promtool: str, tmp_pat
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
     alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
-    assert len(alerts) == 6
+    assert len(alerts) == 7
     for fires in (True, False):
         assert {case.alert for case in CASES if (case.fires is not None) is fires} == alerts
     assert {case.alert for case in FORGED} == alerts

@@ -178,12 +178,20 @@ def learner_job(made: Plan, *conditions: Object, failed: int = 0) -> Object:
 
 def created(made: Plan, **more: Any) -> Observed:
     """What is observed once the Deployment and the Job of a plan exist; `more` adds or replaces parts."""
-    return Observed(**{"deployment": child(made, "Deployment"), "learner": learner_job(made), **more})
+    written = next((item for item in made.children if item["kind"] == "Secret"), None) or secret()
+    return Observed(
+        **{"deployment": child(made, "Deployment"), "learner": learner_job(made), "secret": written, **more}
+    )
+
+
+def secret() -> Object:
+    """The Secret of job-3v1."""
+    return child(planned(job()), "Secret")
 
 
 def trains(made: Plan, **more: Any) -> Observed:
     """What is observed once the plan's servers answer and its learner trains; `more` adds or replaces parts."""
-    files = {kind.lower(): child(made, kind) for kind in ("Service", "NetworkPolicy", "ConfigMap", "Secret")}
+    files = {kind.lower(): child(made, kind) for kind in ("Service", "NetworkPolicy", "ConfigMap")}
     pods = (rollout_pod(True, True, True), learner_pod())
     return created(made, **{**files, "pods": pods, "progress": report(), **more})
 
@@ -225,7 +233,7 @@ def report(
 
 def started(raw: Object, **more: Any) -> Observed:
     """What is observed of a job whose servers answer and whose learner trains; `more` replaces parts."""
-    return trains(planned(raw, Observed(pods=(rollout_pod(True, True, True),))), **more)
+    return trains(planned(raw), **more)
 
 
 def completed(raw: Object) -> Observed:

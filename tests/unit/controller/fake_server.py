@@ -83,18 +83,11 @@ class Server:
         exists = (manifest["kind"], manifest["metadata"]["name"]) in self.objects
         return None if exists else self.put(manifest)
 
-    async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
+    async def delete(self, kind: str, namespace: str, name: str, **same: str) -> None:
         self._ask("delete", kind)
-        if self.objects[kind, name]["metadata"]["uid"] == uid:
+        there = self.objects[kind, name]["metadata"]
+        if all(there[key] == value for key, value in same.items()):
             del self.objects[kind, name]
-
-    async def delete_as_read(self, kind: str, body: Any) -> bool:
-        self._ask("delete", kind)
-        there = self.objects.get((kind, body["metadata"]["name"]))
-        same = there and all(there["metadata"][key] == body["metadata"][key] for key in ("uid", "resourceVersion"))
-        if same:
-            del self.objects[kind, body["metadata"]["name"]]
-        return bool(same or there is None)
 
     async def apply_status(self, job: Any, status: Any) -> Object | None:
         self.requests.append(("apply", "status"))

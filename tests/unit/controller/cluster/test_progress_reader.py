@@ -19,7 +19,7 @@ from aiohttp import web
 
 from stage2_api.pod import layout
 from stage2_controller.cluster import progress
-from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader, Unreachable
 from stage2_controller.spec import credentials, names
 from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
@@ -70,18 +70,16 @@ async def test_a_running_learner_answers(reader: ProgressReader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pod", "secret"),
+    ("pod", "secret", "why"),
     [
-        (None, SECRET),
-        (POD, None),
-        ({**POD, "status": {"podIP": "127.0.0.1"}}, SECRET),
-        (POD, {"data": {layout.TOKEN_KEY: base64.b64encode(b"another").decode()}}),
-        ({**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}, SECRET),
+        (POD, {"data": {layout.TOKEN_KEY: base64.b64encode(b"another").decode()}}, "it answered 401"),
+        ({**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}, SECRET, "Cannot connect"),
     ],
-    ids=["no pod", "no token", "not running yet", "refused", "nobody there"],
+    ids=["refused", "nobody there"],
 )
-async def test_a_learner_that_cannot_be_asked_has_no_report(reader: ProgressReader, pod: Any, secret: Any) -> None:
-    assert await reader.read(pod, secret) is None
+async def test_why_a_learner_gives_no_report_is_said(reader: ProgressReader, pod: Any, secret: Any, why: str) -> None:
+    with pytest.raises(Unreachable, match=why):
+        await reader.read(pod, secret)
 
 
 REPORT = json.dumps(b.report(step=7).document()).encode()
@@ -110,7 +108,8 @@ async def test_a_hostile_answer_is_no_report(body: bytes, headers: dict[str, str
         return web.Response(body=body, headers=headers)
 
     async with asking(answer) as reader:
-        assert await reader.read(POD, SECRET) is None
+        with pytest.raises(Unreachable):
+            await reader.read(POD, SECRET)
 
 
 async def test_no_redirect_is_followed() -> None:
@@ -123,7 +122,8 @@ async def test_no_redirect_is_followed() -> None:
         return web.Response(body=REPORT)
 
     async with asking(answer) as reader:
-        assert await reader.read(POD, SECRET) is None
+        with pytest.raises(Unreachable):
+            await reader.read(POD, SECRET)
     assert asked == ["/progress"]
 
 
@@ -141,7 +141,8 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
         return response
 
     async with asking(answer) as reader:
-        assert await reader.read(POD, SECRET) is None
+        with pytest.raises(Unreachable):
+            await reader.read(POD, SECRET)
     assert sent < 64 << 20  # what sockets buffer, and no more
 
 
@@ -166,7 +167,8 @@ async def test_a_slow_learner_is_left_at_the_limit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(progress, "_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader = ProgressReader(port=listening.sockets[0].getsockname()[1])
-    assert await reader.read(POD, SECRET) is None
+    with pytest.raises(Unreachable):
+        await reader.read(POD, SECRET)
     await left.wait()  # the connection is closed, not kept
     await reader.close()
     listening.close()
@@ -213,7 +215,8 @@ async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Pa
         "somebody without a certificate": None,
     }[who]
     async with asking(answer, context) as reader:
-        assert await reader.read(POD, as_secret(held)) is None
+        with pytest.raises(Unreachable):
+            await reader.read(POD, as_secret(held))
     assert asked == []
 
 
@@ -304,6 +307,26 @@ async def test_a_report_that_cannot_be_read_is_none_and_the_next_one_is_asked_fo
     stage.now, stage.learner.report = 10.0, {"step": 3}
     await stage.pass_()
     assert await stage.pass_() == {"step": 3}
+
+
+@pytest.mark.parametrize(("answered", "limit"), [(True, 3), (False, 30)], ids=["trains", "starts"])
+async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers(
+    stage: Stage, answered: bool, limit: int
+) -> None:
+    if answered:
+        await stage.pass_()
+    stage.learner.report = Unreachable("CERTIFICATE_VERIFY_FAILED")
+    for _ in range(limit):
+        assert stage.polls.unreachable(n.KEY) is None
+        stage.now += 10.0
+        await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) == "CERTIFICATE_VERIFY_FAILED"
+    passes = stage.reported
+    stage.now, stage.learner.report = stage.now + 10.0, {"step": 2}
+    await stage.pass_()
+    assert (stage.polls.unreachable(n.KEY), stage.reported) == (None, passes + 1)
+    await stage.pass_(b.learner_pod(b.down("learner", 1)))
+    assert stage.polls.unreachable(n.KEY) is None
 
 
 async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
 
 def wanted(kind: str, **spec: Any) -> Manifest:
     raw = b.job(**spec)
-    return b.child(b.planned(raw, b.started(raw, secret=None)), kind)
+    return b.child(b.planned(raw), kind)
 
 
 def in_queue() -> Manifest:
@@ -247,7 +247,7 @@ def test_without_tls_pods_have_no_certificate_and_are_asked_in_clear_text() -> N
 
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     raw = b.job()
-    made = b.planned(raw, b.started(raw, secret=None))
+    made = b.planned(raw)
     written = base64.b64encode(b"t0ken").decode()
     holders = [item["kind"] for item in made.children if "t0ken" in repr(item) or written in repr(item)]
     assert holders == ["Secret"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stage2_api.pod import layout
+from stage2_controller import reasons
 from stage2_controller.children import manifest
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
@@ -173,3 +174,27 @@ def test_certificates_that_servers_cannot_show_their_learner_are_renewed_before_
     assert credentials.serve_links(SECRET)
     assert b.planned(raw, Observed(secret=secret)).deletions == ("Secret",)
     assert b.planned(raw, b.started(raw, secret=secret)).deletions == ()
+
+
+def test_a_secret_that_somebody_deletes_is_replaced_only_once_no_pod_holds_its_content() -> None:
+    """Pods and controller would not trust one another: each poll of the learner failed, and nothing said so."""
+    raw = b.job()
+    observed = replace(b.started(raw), secret=None)
+    made = b.planned(raw, observed)
+    assert (made.deletions, "Secret" in b.kinds(made)) == (("Job", "Deployment"), False)
+    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.SECRET_RENEWED)
+    assert "its Secret is gone" in made.status["message"]
+    ending = replace(observed, deployment=None, learner=None)
+    assert "Secret" not in b.kinds(b.planned(raw, ending))
+    assert {"Secret", "Job", "Deployment"} <= set(b.kinds(b.planned(raw, b.NOTHING)))
+
+
+def test_a_learner_that_cannot_be_reached_is_reported_with_the_error() -> None:
+    raw = b.job()
+    silent = replace(b.started(raw, progress=None), unreachable="https://10.0.0.1:9400/progress: timed out")
+    made = b.planned(raw, silent)
+    assert made.status["phase"] == reasons.RUNNING
+    assert b.condition(made, reasons.LEARNER_REACHABLE) == ("False", reasons.LEARNER_UNREACHABLE)
+    assert "timed out" in made.status["message"]
+    assert b.condition(made, reasons.TRAINING) == ("False", reasons.LEARNER_UNREACHABLE)
+    assert b.condition(b.planned(raw, b.started(raw)), reasons.LEARNER_REACHABLE) is None

@@ -76,7 +76,13 @@ def test_the_milestones_of_a_run_are_events() -> None:
 CRASH = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory")))
 NO_IMAGE = b.pod(names.ROLE_ROLLOUT, b.waiting("server-1", "ImagePullBackOff", "no such image"))
 
-NO_QUOTA = Observed(deployment={"metadata": {}, "status": b.refused_by_quota("exceeded quota: team, limited: pods=0")})
+NO_QUOTA = Observed(
+    deployment={
+        **b.child(b.planned(b.job()), "Deployment"),
+        "status": b.refused_by_quota("exceeded quota: team, limited: pods=0"),
+    },
+    secret=b.secret(),
+)
 
 # what is wrong, GPUs of the node, what is observed, the link, its reason, words of the fix
 CASES: list[tuple[str, int, Observed, str, str, str]] = [

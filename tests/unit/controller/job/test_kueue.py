@@ -292,6 +292,7 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
     running = replace(
         assigned(),
         deployment=b.child(made, "Deployment"),
+        secret=b.secret(),
         learner=b.learner_job(made),
         pods=(b.rollout_pod(True, True, True), b.learner_pod()),
     )
@@ -418,13 +419,15 @@ def test_a_learner_that_kueue_queues_itself_is_reported_with_the_way_out() -> No
     labels = {**learner["metadata"]["labels"], kueue.QUEUE_LABEL: "default"}
     metadata = {**learner["metadata"], "labels": labels, "creationTimestamp": AT}
     held = {**learner, "metadata": metadata, "spec": {**learner["spec"], "suspend": True}}
-    observed = Observed(deployment=b.child(first, "Deployment"), learner=held)
+    observed = Observed(deployment=b.child(first, "Deployment"), learner=held, secret=b.secret())
     made = planned(b.job(), account, observed)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.QUEUED_TWICE)
     assert "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks" in made.status["message"]
-    charged = Observed(workload=workload(*ADMITTED), deployment=b.child(first, "Deployment"), learner=held)
+    charged = Observed(
+        workload=workload(*ADMITTED), deployment=b.child(first, "Deployment"), learner=held, secret=b.secret()
+    )
     text = b.message(planned(queued(), account, charged), reasons.QUOTA_RESERVED)
     assert text.startswith("Kueue admitted the job through team; Kueue charges the learner's Job to the queue default")
     free = {**held, "spec": {**learner["spec"], "suspend": False}}
-    on = planned(b.job(), account, Observed(deployment=b.child(first, "Deployment"), learner=free))
+    on = planned(b.job(), account, Observed(deployment=b.child(first, "Deployment"), learner=free, secret=b.secret()))
     assert b.condition(on, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)

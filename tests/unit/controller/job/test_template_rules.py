@@ -29,7 +29,7 @@ OUR_VARIABLE = {"name": "STAGE2_TOKEN_FILE", "value": "/x"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     (of_learner(command=["x"]), f"{CONTAINER}.command"),
     (of_pod(initContainers=[{"name": "wait-for-servers", "command": ["true"]}]), "spec.initContainers[0].command"),
-    (of_pod(containers=[{"image": "x"}]), CONTAINER),
+    (of_pod(containers=[{"image": "x"}]), f"{CONTAINER}.name"),
     (of_pod(restartPolicy="Always"), "spec.restartPolicy"),
     (of_pod(serviceAccountName="admin"), "spec.serviceAccountName"),
     (of_pod(serviceAccount="admin"), "spec.serviceAccount"),
@@ -48,7 +48,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (of_learner(env=[OUR_VARIABLE]), f"{CONTAINER}.env[0].name"),
     (of_learner(resources={"limits": {"nvidia.com/gpu": 2}}), f"{CONTAINER}.resources.limits[nvidia.com/gpu]"),
     ({"containers": []}, "containers"),
-    (of_pod(containers=[{"name": ["learner"]}]), CONTAINER),
+    (of_pod(containers=[{"name": ["learner"]}]), f"{CONTAINER}.name"),
 ]
 
 

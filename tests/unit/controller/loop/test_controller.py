@@ -318,3 +318,4 @@ async def test_the_figures_report_requests_and_jobs() -> None:
     assert 'stage2_jobs{phase="Running"} 1.0' in lines
     assert 'stage2_job_step{name="job-3v1",namespace="team-a"} 3.0' in lines
     assert 'stage2_job_sync_seconds{name="job-3v1",namespace="team-a"} 0.2' in lines
+    assert 'stage2_job_learner_unreachable{name="job-3v1",namespace="team-a"} 0.0' in lines

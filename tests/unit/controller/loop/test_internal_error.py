@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.plan import Plan, plan_after_bug
+from stage2_controller.plan import Plan
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
+from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
 from stage2_controller.spec import names
 from stage2_controller.store import Store
@@ -22,7 +23,7 @@ BUG = AttributeError("'str' object has no attribute 'get'")
 
 
 def broken(raw: Mapping[str, Any]) -> Plan:
-    return plan_after_bug(raw, BUG, b.NOW)
+    return Plan(status=statuses.after_bug(raw, BUG, b.NOW), keeps_place=True)
 
 
 def test_the_condition_has_the_text_and_the_way_out() -> None:

@@ -10,7 +10,6 @@ from stage2_controller import conditions, reasons
 from stage2_controller.conditions import timestamp
 from stage2_controller.place.binding import UNMADE_S
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.plan import Plan
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
@@ -78,16 +77,6 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     await stage.leader(KEY)
     assert stage.store.one(names.KIND, KEY, KEY.name) is None
     assert stage.account.snapshot(KEY).promised is None
-
-
-async def test_a_job_whose_workload_kueue_wrote_meanwhile_has_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage()
-
-    async def overtaken(key: Key, made: Plan) -> bool:
-        return False
-
-    monkeypatch.setattr(stage.leader, "_patch_workload", overtaken)
-    assert await stage.leader(KEY) == 1
 
 
 def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:

@@ -354,7 +354,7 @@ def test_servers_of_an_earlier_deployment_do_not_count() -> None:
         for child in (children.deployment or {}, children.learner or {})
     )
     pods = (bound(names.ROLE_ROLLOUT, "x"), bound(names.ROLE_LEARNER, "y", 20, **later))
-    observed = Observed(deployment=deployment, learner=learner, pods=pods)
+    observed = Observed(deployment=deployment, learner=learner, pods=pods, secret=b.secret())
     assert life.passes(observed, at_s=20 + ATTEMPT_S - 1).deletions == ()
 
 
