@@ -25,12 +25,14 @@ MOST_FILES = 10_000  # that are looked through for a name like a missing one
 Shape = Literal["bbox", "poly"]
 Sorting = Literal["reading", "file"]
 Reference = Literal["auto", "shown", "raw"]
+Split = Literal["box", "largest", "drop"]
 
 Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
 Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
 Order = Annotated[Sorting, typer.Option(help="Objects from top to bottom and left to right, or as in the file.")]
 Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Most records.")]
+SplitObjects = Annotated[Split, typer.Option(help="Outline of an object of several parts, with --geometry poly.")]
 Exif = Annotated[Reference, typer.Option(help="Pixels that annotations of an image rotated by EXIF refer to.")]
 MaxObjects = Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")]
 
@@ -46,12 +48,13 @@ def coco(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
     exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
 ) -> None:
     """Import a COCO file; whatever is left out is counted, with its reason."""
     from stage2_trainer.prepare.coco import read_coco
 
     _require_folder("--images", images)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_coco(annotations, images, tally, outlines=geometry == "poly"), output, choice)
 
 
@@ -66,11 +69,12 @@ def yolo(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
     exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
 ) -> None:
     """Import a data set in the layout of Ultralytics' YOLO: boxes, or segments as polygons."""
     from stage2_trainer.prepare.yolo import read_yolo
 
-    choice = _choice(geometry, order, classes, limit, max_objects, exif)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_yolo(data, split, tally), output, choice)
 
 
@@ -89,13 +93,14 @@ def voc(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
     exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
 ) -> None:
     """Import Pascal VOC's XML files: boxes, or their corners as polygons."""
     from stage2_trainer.prepare.voc import VocChoice, read_voc
 
     _require_folder("FOLDER", folder)
     what = VocChoice(split, difficult=difficult, from_zero=from_zero)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_voc(folder, what, tally), output, choice)
 
 
@@ -117,25 +122,40 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
     exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
 ) -> None:
     """Import a data set of Hugging Face; images inside it are written beside the data file."""
     from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 
     numbered = [] if names is None else names.split(",")  # a blank name keeps its number
     what = HubChoice(boxes, split, numbered, image, objects)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_hub(source, what, tally, outlines=geometry == "poly"), output, choice)
 
 
 def _choice(
-    geometry: Shape, order: Sorting, classes: str | None, limit: int | None, max_objects: int | None, exif: Reference
+    geometry: Shape,
+    order: Sorting,
+    classes: str | None,
+    limit: int | None,
+    max_objects: int | None,
+    exif: Reference,
+    split_objects: Split,
 ) -> RecordChoice:
     from stage2_trainer.prepare.record_writer import RecordChoice
 
     kept = None if classes is None else frozenset(name.strip() for name in classes.split(",") if name.strip())
     if kept is not None and not kept:
         raise ConfigError([Problem("--classes", classes, "must name a category", "leave it out to keep all")])
-    return RecordChoice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects, exif=exif)
+    return RecordChoice(
+        geometry=geometry,
+        order=order,
+        classes=kept,
+        limit=limit,
+        max_objects=max_objects,
+        exif=exif,
+        split_objects=split_objects,
+    )
 
 
 def _require_folder(option: str, folder: Path) -> None:

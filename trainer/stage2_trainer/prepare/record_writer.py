@@ -23,6 +23,7 @@ from stage2_trainer.prepare.outlines import area, simplified, without_repeats
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
 Exif = Literal["auto", "shown", "raw"]
+Split = Literal["box", "largest", "drop"]
 TOLERANCE_BINS = 1.0
 CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
@@ -39,7 +40,11 @@ OTHER_SIZE = "its file has another size than its annotations"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
 TOKEN_IN_DESC = "its name contains the text of a token, <|...|>, and would be read as that token"
-FURTHER_PARTS = "a further part of an object of several"
+SPLIT = {
+    "box": "an object of several parts was replaced by the corners of its box (--split-objects)",
+    "largest": "an object of several parts has the outline of the largest (--split-objects)",
+    "drop": "it has several parts, which one outline cannot show (--split-objects)",
+}
 HOLES = "a hole of an object, which its outline fills"
 CLIPPED = "a box extended more than a pixel beyond its image, and was clipped"
 OUTLINE_CLIPPED = "an outline extended more than a pixel beyond its image: its points were moved to the edge"
@@ -63,6 +68,7 @@ class RecordChoice:
     limit: int | None = None
     max_objects: int | None = None
     exif: Exif = "auto"
+    split_objects: Split = "box"
 
 
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
@@ -180,10 +186,14 @@ class _Writer:
         pixels: tuple[int, int],
         sample_id: str,
     ) -> tuple[int, ...]:
-        """Return the outline of the largest part, or the corners of the box where it has fewer than three points."""
+        """Return an object's outline, or the corners of its box if that has fewer than three points. Raises LeftOut."""
         parts = sorted(one.outlines.parts, key=area, reverse=True)
-        for _ in parts[1:]:
-            self._tally.leave_out_object(FURTHER_PARTS, f"{sample_id} {one.desc}")
+        if len(parts) > 1 and (how := self._choice.split_objects) == "drop":
+            raise LeftOut(SPLIT[how])
+        if len(parts) > 1:
+            self._tally.change(SPLIT[how], f"{sample_id} {one.desc}")
+            if how == "box":
+                return _corners(box)
         for _ in range(one.outlines.holes):
             self._tally.change(HOLES, f"{sample_id} {one.desc}")
         for part in parts[:1]:
@@ -197,8 +207,12 @@ class _Writer:
                 return tuple(number for point in points for number in point)
         if parts or one.outlines.mask_size is not None:
             self._tally.change(NO_OUTLINE, f"{sample_id} {one.desc}")
-        x1, y1, x2, y2 = box
-        return (x1, y1, x2, y1, x2, y2, x1, y2)
+        return _corners(box)
+
+
+def _corners(box: tuple[int, ...]) -> tuple[int, ...]:
+    x1, y1, x2, y2 = box
+    return (x1, y1, x2, y1, x2, y2, x1, y2)
 
 
 def _size(image: AnnotatedImage, exif: Exif) -> tuple[int, int, int]:

@@ -121,12 +121,14 @@ def test_classes_limit_and_most_objects(tmp_path):
     assert data.tally.images_left_out == {record_writer.CROWDED: 1}
 
 
-def test_polygons_keep_the_largest_part_and_count_the_others(tmp_path):
-    small = [70, 70, 80, 70, 80, 80]
-    data = DataSet(tmp_path, [annotation(1, segmentation=[small, SQUARE])])
-    (one,) = data.records(geometry="poly")[0]["objects"]
-    assert bins(one) == [100, 50, 600, 50, 600, 300, 100, 300]
-    assert data.tally.objects_left_out == {record_writer.FURTHER_PARTS: 1}
+@pytest.mark.parametrize("split", ["box", "largest", "drop"])
+def test_an_object_of_several_parts_is_written_as_the_option_says_and_counted_once(tmp_path, split):
+    small, smaller = [70, 70, 80, 70, 80, 80], [1, 1, 3, 1, 3, 3]
+    data = DataSet(tmp_path, [annotation(1, bbox=[0, 0, 80, 80], segmentation=[small, SQUARE, smaller])])
+    objects = data.records(geometry="poly", split_objects=split)[0]["objects"]
+    written = {"box": [[0, 0, 800, 0, 800, 400, 0, 400]], "largest": [[100, 50, 600, 50, 600, 300, 100, 300]]}
+    assert list(map(bins, objects)) == written.get(split, [])
+    assert (data.tally.objects_left_out if split == "drop" else data.tally.changed)[record_writer.SPLIT[split]] == 1
 
 
 @pytest.mark.parametrize(
