@@ -109,12 +109,6 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         "set unmatched_objects to penalised, or remove it",
     ),
     (
-        f"{_MATCHING}.recovery.rollouts",
-        lambda c: c.rollout_matching.recovery.rollouts == 1 and bool(c.rollout_matching.recovery.model_fields_set),
-        "with one rollout per sample nothing can be recovered: temperature and weight do nothing",
-        "set recovery.rollouts above 1, or remove recovery",
-    ),
-    (
         f"{_MATCHING}.runaway.enabled",
         lambda c: not c.rollout_matching.runaway.enabled and bool(c.rollout_matching.runaway.model_fields_set),
         "without runaway.enabled its limits have no effect",

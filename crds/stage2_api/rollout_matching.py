@@ -21,7 +21,6 @@ OtCost = Literal["l1", "l2"]
 OtEpsilonMode = Literal["bins", "relative"]
 OtBboxTarget = Literal["barycentric", "aabb"]
 LossNormalizer = Literal["micro", "window"]
-MissedPlace = Literal["tail", "sorted", "shuffled"]
 UnmatchedObjects = Literal["neutral", "dropped", "penalised"]
 
 
@@ -75,22 +74,6 @@ class Runaway(Section):
     """Maximum share of answers that end inside the JSON."""
     steps: Positive = 20
     """Optimizer steps with fresh rollouts over which both are averaged. No run ends before that many steps."""
-
-
-class Recovery(Section):
-    """Gives more weight to missed objects that further rollouts of the sample find.
-
-    Each further rollout costs a generation: with `rollouts: 4` a step generates four times as many answers. They are
-    not trained on, and evaluation makes none.
-    """
-
-    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
-    """Rollouts per sample: one to train on, and the rest to look for missed objects; 1 turns recovery off."""
-    temperature: Scale = 0.7
-    """Sampling temperature of the further rollouts."""
-    weight: Scale = 2.0
-    """Loss factor of a missed object that a further rollout found, for its coordinates, its structure and, if trained,
-    its description."""
 
 
 class OffloadSettings(Section):
@@ -212,9 +195,6 @@ class RolloutMatching(Section):
     """Comparison of masks: `canvas` draws every object on one canvas over the whole image; `analytic` computes pairs of
     boxes exactly and draws the rest; `supersample` also stretches the canvas over each drawn pair, so that no object is
     too small."""
-    maskiou_scales: list[Annotated[int, Field(ge=2, le=128)]] = Field(default=[], max_length=7)
-    """List of cell sizes, in canvas pixels, of coarser grids for mask comparison. A cell belongs to an object that
-    covers any of its pixels; gate and cost use the mean IoU over the canvas and these grids."""
     fp_cost: Weight = 1.0
     """Cost of leaving a predicted object unmatched; a match costs 1 - IoU."""
     fn_cost: Weight = 1.0
@@ -242,9 +222,6 @@ class RolloutMatching(Section):
     description is taught the true one if both have the same number of tokens."""
     missed_desc_weight: Weight = 0.0
     """Weight of the cross entropy on descriptions of missed objects; 0 trains only their structure and coordinates."""
-    missed_place: MissedPlace = "tail"
-    """Position of missed objects in the target: `tail` appends them to the answer; `sorted` inserts each before the
-    first object of the answer that follows it in the record; `shuffled` inserts them at random positions."""
     duplicate_iou: Annotated[float, Field(gt=0, le=1)] | None = None
     """IoU of bounding boxes from which an object counts as a duplicate of an earlier one with the same description, and
     is removed before matching; null keeps all."""
@@ -253,8 +230,6 @@ class RolloutMatching(Section):
     `penalised` keeps them and penalises the token that started each."""
     unmatched_weight: Scale = 0.1
     """Weight of the penalty -log(1 - p) with `unmatched_objects: penalised`; p is the token's probability."""
-    recovery: Recovery = Recovery()
-    """More weight for missed objects that further rollouts of the sample found."""
     target_sigma: Scale = 2.0
     """Standard deviation of the soft coordinate target, in bins."""
     target_truncate: Count | None = None

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from stage2_api.pod.report import EVENT
 from stage2_report.run_history import read_records
 from stage2_report.tokenizer_file import load_tokenizer
 from stage2_trainer.data.files import check_file
+from stage2_trainer.matching import MatchOptions
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
@@ -38,6 +40,10 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
         rule = f"must hold training rollouts of step {step}"
         way_out = "give <output_dir>/rollouts.jsonl, and --step as the log counts: the first is 1"
         raise ConfigError([Problem(str(records), "none", rule, way_out)])
+    known = {one.name for one in fields(MatchOptions)}
+    if unknown := sorted({name for line in lines for name in line["options"]} - known):
+        rule = "must have only options of matching that this version of stage2 has"
+        raise ConfigError([Problem(str(records), ", ".join(unknown), rule, "use the version that wrote the file")])
     replayed = replay(lines, load_tokenizer(tokenizer or _model_of_run(records)))
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(_table(step, replayed))

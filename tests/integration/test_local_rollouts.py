@@ -246,19 +246,6 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
 
 
 @pytest.mark.vllm
-def test_a_colocated_engine_gives_further_answers_beside_the_ones_that_count(alone, shapes, tmp_path):
-    recovery = {"rollouts": 4, "temperature": 2.0, "weight": 1.0}  # what is found weighs as before
-    matching = {"rollout_backend": "vllm", "vllm": COLOCATE, "recovery": recovery}
-    config = configuration(shapes, tmp_path, training={"max_steps": FEW, "save_strategy": "no"}, matching=matching)
-    steps, _ = learn(config, imports=(*forked.VLLM, *forked.LEARNER))
-    assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "the answers that count are the same"
-    lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
-    drawn = [tuple(ids) for line in lines for ids in line["further_token_ids"]]
-    assert len(drawn) == len(set(drawn)) == 3 * 2 * FEW
-    assert all(step["rollout/gen_further_tokens_total"] > 0 for step in steps)
-
-
-@pytest.mark.vllm
 @pytest.mark.parametrize("mode", ["server", "colocate"])
 def test_vllm_scores_a_checkpoint_as_the_learner_scored_it(alone, shapes, tmp_path, servers, token_file, mode):
     vllm = COLOCATE

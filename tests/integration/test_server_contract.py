@@ -25,13 +25,11 @@ from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
-    FurtherAnswers,
     Refused,
     RepetitionDetection,
     RolloutRequest,
     Sampling,
     SeedPlan,
-    further_seed,
 )
 from tests.integration import app_routes, policies, sent_faults
 from tests.integration.app_routes import WEBSOCKET, Route
@@ -149,23 +147,6 @@ def test_a_server_reads_a_prompt_as_the_same_ids_as_the_learner(backend, encoder
     rollouts = backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))
     for rollout, chat in zip(rollouts, chats, strict=True):
         assert rollout.prompt_token_ids == encoder.prompt(chat).input_ids.tolist()
-
-
-def test_further_answers_are_those_that_their_seeds_draw_one_by_one(served, token, sync, base, backend, chats):
-    sync.sync(base, version=0)
-    plan, further = SeedPlan(1, 0, 0), FurtherAnswers(3, 1.5)
-    asked = [RolloutRequest(messages=chat, further=further) for chat in chats[:2]]
-    found = backend.generate(asked, seed_plan=plan, version=0)
-    assert [one.token_ids for one in found] == [
-        one.token_ids for one in backend.generate(requests(chats[:2]), seed_plan=plan, version=0)
-    ]
-    drawn = [answer for one in found for answer in one.further]
-    assert len(set(drawn)) == len(drawn) == 6, "sampled, each with another seed"
-    with make_backend([served.base_url], token, temperature=further.temperature) as sampling:
-        for index, chat in enumerate(chats[:2]):
-            seeds = [SeedPlan(further_seed(plan.seed(index)) + i, 0, 0) for i in range(further.count)]
-            alone = [sampling.generate([RolloutRequest(chat)], seed_plan=one)[0].token_ids for one in seeds]
-            assert [list(ids) for ids in found[index].further] == alone
 
 
 def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, base, backend, chats):

@@ -1,4 +1,4 @@
-"""Rules of training variants: stage 1, trained rows of coordinate tokens, coarse grids, recovery, supervised shares."""
+"""Rules of training variants: stage 1, trained rows of coordinate tokens, supervised shares."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from stage2_api.validation.validate import Rule
 _MATCHING = "custom.extra.rollout_matching"
 _SHARE = f"{_MATCHING}.supervised_share"
 _BUFFER = f"{_MATCHING}.rollout_buffer"
-_SCALES = f"{_MATCHING}.maskiou_scales"
-_ROLLOUTS = f"{_MATCHING}.recovery.rollouts"
-_PROTOCOL = f"{_MATCHING}.vllm.server.protocol"
 _SYNC_MODE = f"{_MATCHING}.vllm.sync.mode"
 _STAGE_2 = "$(custom.trainer_variant) != 'sft'"
 _TABLES = ("embed_tokens", "lm_head")
@@ -83,39 +80,6 @@ VARIANT_RULES: tuple[Rule[RunConfig], ...] = (
         cel=f"$({_SHARE}) == 0.0 || !$({_BUFFER}.enabled) || $({_BUFFER}.m_steps) == 1",
         rule="reused rollouts make several steps of one window, so no share of steps can be kept",
         way_out="set supervised_share to 0, or rollout_buffer.enabled to false",
-    ),
-    Rule(
-        path=_SCALES,
-        cel=f"$({_SCALES}).size() == 0 || $({_MATCHING}.maskiou_mode) == 'canvas'",
-        rule="coarser grids are laid over the one canvas of the whole image, which only maskiou_mode canvas has",
-        way_out="set maskiou_mode to canvas, or remove maskiou_scales",
-    ),
-    Rule(
-        path=_SCALES,
-        breaks=lambda c: any(2 * n > c.rollout_matching.maskiou_resolution for n in c.rollout_matching.maskiou_scales),
-        reads=(f"{_MATCHING}.maskiou_resolution",),
-        # Not in CEL: the API server's cost limit does not allow a loop over an optional list.
-        rule="a grid needs at least two cells a side, and the canvas has maskiou_resolution pixels",
-        way_out="remove the largest cells from maskiou_scales, or raise maskiou_resolution",
-    ),
-    Rule(
-        path=_SCALES,
-        breaks=lambda c: len(set(c.rollout_matching.maskiou_scales)) < len(c.rollout_matching.maskiou_scales),
-        # Not in CEL, for the same reason.
-        rule="a repeated grid would count twice",
-        way_out="list each cell size once",
-    ),
-    Rule(
-        path=_ROLLOUTS,
-        cel=f"{_STAGE_2} || $({_ROLLOUTS}) == 1",
-        rule="stage 1 trains on the ground truth: there are no missed objects to recover",
-        way_out="remove recovery, or set trainer_variant to rollout_matching_sft",
-    ),
-    Rule(
-        path=_ROLLOUTS,
-        cel=f"$({_ROLLOUTS}) == 1 || $({_PROTOCOL}) != 'swift'",
-        rule="servers of `swift rollout` give one answer per prompt, at one temperature",
-        way_out="set recovery.rollouts to 1, or use servers that `stage2 serve` starts (vllm.server.protocol: vllm)",
     ),
 )
 """Rules of the training variants, for every training YAML."""

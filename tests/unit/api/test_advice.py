@@ -43,7 +43,6 @@ ALONE: list[tuple[str, object]] = [
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("repeat_terminate.enabled", {"repeat_terminate": {"enabled": True}, "vllm": {"server": {"protocol": "swift"}}}),
     ("repeat_terminate.max_object_keys", {"repeat_terminate": {"enabled": True, "max_object_keys": 100}}),
-    ("recovery.rollouts", {"recovery": {"weight": 3.0}}),
     ("runaway.enabled", {"runaway": {"enabled": False, "steps": 5}}),
     ("vllm.sync.mode", {"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),
 ]

@@ -45,8 +45,8 @@ def test_y_train_is_prefix_and_tail_and_loads(answer):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"unmatched_objects": "penalised"}, {"missed_place": "sorted", "missed_desc_weight": 1.5}],
-    ids=["defaults", "penalised", "sorted"],
+    [{}, {"unmatched_objects": "penalised"}, {"unmatched_objects": "dropped", "missed_desc_weight": 1.5}],
+    ids=["defaults", "penalised", "dropped"],
 )
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_the_labels_shown_are_the_masks_of_training(answer, options):

@@ -44,7 +44,6 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
 from stage2_trainer.wire.credentials import read_token
-from stage2_trainer.wire.requests import FurtherAnswers
 
 logger = logging.getLogger(__name__)
 PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer that is asked for
@@ -155,7 +154,6 @@ def _estep(
         rollouts,
         Supervisor(tools, policy.model, overlong=rule),
         log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
-        FurtherAnswers.from_config(config.rollout_matching),
     )
     # Several processes must all look for a request to stop at once: they do so between passes.
     check = context.interrupt.check if world_size() == 1 else lambda: None

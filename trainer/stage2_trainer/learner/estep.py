@@ -25,7 +25,7 @@ from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, LazySequence, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.requests import FurtherAnswers, Outcome, Refused
+from stage2_trainer.wire.requests import Outcome, Refused
 
 CHECK_S = 1.0  # seconds between two checks for an interrupt while the learner waits
 _PHASES = 2**16
@@ -37,13 +37,12 @@ Batches = Sequence[Sequence[Record]]
 class Teaching:
     """One way to teach the records of a step: the source of answers, and the supervision by them.
 
-    on_matched: receives the matched samples of each step. further: answers to each record beside the trained one.
+    on_matched: receives the matched samples of each step.
     """
 
     rollouts: RolloutSource
     supervisor: Supervisor
     on_matched: Callable[[int, Sequence[Matched]], None] = lambda step, matched: None
-    further: FurtherAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -237,7 +236,6 @@ class AskedStep:
             on_rollout=self._receive,
             sizes=self._sizes,
             images=[record.images for record in self._records],
-            further=self._teaching.further,
         )
 
     def _chat(self, index: int) -> Chat:

@@ -96,17 +96,10 @@ def rollout_document(matched: Matched) -> dict[str, Any]:
         "token_ids": rollout.token_ids,
         **({} if matched.kept is None else {"kept_tokens": matched.kept}),
         **({"skipped": True} if matched.skipped else {}),
-        **_recovery(matched),
         "prompt_tokens": len(rollout.prompt_token_ids),
         "y_train_tokens": matched.target.train_len,
         "y_train_sha256": ids_sha256(matched.target.y_train_ids),
     }
-
-
-def _recovery(matched: Matched) -> dict[str, Any]:
-    """Return the further answers to the prompt and the misses that they recovered, where there are any."""
-    further = [list(ids) for ids in matched.rollout.further]
-    return {"further_token_ids": further, "recovered": list(matched.target.recovered)} if further else {}
 
 
 def sample_document(matched: Matched) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from torch.nn import functional
 from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
-from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.process.ranks import gathered
 
 LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
@@ -36,7 +35,7 @@ class LossTargets:
     positions (N,) int64: the hidden state or logits at `logit_positions` = positions - 1 predict them. labels (K,)
     int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail; prefix_count: how
     many are in the prefix. weights (K,) float32: factors of the ordinary tokens' losses, below 0 for unlikelihood;
-    None: all are 1. coord_weights (C,) float32: factors of the coordinates' losses; None: all are 1.
+    None: all are 1.
     ce_denominator, coord_denominator: divide the sums. The numbers of positions make plain means; totals of an
     accumulation window make a loss that does not depend on how segments are spread over micro-steps.
     """
@@ -49,7 +48,6 @@ class LossTargets:
     ce_denominator: float
     coord_denominator: float
     weights: torch.Tensor | None = None
-    coord_weights: torch.Tensor | None = None
 
     @property
     def logit_positions(self) -> torch.Tensor:
@@ -60,12 +58,7 @@ class LossTargets:
         """Return the targets of ordinary tokens and those of coordinates; their losses are sums."""
         split = len(self.labels)
         ordinary = replace(
-            self,
-            positions=self.positions[:split],
-            bins=self.bins[:0],
-            in_prefix=self.in_prefix[:0],
-            prefix_count=0,
-            coord_weights=None,
+            self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0], prefix_count=0
         )
         coords = replace(self, positions=self.positions[split:], labels=self.labels[:0], weights=None)
         return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
@@ -82,9 +75,7 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
     def tensor(values: Any) -> torch.Tensor:
         return moved(torch.as_tensor(values), torch.device(device))
 
-    def factors(values: FloatArray | None) -> torch.Tensor | None:
-        return None if values is None else tensor(values.astype(np.float32))
-
+    weights = supervision.weights
     return LossTargets(
         positions=tensor(np.concatenate([ce_positions, supervision.coord_positions])),
         labels=tensor(supervision.labels[ce_positions]),
@@ -93,8 +84,7 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
         prefix_count=int(np.count_nonzero(supervision.coord_in_prefix)),
         ce_denominator=max(len(ce_positions), 1),
         coord_denominator=max(len(supervision.coord_positions), 1),
-        weights=factors(None if supervision.weights is None else supervision.weights[ce_positions]),
-        coord_weights=factors(supervision.coord_weights),
+        weights=None if weights is None else tensor(weights[ce_positions].astype(np.float32)),
     )
 
 
@@ -163,7 +153,7 @@ def stage2_loss(
     """
     split = len(targets.labels)
     ce = _ce_sum(logits[:split], targets.labels, targets.weights) / targets.ce_denominator
-    each = _weighted(coord_losses(logits[split:], targets.bins, coord_ids, options), targets.coord_weights)
+    each = coord_losses(logits[split:], targets.bins, coord_ids, options)
     coord = each.sum() / targets.coord_denominator
     return _parts(ce + coord, ce.detach(), coord.detach(), each.detach(), targets)
 
@@ -258,11 +248,6 @@ def coord_losses(
     return options.soft_ce_weight * soft_ce + options.w1_weight * w1 + options.gate_weight * gate
 
 
-def _weighted(each: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Return each coordinate's loss times its factor, (C,)."""
-    return each if weights is None else each * weights
-
-
 @dataclass(frozen=True)
 class _LossInputs:
     """The constant inputs of the chunked loss."""
@@ -286,10 +271,8 @@ class _LossInputs:
             weights = self.targets.weights
             return _ce_sum(logits, self.targets.labels[rows], None if weights is None else weights[rows])
         split = len(self.targets.labels)
-        mine = slice(rows.start - split, rows.stop - split)
-        factors = self.targets.coord_weights
-        each = coord_losses(logits, self.targets.bins[mine], self.coord_ids, self.options)
-        return _weighted(each, None if factors is None else factors[mine])
+        bins = self.targets.bins[rows.start - split : rows.stop - split]
+        return coord_losses(logits, bins, self.coord_ids, self.options)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -28,8 +28,7 @@ class SampleStats:
     `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
     `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
-    the answer, or trained against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
-    the further answers. Lengths of training are 0 in an evaluation, which encodes nothing.
+    the answer, or trained against. Lengths of training are 0 in an evaluation, which encodes nothing.
     """
 
     prompt_len: int = 0
@@ -61,8 +60,6 @@ class SampleStats:
     duplicates_removed: int = 0
     unmatched_dropped: int = 0
     unmatched_penalised: int = 0
-    misses_recovered: int = 0
-    further: int = 0
 
 
 def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
@@ -186,7 +183,6 @@ def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
         "duplicates_removed": _sum(stats, lambda s: s.duplicates_removed),
         "unmatched_dropped": _sum(stats, lambda s: s.unmatched_dropped),
         "unmatched_penalised": _sum(stats, lambda s: s.unmatched_penalised),
-        "misses_recovered": _sum(stats, lambda s: s.misses_recovered),
     }
 
 
@@ -209,14 +205,12 @@ def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
 
 def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict[str, float]:
     generated = [s.generated for s in stats]
-    further = _sum(stats, lambda s: s.further)
     return {
         "gen_new_tokens_total": float(sum(generated)),
         "gen_new_tokens_mean": _mean(generated),
         "gen_new_tokens_p90": _percentile(generated, 90),
         "gen_new_tokens_p99": _percentile(generated, 99),
-        "gen_further_tokens_total": further,
-        "gen_tokens_per_s": _ratio(sum(generated) + further, generate_s),
+        "gen_tokens_per_s": _ratio(sum(generated), generate_s),
         "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": _sum(stats, lambda s: not s.beam),
         "decode_beam": _sum(stats, lambda s: s.beam),

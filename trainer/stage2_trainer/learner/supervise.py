@@ -69,8 +69,7 @@ class Matcher:
     def match(self, record: Record, rollout: Rollout, *, kept: int | None = None) -> Matched:
         """Parse the rollout, or its first `kept` tokens, match its objects, and build the training target."""
         ids = cut_before(rollout.token_ids, self._vision_ids)[:kept]
-        further = [cut_before(one, self._vision_ids) for one in rollout.further]
-        target = build_target(ids, record.ground_truth, self.vocab, self.options, further=further)
+        target = build_target(ids, record.ground_truth, self.vocab, self.options)
         return Matched(record, rollout, target, kept)
 
     def object_ends(self, rollout: Rollout) -> tuple[int, ...]:
@@ -276,6 +275,4 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         duplicates_removed=int(counters["duplicates_removed"]),
         unmatched_dropped=int(counters["unmatched_dropped"]),
         unmatched_penalised=int(counters["unmatched_penalised"]),
-        misses_recovered=int(counters["misses_recovered"]),
-        further=sum(map(len, matched.rollout.further)),
     )

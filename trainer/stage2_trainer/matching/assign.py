@@ -13,14 +13,13 @@ import numpy as np
 from stage2_api.rollout_matching import (
     Assignment,
     MaskIouMode,
-    MissedPlace,
     OtBboxTarget,
     OtCost,
     OtEpsilonMode,
     RolloutMatching,
     UnmatchedObjects,
 )
-from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, iou_of_scales, mask_iou
+from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, mask_iou
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.parse import ParsedObject
 from stage2_trainer.matching.tokens import FloatArray, IntArray
@@ -32,7 +31,7 @@ _CONFIG = RolloutMatching()
 class MatchOptions:
     """The options of matching predicted objects to ground truth, and of supervising them.
 
-    Each is described at the key of its name in `stage2_api.rollout_matching`; `recovery_weight` is `recovery.weight`.
+    Each is described at the key of its name in `stage2_api.rollout_matching`.
     """
 
     assignment: Assignment = _CONFIG.assignment
@@ -49,35 +48,23 @@ class MatchOptions:
     ot_bbox_target: OtBboxTarget = _CONFIG.ot_bbox_target
     matched_text_weight: float = _CONFIG.matched_text_weight
     missed_desc_weight: float = _CONFIG.missed_desc_weight
-    missed_place: MissedPlace = _CONFIG.missed_place
     duplicate_iou: float | None = _CONFIG.duplicate_iou
     unmatched_objects: UnmatchedObjects = _CONFIG.unmatched_objects
     unmatched_weight: float = _CONFIG.unmatched_weight
-    maskiou_scales: tuple[int, ...] = tuple(_CONFIG.maskiou_scales)
-    recovery_weight: float = _CONFIG.recovery.weight
-
-    def __post_init__(self) -> None:
-        """Convert the list of a configuration, or of a run's record, to a tuple."""
-        object.__setattr__(self, "maskiou_scales", tuple(self.maskiou_scales))
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
         """Return the options of `custom.extra.rollout_matching`."""
-        own = {name: getattr(rollout_matching, name) for name in _NAMES}
-        return cls(**own, recovery_weight=rollout_matching.recovery.weight)
+        return cls(**{field.name: getattr(rollout_matching, field.name) for field in fields(cls)})
 
 
-_NAMES = [field.name for field in fields(MatchOptions) if field.name != "recovery_weight"]
 DEFAULTS = MatchOptions()
 INFEASIBLE = 1e6
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A match: indices into predictions and ground truth, their mask IoU, and their cost.
-
-    The cost is 1 - IoU; with `maskiou_scales` that IoU is the mean over grids, while `iou` is always of the canvas.
-    """
+    """A match: indices into predictions and ground truth, their mask IoU, and their cost, 1 - IoU."""
 
     pred: int
     gt: int
@@ -104,16 +91,12 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
     """Match predictions to ground truth at the least total cost. Deterministic; scipy's order breaks ties."""
     pairs = candidate_pairs(aabbs(pred), aabbs(gt), options.candidate_top_k)
     iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode)
-    similarity = iou_of_scales(
-        pred, gt, pairs, iou, resolution=options.maskiou_resolution, sides=options.maskiou_scales
-    )
-    passed = similarity >= options.maskiou_gate
-    scores, overlaps = np.full((2, len(pred), len(gt)), np.nan)
-    scores[tuple(pairs[passed].T)] = similarity[passed]
+    passed = iou >= options.maskiou_gate
+    overlaps = np.full((len(pred), len(gt)), np.nan)
     overlaps[tuple(pairs[passed].T)] = iou[passed]
-    rows, columns = assign(1.0 - scores, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
+    rows, columns = assign(1.0 - overlaps, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
     found = [
-        Pair(pred=int(i), gt=int(j), iou=float(overlaps[i, j]), cost=float(1.0 - scores[i, j]))
+        Pair(pred=int(i), gt=int(j), iou=float(overlaps[i, j]), cost=float(1.0 - overlaps[i, j]))
         for i, j in zip(rows, columns, strict=True)
     ]
     return Matching(

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from pycocotools import mask as rle
 
 from stage2_api.coordinates import BINS, MAX_BIN
@@ -19,7 +18,6 @@ from stage2_trainer.matching.parse import Kind
 from stage2_trainer.matching.tokens import BoolArray, FloatArray, IntArray
 
 Masks = list[dict[str, Any]]
-Pixels = npt.NDArray[np.uint8]
 
 
 class Shape(Protocol):
@@ -100,47 +98,11 @@ def mask_iou(
     return result
 
 
-def iou_of_scales(
-    pred: Sequence[Shape],
-    gt: Sequence[Shape],
-    pairs: IntArray,
-    iou: FloatArray,
-    *,
-    resolution: int,
-    sides: Sequence[int],
-) -> FloatArray:
-    """Return the mean of the pairs' IoU on the canvas (`iou`, (K,)) and on coarser grids, (K,); `iou` without grids.
-
-    sides: of the grids' cells in pixels. A cell belongs to a shape that has any of its pixels: this is Multiscale IoU
-    (arXiv 2105.14572) with the plain mean over scales. Plain IoU is 0 for every miss; this one grows the nearer a miss
-    is. A shape without a pixel has 0 at all scales.
-    """
-    if not sides or resolution <= 0 or len(pairs) == 0:
-        return iou
-    left, right = (
-        _filled_pixels(aabbs(shapes), resolution)[chosen] for shapes, chosen in zip((pred, gt), pairs.T, strict=True)
-    )
-    grids = [box_iou(_touched_cells(left, side), _touched_cells(right, side)) for side in sides]
-    outlined = ~(_is_box(pred)[pairs[:, 0]] & _is_box(gt)[pairs[:, 1]])
-    if outlined.any():
-        pixels, true_pixels = (rle.decode(_draw(shapes, resolution)).T for shapes in (pred, gt))
-        for grid, side in zip(grids, sides, strict=True):
-            grid[outlined] = _iou_of_masks(_coarser(pixels, side), _coarser(true_pixels, side), pairs[outlined])
-    return np.asarray(np.mean([iou, *grids], axis=0))
-
-
 def _filled_pixels(boxes: IntArray, resolution: int) -> IntArray:
     """Return the pixels [x0, y0, x1, y1) that COCO's mask of a box fills: it rounds to fifths of a pixel first."""
     fifths = (5 * (boxes * np.float64(resolution / BINS)) + 0.5).astype(np.int64)
     pixels: IntArray = (fifths + 2) // 5
     return pixels
-
-
-def _touched_cells(pixels: IntArray, side: int) -> IntArray:
-    """Return the cells [x0, y0, x1, y1) of a grid that rectangles of pixels touch; no cell for no pixel."""
-    cells = np.concatenate([pixels[:, :2] // side, -(-pixels[:, 2:] // side)], axis=1)
-    cells[_area(pixels) == 0] = 0
-    return cells
 
 
 def _is_box(shapes: Sequence[Shape]) -> BoolArray:
@@ -170,17 +132,6 @@ def _rasterize(outlines: Sequence[FloatArray], resolution: int) -> Masks:
     flat = [(one if len(one) > 2 else one[[0, -1, -1]]).ravel().tolist() for one in outlines]
     masks: Masks = rle.frPyObjects(flat, resolution, resolution)
     return masks
-
-
-def _coarser(pixels: Pixels, side: int) -> Masks:
-    """Return masks of cells of `side` x `side` pixels, each set if any of its pixels is."""
-    rest = -pixels.shape[1] % side
-    padded = np.pad(pixels, ((0, 0), (0, rest), (0, rest)))
-    count = padded.shape[1] // side
-    columns = padded.reshape(len(padded), count, side, -1).max(axis=2)
-    cells = np.max([columns[..., start::side] for start in range(side)], axis=0)
-    coarser: Masks = rle.encode(cells.T)
-    return coarser
 
 
 def _iou_of_masks(left: Masks, right: Masks, pairs: IntArray) -> FloatArray:

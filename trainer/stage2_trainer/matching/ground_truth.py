@@ -218,15 +218,11 @@ def _invalid(reason: str, path: str, value: object, rule: str, way_out: str) -> 
 
 def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
     """Return the whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
-    return "{" + object_entries(objects, start_index) + "}"
-
-
-def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
-    """Return only the entries, `"object_n": {...}` joined by `", "`, counting from `start_index`."""
-    return ", ".join(
+    entries = (
         f'"object_{index}": {json.dumps(_value(one), ensure_ascii=False)}'
         for index, one in enumerate(objects, start_index)
     )
+    return "{" + ", ".join(entries) + "}"
 
 
 def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
@@ -239,7 +235,7 @@ def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int)
     if last == "," and not objects:
         raise MatchingError("prefix ends in ',' and no object follows; cut the comma off")
     comma = ", " if last == "}" and objects else ""
-    return comma + object_entries(objects, start_index) + "}"
+    return comma + serialize_objects(objects, start_index)[1:]
 
 
 def desc_value_spans(text: str) -> list[tuple[int, int]]:

@@ -22,8 +22,7 @@ class SegmentMeta:
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
     `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn, and are learnt too (`<|im_end|>`: 1).
-    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights, coord_weights, text_labels: as in
-    `MatchedTarget`.
+    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights, text_labels: as in `MatchedTarget`.
     plain_coords: whether coordinates of the tail have the cross entropy of any other token.
     """
 
@@ -37,7 +36,6 @@ class SegmentMeta:
     tail_ignore_pos: tuple[int, ...] = ()
     plain_coords: bool = False
     weights: tuple[tuple[int, float], ...] = ()
-    coord_weights: tuple[tuple[int, float], ...] = ()
     text_labels: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -54,7 +52,6 @@ class Supervision:
     coord_positions, coord_targets (C,) int64: where a coordinate is supervised, and its bin.
     coord_in_prefix (C,) bool: whether it belongs to one of the rollout's own objects, not to a missed one.
     weights (T,) float64: factors of the tokens' losses, below 0 where the token is taught against; None: all are 1.
-    coord_weights (C,) float64: factors of the coordinates' losses; None: all are 1.
     """
 
     labels: IntArray
@@ -62,7 +59,6 @@ class Supervision:
     coord_targets: IntArray
     coord_in_prefix: BoolArray
     weights: FloatArray | None = None
-    coord_weights: FloatArray | None = None
 
 
 def segment_meta(
@@ -85,7 +81,6 @@ def segment_meta(
         tail_ignore_pos=target.tail_ignore_pos,
         plain_coords=plain_coords,
         weights=target.weights,
-        coord_weights=target.coord_weights,
         text_labels=target.text_labels,
     )
 
@@ -113,15 +108,12 @@ def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: C
     labels[weighted] = ids[weighted]
     for position, label in meta.text_labels:
         labels[prompt + position] = label
-    coord_positions = np.concatenate([prefix_coords, tail_coords])
-    factors = {prompt + position: weight for position, weight in meta.coord_weights}
     return Supervision(
         labels=labels,
-        coord_positions=coord_positions,
+        coord_positions=np.concatenate([prefix_coords, tail_coords]),
         coord_targets=np.concatenate([np.asarray(meta.prefix_coord_target_bins, dtype=np.int64), bins[bins >= 0]]),
         coord_in_prefix=np.arange(len(prefix_coords) + len(tail_coords)) < len(prefix_coords),
         weights=_weights(len(ids), weighted, [weight for _, weight in meta.weights]) if weighted else None,
-        coord_weights=np.array([factors.get(at, 1.0) for at in coord_positions.tolist()]) if factors else None,
     )
 
 
@@ -158,7 +150,6 @@ def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray,
     for part, offset in zip(parts, offsets, strict=True):
         if weights is not None and part.weights is not None:
             weights[offset : offset + len(part.weights)] = part.weights
-    factors = [np.ones(len(one.coord_targets)) if one.coord_weights is None else one.coord_weights for one in parts]
     none = np.zeros(0, dtype=np.int64)
     moved = [part.coord_positions + offset for part, offset in zip(parts, offsets, strict=True)]
     return Supervision(
@@ -167,7 +158,6 @@ def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray,
         coord_targets=np.concatenate([none, *(part.coord_targets for part in parts)]),
         coord_in_prefix=np.concatenate([none.astype(np.bool_), *(part.coord_in_prefix for part in parts)]),
         weights=weights,
-        coord_weights=None if all(part.coord_weights is None for part in parts) else np.concatenate(factors),
     )
 
 
@@ -193,13 +183,9 @@ def _check(meta: SegmentMeta, ids: IntArray) -> None:
             f"{meta.end_of_turn_len}, encoded {meta.encoded_len} tokens; supervised tokens must follow a prompt and "
             "lie inside the segment; encode it again"
         )
-    silent = {meta.prefix_len + position for position in meta.tail_ignore_pos}
-    own = tuple(position for position in meta.prefix_coord_pos if position not in silent)
-    _check_positions("prefix_coord_pos", own, meta.prefix_len)
-    _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.train_len)
+    _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.prefix_len)
     _check_positions("weights", tuple(position for position, _ in meta.weights), meta.train_len)
     _check_positions("text_labels", tuple(position for position, _ in meta.text_labels), meta.train_len)
-    _check_positions("coord_weights", tuple(position for position, _ in meta.coord_weights), meta.train_len)
     _check_positions("tail_ignore_pos", meta.tail_ignore_pos, meta.train_len - meta.prefix_len)
     if len(meta.prefix_coord_pos) != len(meta.prefix_coord_target_bins):
         raise MatchingError(

@@ -32,14 +32,13 @@ class MatchedTarget:
     prefix_len: tokens of the prefix. prefix_text, append_text: the texts of prefix and tail. The prefix is the answer's
     own unless objects were removed; the tail begins with the first missed object, or with the closing brace.
     prefix_coord_pos, prefix_coord_target_bins: positions of matched coordinates, and their targets.
-    tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description (unless these
-    are trained), or in the answer's own objects after a missed one.
-    tail_coord_pos, tail_coord_bins: positions of taught coordinates in the tail, and their bins.
+    tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description, unless these
+    are trained.
+    tail_coord_pos, tail_coord_bins: positions of coordinates in the tail, and their bins.
     weights: (position, factor of the loss); a negative factor penalises the token.
-    coord_weights: the same for coordinates. text_labels: (position, id) of the answer's own text of matched objects.
+    text_labels: (position, id) of the answer's own text of matched objects.
     parsed, ground_truth, matching: the inputs; `matching.pairs[i].pred` is an index into `parsed.valid_objects`.
     repeated, dropped: valid objects that were removed as duplicates, and as unmatched.
-    recovered: missed ground-truth objects that a further answer found.
     """
 
     parsed: ParsedRollout
@@ -57,8 +56,6 @@ class MatchedTarget:
     weights: tuple[tuple[int, float], ...] = ()
     repeated: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
-    coord_weights: tuple[tuple[int, float], ...] = ()
-    recovered: tuple[int, ...] = ()
     text_labels: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -134,22 +131,13 @@ class MatchedTarget:
             "duplicates_removed": len(self.repeated),
             "unmatched_dropped": len(self.dropped),
             "unmatched_penalised": len(self.penalised_pos),
-            "misses_recovered": len(self.recovered),
         }
 
 
 def build_target(
-    response_ids: Sequence[int],
-    gt: GroundTruth,
-    vocab: CoordVocab,
-    options: MatchOptions = DEFAULTS,
-    *,
-    further: Sequence[Sequence[int]] = (),
+    response_ids: Sequence[int], gt: GroundTruth, vocab: CoordVocab, options: MatchOptions = DEFAULTS
 ) -> MatchedTarget:
-    """Turn an answer's ids and its record's ground truth into a supervised target. Never raises for any ids.
-
-    further: ids of further answers to the prompt; they only show which missed objects the model can find.
-    """
+    """Turn an answer's ids and its record's ground truth into a supervised target. Never raises for any ids."""
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
     repeated = duplicates(pred, options.duplicate_iou)
@@ -163,30 +151,32 @@ def build_target(
     dropped = unmatched if options.unmatched_objects == "dropped" else ()
     laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
     positions = [laid_out.moved[token] for pair in matching.pairs for token in pred[pair.pred].token_positions]
-    recovered = recovered_misses(further, gt, matching.false_negatives, vocab, options)
-    tail = _read_tail(laid_out, vocab, options, recovered)
+    start, weight = laid_out.prefix_len, options.missed_desc_weight
+    tail = list(laid_out.ids[start:])
+    described, coord_pos, coord_bins = read_tail(tail, vocab)
+    # a coordinate token within a description is not a coordinate
+    named = [at for at in described if weight and vocab.bin_of(tail[at]) is None]
     penalised = [laid_out.begun[i] for i in unmatched] if options.unmatched_objects == "penalised" else []
     text_labels = _text_labels(parsed, gt, matching, laid_out, vocab) if options.matched_text_weight else {}
     weights = dict.fromkeys(text_labels, options.matched_text_weight) if options.matched_text_weight != 1 else {}
-    weights |= tail.weights | dict.fromkeys(penalised, -options.unmatched_weight)
+    weights |= {start + at: weight for at in named} if weight != 1 else {}
+    weights |= dict.fromkeys(penalised, -options.unmatched_weight)
     return MatchedTarget(
         parsed=parsed,
         ground_truth=gt,
         matching=matching,
         y_train_ids=laid_out.ids,
-        prefix_len=laid_out.prefix_len,
+        prefix_len=start,
         prefix_text=laid_out.texts[0],
         append_text=laid_out.texts[1],
         prefix_coord_pos=tuple(positions),
         prefix_coord_target_bins=tuple(one for pair in matching.pairs for one in targets[pair.pred]),
-        tail_ignore_pos=tail.ignored,
-        tail_coord_pos=tail.coord_pos,
-        tail_coord_bins=tail.coord_bins,
+        tail_ignore_pos=tuple(sorted({*described} - {*named})),
+        tail_coord_pos=coord_pos,
+        tail_coord_bins=coord_bins,
         weights=tuple(sorted(weights.items())),
         repeated=repeated,
         dropped=dropped,
-        coord_weights=tail.coord_weights,
-        recovered=recovered,
         text_labels=tuple(sorted(text_labels.items())),
     )
 
@@ -213,38 +203,6 @@ def ground_truth_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
         tail_coord_pos=coord_pos,
         tail_coord_bins=coord_bins,
     )
-
-
-@dataclass(frozen=True)
-class _Tail:
-    """The supervision of a tail, as in `MatchedTarget`."""
-
-    ignored: tuple[int, ...]
-    coord_pos: tuple[int, ...]
-    coord_bins: tuple[int, ...]
-    weights: dict[int, float]
-    coord_weights: tuple[tuple[int, float], ...]
-
-
-def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions, recovered: Sequence[int]) -> _Tail:
-    """Return the supervision of a tail: inserted text is taught, the answer's own text between is not."""
-    start, weight = laid_out.prefix_len, options.missed_desc_weight
-    silent = set(range(len(laid_out.ids) - start))
-    coords: dict[int, int] = {}
-    named: list[int] = []
-    for at, ids in laid_out.taught:
-        described, coord_pos, coord_bins = read_tail(ids, vocab)
-        # a coordinate token within a description is not a coordinate
-        shown = [one for one in described if weight and vocab.bin_of(ids[one]) is None]
-        named += [at + one for one in shown]
-        silent -= {at - start + one for one in {*range(len(ids))} - {*described} | {*shown}}
-        coords |= {at - start + position: found for position, found in zip(coord_pos, coord_bins, strict=True)}
-    weights = dict.fromkeys(named, weight) if weight != 1 else {}
-    more = [at for at in _recovered_tokens(laid_out, vocab, recovered) if at - start not in silent]
-    words = [at for at in more if at - start not in coords]
-    weights |= {at: weights.get(at, 1.0) * options.recovery_weight for at in words}
-    placed = tuple((at, options.recovery_weight) for at in more if at - start in coords)
-    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), weights, placed)
 
 
 def _text_labels(
@@ -280,14 +238,6 @@ def _text_labels(
     return labels
 
 
-def _recovered_tokens(laid_out: LaidOut, vocab: CoordVocab, recovered: Sequence[int]) -> list[int]:
-    """Return the positions of the entries of recovered objects."""
-    if not recovered:
-        return []
-    entries = [[at + token for token in one] for at, ids in laid_out.taught for one in entry_tokens(ids, vocab)]
-    return [at for missed, tokens in zip(laid_out.missed, entries, strict=True) if missed in recovered for at in tokens]
-
-
 def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the positions inside descriptions, the positions of coordinates, and their bins.
 
@@ -311,37 +261,3 @@ def described_tokens(aligned: Alignment, spans: Sequence[tuple[int, int]]) -> Bo
         low, high = np.searchsorted(ends, first, side="right"), np.searchsorted(starts, last, side="left")
         inside[low:high] = True
     return inside
-
-
-def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
-    """Return the tokens of each entry `"object_n": {...}` of an inserted text, in order.
-
-    What leads to an entry belongs to it, and the answer's closing brace to none. A token belongs to the entry in which
-    it begins.
-    """
-    aligned = vocab.align(list(ids))
-    starts, begin, found = aligned.starts[:-1], 0, []
-    for _, named in desc_value_spans(aligned.text):
-        # geometry has no braces; the last token may belong to what follows
-        end = aligned.text.find("}", named) + 1 or len(aligned.text)
-        low, high = np.searchsorted(starts, [begin, end], side="left").tolist()
-        found.append(range(low, high))
-        begin = end
-    return found
-
-
-def recovered_misses(
-    answers: Sequence[Sequence[int]], gt: GroundTruth, missed: Sequence[int], vocab: CoordVocab, options: MatchOptions
-) -> tuple[int, ...]:
-    """Return the missed true objects that at least one of these answers has, matched like the first answer.
-
-    answers: token ids. missed: indices into `gt.objects`; the result keeps their order.
-    """
-    found: set[int] = set()
-    for ids in answers:
-        if found.issuperset(missed):
-            break
-        objects = parse_rollout(ids, vocab).valid_objects
-        matching = match_except(objects, gt.objects, duplicates(objects, options.duplicate_iou), options)
-        found.update(pair.gt for pair in matching.pairs)
-    return tuple(one for one in missed if one in found)

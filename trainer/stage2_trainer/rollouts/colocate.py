@@ -33,14 +33,12 @@ from stage2_trainer.sync.vllm.vllm_compat import (
 )
 from stage2_trainer.wire.requests import (
     FinishReason,
-    FurtherAnswers,
     Outcome,
     Refused,
     Rollout,
     RolloutRequest,
     Sampling,
     SeedPlan,
-    further_seed,
 )
 
 logger = logging.getLogger(__name__)
@@ -53,16 +51,10 @@ DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any mo
 
 @dataclass(frozen=True)
 class _Call:
-    """One prompt of a call, the seed of its answer, and the further answers to it."""
+    """One prompt of a call, and the seed of its answer."""
 
     messages: list[Any]
     seed: int
-    further: FurtherAnswers | None
-
-    def further_fields(self) -> dict[str, Any]:
-        """Return the sampling of the further answers; they are one request, so vLLM reads the prompt once."""
-        assert self.further is not None, "there are some"
-        return {"seed": further_seed(self.seed), "temperature": self.further.temperature, "n": self.further.count}
 
 
 class ColocateEngine:
@@ -147,12 +139,12 @@ class ColocateEngine:
         Raises:
             Interrupted: the run was asked to stop; in all members of the group after the same step.
         """
-        mine = [_Call(list(one.messages), seed_plan.seed(i), one.further) for i, one in enumerate(requests)]
+        mine = [_Call(list(one.messages), seed_plan.seed(i)) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
         answers = [answer for part in self._calls(everyone) for answer in self._generate_part(part)]
         self._sleep()
-        return [one if isinstance(one, Refused) else _rollout(*one, version or 0) for one in answers[own]]
+        return [one if isinstance(one, Refused) else _rollout(one, version or 0) for one in answers[own]]
 
     def prompt_logprobs(self, probe: Probe) -> Tensor:
         """Return the log-probability of each prompt token but the first, float32 on the CPU."""
@@ -171,30 +163,24 @@ class ColocateEngine:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
-    def _generate_part(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
-        """Return vLLM's answers with the further ones, or its refusals; all members of the group send the same."""
+    def _generate_part(self, requests: Sequence[_Call]) -> list[Any | Refused]:
+        """Return vLLM's answers, or its refusals; all members of the group send the same."""
         from vllm.exceptions import VLLMClientError
 
         return ask_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
 
-    def _chat(self, requests: Sequence[_Call]) -> list[tuple[Any, Any]]:
-        """Return vLLM's answer to each request, and the one that holds its further answers (None: there are none)."""
+    def _chat(self, requests: Sequence[_Call]) -> list[Any]:
+        """Return vLLM's answer to each request."""
         import vllm
 
         fields: dict[str, Any] = dict(self._sampling.parameters())
         if (repetition := self._sampling.repetition) is not None:
             fields["repetition_detection"] = vllm.sampling_params.RepetitionDetectionParams(**asdict(repetition))
-        asked = [(one, {"seed": one.seed}) for one in requests]
-        asked += [(one, one.further_fields()) for one in requests if one.further is not None]
-        sampling = [vllm.SamplingParams(**{**fields, **own}) for _, own in asked]
-        answers: list[Any] = self._llm.chat([one.messages for one, _ in asked], sampling, use_tqdm=False)
-        if len(answers) != len(asked):
-            raise RuntimeError(f"{len(answers)} answers to {len(asked)} requests")
-        further = iter(answers[len(requests) :])
-        return [
-            (answer, None if one.further is None else next(further))
-            for one, answer in zip(requests, answers[: len(requests)], strict=True)
-        ]
+        sampling = [vllm.SamplingParams(**fields, seed=one.seed) for one in requests]
+        answers: list[Any] = self._llm.chat([one.messages for one in requests], sampling, use_tqdm=False)
+        if len(answers) != len(requests):
+            raise RuntimeError(f"{len(answers)} answers to {len(requests)} requests")
+        return answers
 
     def _stop_if_asked(self) -> None:
         """Stop generating if the run was asked to stop; groups, which make the same steps, check every eighth."""
@@ -238,13 +224,11 @@ class ColocateEngine:
             self._asleep = False
 
 
-def _rollout(answer: Any, further: Any, version: int) -> Rollout:
-    """Read one of vLLM's answers, and the one that holds further ones.
-
-    Raises:
-        RuntimeError: a request failed or was aborted.
-    """
-    (choice,) = _choices(answer)
+def _rollout(answer: Any, version: int) -> Rollout:
+    """Read one of vLLM's answers. Raises RuntimeError if its request failed or was aborted."""
+    (choice,) = answer.outputs
+    if choice.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
+        raise RuntimeError(f"request {answer.request_id} ended with {choice.finish_reason!r} and no rollout")
     return Rollout(
         prompt_token_ids=list(answer.prompt_token_ids),
         token_ids=list(choice.token_ids),
@@ -252,16 +236,7 @@ def _rollout(answer: Any, further: Any, version: int) -> Rollout:
         server=SERVER,
         version=version,
         finish_reason=choice.finish_reason,
-        further=() if further is None else tuple(tuple(one.token_ids) for one in _choices(further)),
     )
-
-
-def _choices(answer: Any) -> list[Any]:
-    """Return the completions of a request in the order of their seeds. Raises RuntimeError as `_rollout`."""
-    for one in answer.outputs:
-        if one.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
-            raise RuntimeError(f"request {answer.request_id} ended with {one.finish_reason!r} and no rollout")
-    return sorted(answer.outputs, key=lambda one: int(one.index))
 
 
 class EngineProver:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -19,7 +19,7 @@ from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.sync.fleet.proof import inference
-from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan, further_seed
+from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan
 
 OBJECT_KEY = '"object_'
 SERVER = "learner"  # the source of these rollouts, in logs
@@ -108,9 +108,8 @@ class HfBackend:
 
         Once `stops` is true it returns the answers so far, cut off where they are.
         """
-        samples = self._decoding.temperature > 0 or any(request.further is not None for request in requests)
         with inference(self._model), self._whole(self._model):
-            batches = self._batches(len(requests), seed_plan, samples=samples)
+            batches = self._batches(len(requests), seed_plan)
             return [
                 rollout
                 for batch in takewhile(lambda _: not self._stops(), batches)
@@ -119,9 +118,9 @@ class HfBackend:
                 )
             ]
 
-    def _batches(self, count: int, seed_plan: SeedPlan, *, samples: bool) -> list[range]:
+    def _batches(self, count: int, seed_plan: SeedPlan) -> list[range]:
         """Return the batches of requests. Sampled requests share a seed only within a micro-step."""
-        sizes = seed_plan.sizes if samples and seed_plan.sizes else (count,)
+        sizes = seed_plan.sizes if self._decoding.temperature > 0 and seed_plan.sizes else (count,)
         ends = list(accumulate(sizes))
         return [
             range(start, min(start + self._decoding.batch_size, end))
@@ -131,28 +130,19 @@ class HfBackend:
 
     def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
         prompts = [self._prompt(request) for request in requests]
-        answers, forced = self._answers(prompts, self._decoding, seed)
-        found = [
+        answers, forced = self._answers(prompts, seed)
+        return [
             self._rollout(prompt, answer, version, repeated=row in forced)
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
-        further = requests[0].further  # the same for all requests of a step
-        if further is None:
-            return found
-        sampled = replace(self._decoding, temperature=further.temperature, num_beams=1, num_return_sequences=1)
-        drawn = [self._answers(prompts, sampled, further_seed(seed) + i)[0] for i in range(further.count)]
-        return [
-            replace(one, further=tuple(tuple(self._ended(answer)) for answer in answers))
-            for one, *answers in zip(found, *drawn, strict=True)
-        ]
 
-    def _answers(self, prompts: Sequence[Prompt], decoding: Decoding, seed: int) -> tuple[list[list[int]], set[int]]:
+    def _answers(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[list[int]], set[int]]:
         """Return an answer to each prompt, padded, and the rows that were ended because they repeated themselves."""
         device = next(self._model.parameters()).device
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
         with torch.random.fork_rng():  # leaves the RNG of training (dropout) unchanged
             torch.manual_seed(seed)
-            settings = GenerationConfig(**decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
+            settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
             ends = self._ends(inputs["input_ids"].shape[1])
             output = self._model.generate(
                 **inputs,
@@ -161,9 +151,9 @@ class HfBackend:
                 stopping_criteria=StoppingCriteriaList([_StopRequested(self._stops)]),
                 synced_gpus=False,  # weights are whole: no process waits for the others' tokens
             )
-        answers = output[:: decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
+        answers = output[:: self._decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
         # With beams, a row does not identify the beam that was ended.
-        return answers, {row for one in ends for row in one.ended} if decoding.num_beams == 1 else set()
+        return answers, {row for one in ends for row in one.ended} if self._decoding.num_beams == 1 else set()
 
     def _prompt(self, request: RolloutRequest) -> Prompt:
         chat = [dict(message) for message in request.messages]
@@ -175,7 +165,7 @@ class HfBackend:
 
     def _rollout(self, prompt: Prompt, answer: list[int], version: int, *, repeated: bool) -> Rollout:
         ended = self._end in answer
-        ids = self._ended(answer)
+        ids = answer[: answer.index(self._end) + 1] if ended else answer  # what follows is padding
         return Rollout(
             prompt_token_ids=prompt.input_ids.tolist(),
             token_ids=ids,
@@ -185,10 +175,6 @@ class HfBackend:
             finish_reason="repetition" if repeated else "stop" if ended else "length",
             decode_mode="beam" if self._decoding.num_beams > 1 else "greedy",
         )
-
-    def _ended(self, answer: list[int]) -> list[int]:
-        """Return an answer up to its end of turn, without what pads it."""
-        return answer[: answer.index(self._end) + 1] if self._end in answer else answer
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:

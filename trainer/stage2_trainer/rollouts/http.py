@@ -24,7 +24,7 @@ from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import credentials
-from stage2_trainer.wire.chat import CHAT_ROUTE, Answer, chat_body, further_body, read_answer
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
 from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
     FAILED_CALL,
@@ -240,36 +240,16 @@ class ServerBackend:
     async def _request(self, server: int, index: int, request: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()
         body = chat_body(request, self._sampling, seed)
-        found: tuple[tuple[int, ...], ...] = ()
-        if request.further is None:
-            answer = await self._post_chat(server, index, body, choices=1)
-        else:
-            others = further_body(request, request.further, self._sampling, seed)
-            answer, found = await self._with_further(server, index, body, others, count=request.further.count)
-        seconds = time.monotonic() - start
-        return answer.rollout(server=self.base_urls[server], version=version, seed=seed, seconds=seconds, further=found)
-
-    async def _with_further(
-        self, server: int, index: int, body: dict[str, Any], others: dict[str, Any], *, count: int
-    ) -> tuple[Answer, tuple[tuple[int, ...], ...]]:
-        """Return an answer and the ids of `count` further ones, requested at the same time."""
-        further = asyncio.create_task(self._post_chat(server, index, others, choices=count))
-        try:
-            answer = await self._post_chat(server, index, body, choices=1)
-            return answer, tuple(tuple(one.token_ids) for one in (await further).choices)
-        finally:
-            further.cancel()
-            await asyncio.gather(further, return_exceptions=True)
-
-    async def _post_chat(self, server: int, index: int, body: dict[str, Any], *, choices: int) -> Answer:
         with TIMELINE.request(self.base_urls[server]):
             content = await self._call_server(
                 server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
             )
         try:
-            return read_answer(content, choices=choices)
+            answer = read_answer(content)
         except ValueError as error:
             raise self._error(server, f"request {index}: unusable answer: {error}") from error
+        seconds = time.monotonic() - start
+        return answer.rollout(server=self.base_urls[server], version=version, seed=seed, seconds=seconds)
 
     async def _version(self, server: int) -> int:
         content = await self._call_server(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)

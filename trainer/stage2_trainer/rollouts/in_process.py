@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -178,13 +178,10 @@ class _Requests:
         sizes = request.sizes or (len(request.chats),)
         before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
         images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
-        built = LazySequence(
-            len(request.chats),
-            lambda i: RolloutRequest(list(request.chats[i]), images=images[i], further=request.further),
-        )
+        built = LazySequence(len(request.chats), lambda i: RolloutRequest(list(request.chats[i]), images=images[i]))
         checked = [readable(built, index) for index in range(len(built))]
         return cls(
-            [replace(STAND_IN, further=request.further) if isinstance(one, Refused) else one for one in checked],
+            [STAND_IN if isinstance(one, Refused) else one for one in checked],
             request.seeds(seed, before),
             {index: one for index, one in enumerate(checked) if isinstance(one, Refused)},
         )

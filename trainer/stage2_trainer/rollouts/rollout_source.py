@@ -26,7 +26,6 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
-    FurtherAnswers,
     OnRollout,
     Outcome,
     Refused,
@@ -54,9 +53,8 @@ class GenerationRequest:
 
     micro_step: the first one that the chats belong to; each request of a step has its own. sizes: the number of chats
     of each micro-step from there on; empty = all belong to the first. images: the image names of each chat; empty = the
-    images have no names. further: answers to each chat beside the one that counts; None = none. stopwatch: measures the
-    work. on_rollout: receives each outcome as soon as it is there, in any thread and perhaps again after a failure;
-    sources that get all outcomes at once do not call it.
+    images have no names. stopwatch: measures the work. on_rollout: receives each outcome as soon as it is there, in any
+    thread and perhaps again after a failure; sources that get all outcomes at once do not call it.
     """
 
     model: nn.Module
@@ -67,7 +65,6 @@ class GenerationRequest:
     on_rollout: OnRollout | None = None
     sizes: tuple[int, ...] = ()
     images: Sequence[tuple[str, ...]] = ()
-    further: FurtherAnswers | None = None
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as in SeedPlan."""
@@ -293,9 +290,7 @@ class ServerRollouts(RolloutSource):
             earlier.settle()
         plan, adapter, chats = request.seeds(self._seed), self.sync_state.adapter, request.chats
         # built one by one: images are in memory only while they travel
-        requests = LazySequence(
-            len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter, further=request.further)
-        )
+        requests = LazySequence(len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter))
         start, state = time.monotonic(), self.sync_state
         rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=request.on_rollout)
         seconds = time.monotonic() - start

@@ -13,11 +13,9 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
     POLICY_MODEL,
     FinishReason,
-    FurtherAnswers,
     Rollout,
     RolloutRequest,
     Sampling,
-    further_seed,
 )
 
 INFER_ROUTE = "/infer/"
@@ -88,7 +86,6 @@ class Choice(_Strict):
     message: Message
     token_ids: list[int]
     finish_reason: FinishReason
-    index: int = 0
 
 
 class Answer(_Strict):
@@ -96,10 +93,10 @@ class Answer(_Strict):
 
     object: Literal["chat.completion"]
     prompt_token_ids: Annotated[list[int], Field(min_length=1)]
-    choices: Annotated[list[Choice], Field(min_length=1)]
+    choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
 
     def rollout(self, **origin: Any) -> Rollout:
-        """Return the rollout of an answer with one choice. origin: the other fields of `Rollout`."""
+        """Return the rollout of the answer. origin: the other fields of `Rollout`."""
         (choice,) = self.choices
         return Rollout(
             prompt_token_ids=self.prompt_token_ids,
@@ -123,27 +120,14 @@ def chat_body(request: RolloutRequest, sampling: Sampling, seed: int) -> dict[st
     }
 
 
-def further_body(request: RolloutRequest, further: FurtherAnswers, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Return the JSON object that asks for further answers: all in one request, so that its prompt is read once.
-
-    seed: of the answer that counts. vLLM draws answer i of a request with the request's seed + i.
-    """
-    drawn = {"seed": further_seed(seed), "temperature": further.temperature, "n": further.count}
-    return {**chat_body(request, sampling, seed), **drawn}
-
-
-def read_answer(body: bytes, *, choices: int = 1) -> Answer:
-    """Read a server's answer, which must have so many choices; they are returned by their indices.
+def read_answer(body: bytes) -> Answer:
+    """Read a server's answer.
 
     Raises:
-        ValueError: it is not JSON, not an answer, or lacks ids or choices; the message names the field.
+        ValueError: it is not JSON, not an answer, or lacks ids; the message names the field.
     """
     try:
-        found = Answer.model_validate_json(body)
-        indices = sorted(one.index for one in found.choices)
-        if indices != list(range(choices)):
-            raise ValueError(f"choices: indices {indices}; {choices} were asked for, counted from 0")
-        return found.model_copy(update={"choices": sorted(found.choices, key=lambda one: one.index)})
+        return Answer.model_validate_json(body)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'answer'}: {e['msg']}" for e in error.errors())
         raise ValueError(faults) from error

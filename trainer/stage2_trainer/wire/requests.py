@@ -58,20 +58,6 @@ def request_seed(training_seed: int, global_step: int, micro_step: int, index: i
     return (training_seed + global_step * STEP_STRIDE + micro_step * MICRO_STEP_STRIDE + index) & SEED_MASK
 
 
-FURTHER_STRIDE = 64  # more than a prompt has further answers
-
-
-def further_seed(seed: int) -> int:
-    """Return the seed of the first further answer to the prompt of a request with this seed; the others count up.
-
-    Answers of different requests have different ones, and none is beyond `SEED_MASK`.
-
-    >>> further_seed(17), further_seed(18)
-    (1152, 1216)
-    """
-    return (seed + 1) * FURTHER_STRIDE & SEED_MASK
-
-
 @dataclass(frozen=True)
 class SeedPlan:
     """The seeds of requests that are made together: those of one micro-step, or of several in a row.
@@ -118,33 +104,18 @@ FinishReason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(frozen=True)
-class FurtherAnswers:
-    """Answers to a prompt beside the one that counts: how many, sampled at which temperature (above 0)."""
-
-    count: int
-    temperature: float
-
-    @classmethod
-    def from_config(cls, matching: RolloutMatching) -> FurtherAnswers | None:
-        """Read them from `recovery`; None if it samples no further answers."""
-        recovery = matching.recovery
-        return cls(recovery.rollouts - 1, recovery.temperature) if recovery.rollouts > 1 else None
-
-
-@dataclass(frozen=True)
 class RolloutRequest:
     """One prompt in OpenAI's chat format.
 
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
     are: the server expands them once, and returns the ids.
     adapter: the LoRA adapter that must answer; None = the served weights. images: the names under which this process
-    may cache them; None = it does not. further: the further answers to sample; None = none.
+    may cache them; None = it does not.
     """
 
     messages: Sequence[Mapping[str, Any]]
     adapter: str | None = None
     images: tuple[str, ...] | None = None
-    further: FurtherAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +128,6 @@ class Rollout:
     finish_reason: "stop", "length" if it reached the token limit, "repetition" if it was cut for repeating itself.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: the seed of its request, and how long it took; None where a backend answers many at once.
-    further: the ids of the requested further answers, in the order of their seeds.
     """
 
     prompt_token_ids: list[int]
@@ -169,7 +139,6 @@ class Rollout:
     decode_mode: Literal["greedy", "beam"] = "greedy"
     seed: int | None = None
     seconds: float | None = None
-    further: tuple[tuple[int, ...], ...] = ()
 
 
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})

@@ -31,7 +31,7 @@ from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
+from stage2_trainer.wire.requests import OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
 Answer = Callable[[Record], str]
@@ -68,7 +68,7 @@ def shifted(one: Record) -> str:
 
 @dataclass
 class ScriptedBackend:
-    """Answers each request as the script answers its record; `further` are those of further answers."""
+    """Answers each request as the script answers its record."""
 
     encoder: Encoder
     records: Sequence[Record]
@@ -76,8 +76,6 @@ class ScriptedBackend:
     plans: list[SeedPlan] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     base_urls: tuple[str, ...] = ("scripted",)
-    further: Sequence[Answer] = ()
-    asked_further: list[int] = field(default_factory=list)
 
     def generate(
         self,
@@ -103,14 +101,8 @@ class ScriptedBackend:
         there = [one for one in self.records if record_fault(one) is None]
         asked = next(one for one in there if PROMPTS.chat(one) == messages)
         text = self.answer(asked)
-        prompt = self.encoder.prompt(messages).input_ids.tolist()
-        count = 0 if request.further is None else request.further.count
-        self.asked_further.append(count)
-        further = tuple(tuple(self._ids(one(asked))) for one in self.further[:count])
-        return Rollout(prompt, self._ids(text), text, "scripted", version, "stop", further=further)
-
-    def _ids(self, text: str) -> list[int]:
-        return self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
+        ids = self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
+        return Rollout(self.encoder.prompt(messages).input_ids.tolist(), ids, text, "scripted", version, "stop")
 
 
 CARRIED: dict[str, Any] = {"merge": "learner", "merge_reason": "as configured", "transport": "tcp"}
@@ -187,14 +179,13 @@ def build_e_step(
     backend: Any,
     on_matched: Callable[[int, Sequence[Matched]], None],
     *,
-    asked_further: FurtherAnswers | None = None,
     check: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
     rollouts = fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None)
     supervisor = Supervisor(sample_tools(encoder, **options), model)
-    return EStep(model, Teaching(rollouts, supervisor, on_matched, asked_further), check=check)
+    return EStep(model, Teaching(rollouts, supervisor, on_matched), check=check)
 
 
 def segments_of(e_step: EStep, batches: Sequence[Sequence[Record]], *, global_step: int) -> list[Segment]:
@@ -213,7 +204,7 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | None = None, loss: RolloutMatching | None = None, m_steps: int = 1, pipelined: bool = False,
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
-    supervised: Mapping[str, Any] | None = None, further: FurtherAnswers | None = None, **arguments: Any,
+    supervised: Mapping[str, Any] | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ.
 
@@ -231,7 +222,7 @@ def build(
         matched.extend(found)
 
     truth = Teaching(NoRollouts(17), TruthSupervisor(tools, model, overlong=overlong, **stage1), on_matched)
-    fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched, further)
+    fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched)
     only_truth = supervised is not None and steps is None
     components = TrainerComponents(
         estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, supervised=steps),

@@ -100,13 +100,6 @@ def test_a_stopwatch_adds_up_by_name():
         assert watch.seconds["a"] > before
 
 
-def test_further_answers_have_figures_of_their_own_and_take_their_time():
-    found = rollout_metrics([replace(GOOD, further=150, misses_recovered=1), BAD], top_k=5, generate_s=2.0)
-    assert (found["rollout/gen_further_tokens_total"], found["rollout/gen_new_tokens_total"]) == (150, 50)
-    assert found["rollout/gen_tokens_per_s"] == 100
-    assert found["rollout/misses_recovered"] == 1
-
-
 def test_beams_are_counted_apart():
     found = rollout_metrics([GOOD, replace(GOOD, beam=True), GOOD], top_k=5, generate_s=1.0)
     assert (found["rollout/decode_greedy"], found["rollout/decode_beam"]) == (2, 1)

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from json.decoder import scanstring
 
-from stage2_trainer.matching import match, serialize_objects
+from stage2_trainer.matching import match
 from stage2_trainer.matching.sinkhorn import target_bins
 from tests.unit.trainer.matching.random_answers import bounds
 
@@ -62,30 +62,14 @@ def desc_span(text, at):
     return spans["desc"]
 
 
-def tail_only(parsed, order, truth):
-    """The same of an answer that keeps all that it has."""
-    first = 1 if parsed.max_object_index is None else parsed.max_object_index + 1
-    tail = serialize_objects([truth[g] for own, g in order if not own], first)[1:]
-    cut = len(parsed.prefix_text)
-    text = parsed.prefix_text + ", " * (parsed.prefix_text.endswith("}") and tail != "}") + tail
-    return text, [(cut, len(text))], [(0, 0, cut)]
-
-
-def layout(parsed, stretches, order, truth, seen):
-    """The text of an answer that is laid out anew, its stretches of missed objects, and what stays of the answer.
+def layout(parsed, stretches, remain, seen):
+    """The text of an answer of which only some objects remain, and what stays of the answer.
 
     What stays: where it begins in the text, and its first character in the answer and the one after its last.
     """
     before = parsed.prefix_text.index("{") + 1
-    text, put, stay = parsed.prefix_text[:before], [], [(0, 0, before)]
-    for n, (own, k) in enumerate(order, 1):
-        comma = ", " * (n > 1)
-        if not own:
-            start, text = len(text), text + comma + serialize_objects([truth[k]], n)[1:-1]
-            start = put.pop()[0] if put and put[-1][1] == start else start
-            put.append((start, len(text)))
-            before = -1
-            continue
+    text, stay = parsed.prefix_text[:before], [(0, 0, before)]
+    for n, k in enumerate(remain, 1):
         start, value, end = stretches[k]
         lead = f'{SPACE}{"," * (n > 1)}{SPACE}"object_0*{n}"{SPACE}:{SPACE}'
         if start == before and re.fullmatch(lead, parsed.text[start:value]):
@@ -94,12 +78,11 @@ def layout(parsed, stretches, order, truth, seen):
             stay = [*stay[:-1], (*stay[-1][:2], end)]
         else:
             seen["lead spelled anew"] += 1
-            text += f'{comma}"object_{n}": '
+            text += f'{", " * (n > 1)}"object_{n}": '
             stay.append((len(text), value, end))
             text += parsed.text[value:end]
         before = end
-    last = put.pop()[0] if put and put[-1][1] == len(text) else len(text)
-    return text + "}", [*put, (last, len(text) + 1)], stay
+    return text, stay
 
 
 def spelled(vocab, aligned, ids, text, stay):

@@ -72,8 +72,3 @@ def test_weights_go_with_their_tokens_into_a_row(vocab, ids):
     assert found.labels[12 + 7] == ids[7]  # a token of the prefix, which is taught against
     assert np.flatnonzero(found.weights != 1).tolist() == [12 + 7, 12 + 8]
     assert found.weights[[12 + 7, 12 + 8]].tolist() == [-0.5, 1.5]
-
-
-def test_a_matched_coordinate_behind_the_prefix_has_one_target(vocab, ids):
-    found = supervision(replace(META, prefix_coord_pos=(4,), tail_ignore_pos=(1,)), ids, vocab)
-    assert dict(zip(found.coord_positions.tolist(), found.coord_targets.tolist(), strict=True)) == {9: 77}

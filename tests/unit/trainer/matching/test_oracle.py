@@ -11,23 +11,14 @@ from stage2_trainer.matching import (
     build_target,
     parse_rollout,
     segment_meta,
+    serialize_objects,
     supervision,
 )
-from tests.unit.trainer.matching.oracle import (
-    box_iou,
-    desc_span,
-    layout,
-    matches,
-    reaching,
-    spelled,
-    tail_only,
-    taught_text,
-)  # fmt: skip
+from tests.unit.trainer.matching.oracle import box_iou, desc_span, layout, matches, reaching, spelled, taught_text
 from tests.unit.trainer.matching.random_answers import random_answer
 from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
 
 BRANCHES = [
-    "ahead",
     "box follows",
     "box taught a mixture",
     "dropped",
@@ -36,7 +27,6 @@ BRANCHES = [
     "lead stays",
     "name taught",
     "name taught nothing",
-    "own text behind a missed object",
     "part of a character taught",
     "penalised",
     "repeated",
@@ -47,7 +37,7 @@ BRANCHES = [
 
 
 def planned(parsed, target, truth, options, seen):
-    """The matches with their targets, the objects of `Y_train` in order, and whether it is laid out anew."""
+    """The matches with their targets, the answer's objects that remain, and the missed ones."""
     valid, kept = parsed.valid_objects, []
     for i, one in enumerate(valid):
         same = (box_iou(valid[k].bins, one.bins) for k in kept if valid[k].desc == one.desc)
@@ -61,43 +51,37 @@ def planned(parsed, target, truth, options, seen):
     assert target.false_negatives == tuple(missed)
     assert target.repeated == tuple(i for i in range(len(valid)) if i not in kept)
     assert target.dropped == tuple(i for i in kept if i not in remain)
-    order, left = [], missed
-    for i in remain:
-        ahead = [g for g in left if g < gt_of.get(i, -1)] if options.missed_place == "sorted" else []
-        order += [*((False, g) for g in ahead), (True, i)]
-        left = [g for g in left if g not in ahead]
-    seen += Counter(
-        {"repeated": len(target.repeated), "dropped": len(target.dropped), "ahead": len(missed) - len(left)}
-    )
-    anew = len(remain) < len(valid) or bool(options.missed_place == "sorted" and missed and found)
-    return found, [*order, *((False, g) for g in left)], anew
+    seen += Counter({"repeated": len(target.repeated), "dropped": len(target.dropped)})
+    return found, remain, missed
 
 
 def check(ids, truth, vocab, options, seen):
     target = build_target(ids, GroundTruth(tuple(truth)), vocab, options)
     parsed, y_ids = parse_rollout(ids, vocab), list(target.y_train_ids)
-    found, order, anew = planned(parsed, target, truth, options, seen)
+    found, remain, missed = planned(parsed, target, truth, options, seen)
     gt_of, valid = dict(found.keys()), parsed.valid_objects
+    anew = len(remain) < len(valid)
     stretches, end = [], parsed.text.find("{") + 1
     for one in parsed.objects:
         stretches += [(end, *one.span)] if one.valid else []
         end = one.span[1] if one.span[1] >= 0 else end
-    laid_out = layout(parsed, stretches, order, truth, seen) if anew else tail_only(parsed, order, truth)
-    y_text, put, stay = laid_out
-    y, aligned = vocab.align(y_ids), vocab.align(ids)
-    assert (y.text, target.y_train_text, target.prefix_text) == (y_text, y_text, y_text[: put[0][0]])
-    expected = (
-        spelled(vocab, aligned, ids, y_text, stay) if anew else [*parsed.prefix_ids, *vocab.encode(y_text[put[0][0] :])]
+    kept, stay = (
+        layout(parsed, stretches, remain, seen) if anew else (parsed.prefix_text, [(0, 0, len(parsed.prefix_text))])
     )
-    assert y_ids == expected
-    assert y.starts[target.prefix_len] <= put[0][0] < y.starts[target.prefix_len + 1]
+    first = len(remain) + 1 if anew else 1 + (parsed.max_object_index or 0)
+    tail = ", " * bool(kept.endswith("}") and missed) + serialize_objects([truth[g] for g in missed], first)[1:]
+    y_text = kept + tail
+    y, aligned = vocab.align(y_ids), vocab.align(ids)
+    assert (y.text, target.prefix_text, target.append_text) == (y_text, kept, tail)
+    assert y_ids == (spelled(vocab, aligned, ids, y_text, stay) if anew else [*parsed.prefix_ids, *vocab.encode(tail)])
+    assert y.starts[target.prefix_len] <= len(kept) < y.starts[target.prefix_len + 1]
     again = parse_rollout(y_ids, vocab)
+    order = [*((True, i) for i in remain), *((False, g) for g in missed)]
     objects = dict(zip(order, again.valid_objects, strict=True))
 
     labels, weights, texts, coordinates = np.full(len(y_ids), -100), np.ones(len(y_ids)), {}, {}
-    for start, end in put:
-        inside = np.flatnonzero((start < y.starts[1:]) & (y.starts[1:] <= end)).tolist()
-        labels[inside] = [y_ids[t] if vocab.bin_of(y_ids[t]) is None else -100 for t in inside]
+    inside = np.flatnonzero(len(kept) < y.starts[1:]).tolist()
+    labels[inside] = [y_ids[t] if vocab.bin_of(y_ids[t]) is None else -100 for t in inside]
     for (own, k), one in objects.items():
         if not own:
             labels[reaching(y, *desc_span(y_text, one.span[0]), range(len(y_ids)))] = -100
@@ -107,7 +91,6 @@ def check(ids, truth, vocab, options, seen):
             offset = one.token_positions[0] - valid[k].token_positions[0]
             taught = taught_text(vocab, aligned, ids, stretches[k], stay, (valid[k], truth[gt_of[k]]), seen)
             texts |= {t + offset: label for t, label in taught.items()}
-            seen["own text behind a missed object"] += target.prefix_len < one.token_positions[0]
     labels[list(texts)], weights[list(texts)] = list(texts.values()), options.matched_text_weight or 1
     if options.unmatched_objects == "penalised":
         led_on = dict(zip(again.valid_objects, again.ends_before, strict=True))
@@ -135,7 +118,6 @@ def test_every_answer_is_taught_what_the_text_says():
             matched_text_weight=rng.choice([0.0, 0.5, 1.0]),
             unmatched_objects=rng.choice(["neutral", "dropped", "penalised"]),
             duplicate_iou=rng.choice([None, 0.8]),
-            missed_place=rng.choice(["tail", "sorted"]),
         )
         check(ids, truth, vocab, options, seen)
     assert min(seen[branch] for branch in BRANCHES) >= 20, seen

@@ -163,55 +163,9 @@ def test_the_first_object_of_an_answer_is_led_on_to_by_what_follows_the_brace(an
     assert target.labels.index("penalised") <= 1
 
 
-def test_missed_objects_stand_where_the_record_has_them(any_vocab):
-    answered = [shifted(CAT, 5), shifted(OWL, 5)]
-    target = target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="sorted")
-    assert objects_in(target) == [
-        ("object_1", "cat", shifted(CAT, 5).bins),
-        ("object_2", "dog", DOG.bins),
-        ("object_3", "owl", shifted(OWL, 5).bins),
-    ]
-    assert target.prefix_text == serialize_objects(answered[:1])[:-1]
-    found = masks(any_vocab, target)
-    order = np.argsort(found.coord_positions)
-    assert found.coord_targets[order].tolist() == [*CAT.bins, *DOG.bins, *OWL.bins]
-    assert found.coord_in_prefix[order].tolist() == [True] * 4 + [False] * 4 + [True] * 4
-    taught = "".join(pieces(any_vocab, target, "ce"))
-    assert taught.removeprefix('"]}').startswith(', "object_2": {"desc": "')  # where one token closes and leads on
-    closed = taught.removesuffix("}").removesuffix('"]}')  # a token that leads on to the owl is not taught
-    assert closed.endswith('", "bbox_2d": ["", "", "", "')  # nothing of the owl
-
-
-def test_a_missed_object_that_the_record_has_first_stands_first(any_vocab):
-    target = target_of(any_vocab, [shifted(OWL, 5)], [CAT, OWL], missed_place="sorted")
-    assert [key_and_name[:2] for key_and_name in objects_in(target)] == [("object_1", "cat"), ("object_2", "owl")]
-    assert target.prefix_text == "{"
-
-
-def test_drawn_places_are_those_of_the_same_answer_again_and_not_all_alike(any_vocab):
-    places = set()
-    for step in range(8):
-        answered = [shifted(CAT, step), shifted(OWL, step)]
-        targets = [target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="shuffled") for _ in range(2)]
-        assert targets[0].y_train_ids == targets[1].y_train_ids
-        places.add([name for _, name, _ in objects_in(targets[0])].index("dog"))
-    assert len(places) > 1
-
-
-def test_missed_objects_are_shuffled_where_nothing_is_matched(any_vocab):
-    orders = set()
-    for step in range(8):
-        answered = [GTObject("far", "bbox", (900 + 8 * step, k, 905 + 8 * step, k + 2)) for k in (10, 13, 16)]
-        target = target_of(any_vocab, answered, [CAT, DOG, OWL], missed_place="shuffled")
-        assert not target.matching.pairs
-        orders.add(tuple(name for _, name, _ in objects_in(target)))
-    assert len(orders) > 3
-
-
 VARIANTS = st.fixed_dictionaries(
     {
         "missed_desc_weight": st.sampled_from([0.0, 1.0, 1.5]),
-        "missed_place": st.sampled_from(["tail", "sorted", "shuffled"]),
         "duplicate_iou": st.sampled_from([None, 0.5, 1.0]),
         "unmatched_objects": st.sampled_from(["neutral", "dropped", "penalised"]),
     }
@@ -337,7 +291,7 @@ def test_polygons_are_matched_by_finished_shapes(any_vocab):
         assert target_of(any_vocab, answered, gt, assignment="dynamic") == target_of(any_vocab, answered, gt)
 
 
-@pytest.mark.parametrize("how", [{"unmatched_objects": "dropped"}, {"duplicate_iou": 0.9}, {"missed_place": "sorted"}])
+@pytest.mark.parametrize("how", [{"unmatched_objects": "dropped"}, {"duplicate_iou": 0.9}])
 def test_a_rewritten_answer_has_the_tokens_of_its_text(any_vocab, how):
     answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 1), shifted(OWL, 5), shifted(NOISE, 2)]
     target = target_of(any_vocab, answered, [CAT, DOG, OWL], **how)

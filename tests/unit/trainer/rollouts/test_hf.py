@@ -5,8 +5,6 @@ Answers that repeat themselves end, each for itself.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend, RepeatTermination, holds_objects, repeats
-from stage2_trainer.wire.requests import FurtherAnswers, RolloutRequest, SeedPlan, further_seed
+from stage2_trainer.wire.requests import RolloutRequest, SeedPlan
 
 PLAN = SeedPlan(17, 0, 0)
 
@@ -27,9 +25,9 @@ def model(model):
 
 @pytest.fixture
 def generate(model, encoder, chats):
-    def run(*, plan=PLAN, further=None, **options):
+    def run(*, plan=PLAN, **options):
         decoding = Decoding(**{"max_new_tokens": 24, **options})
-        requests = [RolloutRequest(messages=chat, further=further) for chat in chats]
+        requests = [RolloutRequest(messages=chat) for chat in chats]
         backend = HfBackend(model, encoder, decoding, cache=PromptCache(encoder, 0))
         return backend.generate(requests, seed_plan=plan, version=3)
 
@@ -63,19 +61,6 @@ def test_samples_depend_on_the_seed_alone(generate):
     torch.manual_seed(99)
     assert ids(generate(**hot)) == once
     assert ids(generate(**hot, plan=SeedPlan(17, 1, 0))) != once
-
-
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beam"])
-def test_further_answers_are_sampled_beside_the_one_that_counts(generate, options):
-    alone = generate(batch_size=3, **options)
-    found = generate(batch_size=3, further=FurtherAnswers(3, 5.0), **options)
-    assert [replace(one, further=()) for one in found] == alone
-    drawn = [answer for one in found for answer in one.further]
-    assert len({*drawn, *(tuple(one.token_ids) for one in found)}) == 3 + 3 * len(found), "all of them differ"
-    assert generate(batch_size=3, further=FurtherAnswers(3, 5.0), **options) == found
-    # Each is what a request would be answered with that has its seed and its temperature.
-    plan = SeedPlan(further_seed(PLAN.seed(0)) + 2, 0, 0)
-    assert [list(one.further[2]) for one in found] == ids(generate(plan=plan, temperature=5.0, batch_size=3))
 
 
 def test_generation_leaves_mode_and_random_draws_of_training_alone(generate, model):

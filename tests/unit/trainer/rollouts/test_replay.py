@@ -11,7 +11,6 @@ from stage2_trainer.learner.listeners import rollout_document
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.telemetry.run_log import JsonLines
-from stage2_trainer.wire.requests import FurtherAnswers
 from tests.unit.trainer.learner.harness import (
     ScriptedBackend,
     build_e_step,
@@ -33,16 +32,15 @@ def records(image_paths):
 def ran(encoder, model, records, tmp_path):
     """A function that makes a step's rollouts; it returns their lines and the ids that are trained on."""
 
-    def run(answer, *, step=2, further=(), **options):
+    def run(answer, *, step=2, **options):
         log = JsonLines(tmp_path / "rollouts.jsonl")
         e_step = build_e_step(
             encoder,
             model,
-            ScriptedBackend(encoder, records, answer, further=further),
+            ScriptedBackend(encoder, records, answer),
             lambda at, matched: [
                 log.write({"event": "rollout", "part": "train", "step": at, **rollout_document(one)}) for one in matched
             ],
-            asked_further=FurtherAnswers(len(further), 0.7) if further else None,
             **options,
         )
         segments = segments_of(e_step, [records], global_step=step)
@@ -59,30 +57,15 @@ def ran(encoder, model, records, tmp_path):
     [
         {},
         {"maskiou_gate": 0.9, "fn_cost": 2.0, "ot_cost": "l1"},
-        {"maskiou_gate": 0.9, "missed_place": "shuffled", "unmatched_objects": "dropped", "duplicate_iou": 0.5},
-        {"maskiou_gate": 0.6, "maskiou_scales": (4, 16)},
+        {"maskiou_gate": 0.9, "unmatched_objects": "dropped", "duplicate_iou": 0.5},
     ],
-    ids=["defaults", "matching", "variants", "scales"],
+    ids=["defaults", "matching", "variants"],
 )
 def test_the_lines_rebuild_what_was_trained_on(ran, encoder, answer, options):
     lines, trained = ran(answer, **options)
     found = replay(lines_of_step(lines, 2), encoder.tokenizer)
     assert [list(one.target.y_train_ids) for one in found] == trained
     assert all(one.same for one in found)
-
-
-def test_what_further_answers_found_is_rebuilt_from_their_ids(ran, encoder):
-    lines, _ = ran(only_first, further=[perfect, only_first])
-    found = replay(lines_of_step(lines, 2), encoder.tokenizer)
-    assert [one.target.recovered for one in found] == [(1,)] * len(found)
-    assert all(one.same and one.target.coord_weights for one in found)
-    (other,) = replay([{**lines[0], "further_token_ids": lines[0]["further_token_ids"][1:]}], encoder.tokenizer)
-    assert not other.same
-
-
-def test_without_further_answers_a_line_says_nothing_of_them(ran):
-    lines, _ = ran(only_first)
-    assert not {"further_token_ids", "recovered"} & lines[0].keys()
 
 
 def test_other_options_are_noticed(ran, encoder):
@@ -115,6 +98,15 @@ def test_a_step_that_is_not_there_is_a_sentence(ran, tmp_path):
     ran(perfect)
     done = CliRunner().invoke(app, ["replay", str(tmp_path / "rollouts.jsonl"), "--step", "7"])
     assert "must hold training rollouts of step 7" in str(done.exception)
+
+
+def test_an_option_of_another_version_is_a_sentence(ran, tmp_path):
+    lines, _ = ran(perfect)
+    other = {**lines[0], "options": {**lines[0]["options"], "missed_place": "tail"}}
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(other) + "\n")
+    done = CliRunner().invoke(app, ["replay", str(tmp_path / "rollouts.jsonl"), "--step", "3"])
+    assert "missed_place" in str(done.exception)
+    assert "use the version that wrote the file" in str(done.exception)
 
 
 def test_a_line_holds_all_that_the_options_of_matching_are(ran):

@@ -2,18 +2,9 @@
 
 import json
 
-import pytest
-
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
-from stage2_trainer.wire.chat import chat_body, further_body, read_answer
-from stage2_trainer.wire.requests import (
-    FURTHER_STRIDE,
-    SEED_MASK,
-    FurtherAnswers,
-    RolloutRequest,
-    Sampling,
-    further_seed,
-)
+from stage2_trainer.wire.chat import chat_body, read_answer
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 ANSWER = {
     "object": "chat.completion",
@@ -43,28 +34,6 @@ def test_a_request_names_the_check_for_loops_only_where_it_is_asked_for():
     }
     assert "repetition_detection" not in chat_body(request, Sampling.from_config(RolloutMatching()), seed=1)
     assert "repetition_detection" not in looped.parameters(), "a server of `swift rollout` knows no such field"
-
-
-def test_further_answers_are_one_request_with_seeds_of_their_own():
-    request = RolloutRequest(messages=[{"role": "user", "content": "x"}])
-    greedy = Sampling(max_new_tokens=7)
-    body = further_body(request, FurtherAnswers(3, 0.7), greedy, seed=9)
-    changed = {"n": 3, "temperature": 0.7, "seed": further_seed(9)}
-    assert body == {**chat_body(request, greedy, seed=9), **changed}
-
-
-def test_no_two_answers_of_neighbouring_requests_share_a_seed_and_none_overflows():
-    seeds = [further_seed(seed) + i for seed in [*range(40), SEED_MASK - 1, SEED_MASK] for i in range(FURTHER_STRIDE)]
-    assert max(seeds) <= SEED_MASK
-    assert len(set(seeds[: 40 * FURTHER_STRIDE])) == 40 * FURTHER_STRIDE
-
-
-def test_choices_are_read_by_their_indices():
-    late, early = {**CHOICE, "index": 1, "token_ids": [8]}, {**CHOICE, "token_ids": [7]}
-    found = read_answer(json.dumps({**ANSWER, "choices": [late, early]}).encode(), choices=2)
-    assert [one.token_ids for one in found.choices] == [[7], [8]]
-    with pytest.raises(ValueError, match=r"choices: indices \[0, 1\]; 3 were asked for"):
-        read_answer(json.dumps({**ANSWER, "choices": [late, early]}).encode(), choices=3)
 
 
 def test_a_full_answer_is_read():

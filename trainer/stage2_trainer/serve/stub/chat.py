@@ -38,8 +38,8 @@ class ChatServer:
                 400, f"prompt ({len(prompt_ids)}) + max_tokens ({request.max_tokens}) > {self.max_model_len}"
             )
         await self.running.wait()
-        answers = [await run_in_threadpool(self.model.generate, inputs, one) for one in _each(request)]
-        completion = sum(len(answer.token_ids) for answer in answers)
+        answer = await run_in_threadpool(self.model.generate, inputs, request)
+        completion = len(answer.token_ids)
         content: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
@@ -47,13 +47,12 @@ class ChatServer:
             "model": request.model or POLICY_MODEL,
             "choices": [
                 {
-                    "index": index,
+                    "index": 0,
                     "message": {"role": "assistant", "content": answer.text},
                     "finish_reason": answer.finish_reason,
                     "token_ids": answer.token_ids if request.return_token_ids else None,
                     "logprobs": None,
                 }
-                for index, answer in enumerate(answers)
             ],
             "usage": {
                 "prompt_tokens": len(prompt_ids),
@@ -71,12 +70,6 @@ class ChatServer:
         scores = self.model.prompt_logprobs(inputs, request.model)
         pairs = zip(scores, ids[1:], strict=True)
         return [None, *({str(token_id): {"logprob": float(row[token_id])}} for row, token_id in pairs)]
-
-
-def _each(request: ChatRequest) -> list[ChatRequest]:
-    """Return a request for each of `n` answers; as vLLM does, answer i is drawn with the seed + i."""
-    seeds = [None if request.seed is None else request.seed + i for i in range(request.n)]
-    return [request.model_copy(update={"seed": seed}) for seed in seeds]
 
 
 def error_response(status: int, message: str) -> JSONResponse:

@@ -30,7 +30,6 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
     seed: int | None = None
-    n: int = Field(default=1, ge=1)
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0)
     return_token_ids: bool = False
