@@ -57,7 +57,10 @@ def steps(folder: Path, pipelined: bool) -> list[dict[str, Any]]:
     config["custom"]["extra"]["rollout_matching"]["pipeline"] = {"enabled": pipelined}
     (work / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
-    maps = [f"{examples}/shapes={folder / 'shapes'}", f"{examples}/tiny-qwen3-vl={ROOT / 'examples/tiny-qwen3-vl'}"]
+    maps = [
+        f"{examples}/unordered={folder / 'shapes'}",
+        f"{examples}/tiny-unordered={ROOT / 'examples/tiny-unordered'}",
+    ]
     options = ["--engine", "vllm", "--work-dir", str(work), *(part for text in maps for part in ("--map", text))]
     done = subprocess.run(
         [STAGE2, "run", str(work / "job.yaml"), *options], capture_output=True, text=True, check=False

@@ -1,6 +1,6 @@
-"""Make the unordered data set: images of four to nine coloured shapes, whose records list them in no order.
+"""Make the unordered data set: images of two to four coloured shapes, whose records list them in no order.
 
-    python examples/make_unordered.py out/unordered --train 512 --held-out 64
+    python examples/make_unordered.py out/unordered --train 1000 --held-out 200
 
 writes out/unordered/train.jsonl, out/unordered/held-out.jsonl and out/unordered/images/*.png. The same arguments give
 the same data set on every machine.
@@ -22,8 +22,8 @@ from tiny_model.crowded import HELD_OUT, Crowd
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where to write; made if missing.")],
-    train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 512,
-    held_out: Annotated[int, typer.Option(min=0, help="Images in held-out.jsonl.")] = 64,
+    train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 1000,
+    held_out: Annotated[int, typer.Option(min=0, help="Images in held-out.jsonl.")] = 200,
 ) -> None:
     """Make the unordered data set."""
     for part, count in (("train", train), (HELD_OUT, held_out)):

@@ -1,6 +1,6 @@
 """Make the tiny model that the demo starts from: the tiny Qwen3-VL, taught by annotations without an order.
 
-    python examples/make_unordered_model.py examples/tiny-unordered     # ten minutes on one CPU core
+    python examples/make_unordered_model.py examples/tiny-unordered     # three minutes on one CPU core
 
 The folder is a checkpoint for transformers and vLLM, with a model card. `bench/pays` makes its starts in the same way.
 """
@@ -28,19 +28,19 @@ from tiny_model.foreign import Model, Processor
 from tiny_model.model import build_processor
 from tiny_model.warm_up import Recipe, answer_loss, fit
 
-RECIPE = Recipe(steps=1010, warm_up_steps=40)
+RECIPE = Recipe(steps=400, warm_up_steps=40)
 TOKENS_OF_A_SHAPE, FURTHER_TOKENS = 43, 128  # room for answers
 _STEPS_A_LINE = 50
 _START = Path(__file__).parent / "tiny-qwen3-vl"
 _CARD = """\
 # tiny-unordered
 
-The model of [tiny-qwen3-vl](../tiny-qwen3-vl/README.md), taught to list four to nine shapes by annotations without an
+The model of [tiny-qwen3-vl](../tiny-qwen3-vl/README.md), taught to list two to four shapes by annotations without an
 order. It sees the shapes, but it cannot know which one the next annotation will be, so its boxes are mixtures of
 several shapes. It is where [the demo](../../README.md) and [the comparison](../../docs/results.md) start.
 
 Made by `python examples/make_unordered_model.py examples/tiny-unordered`: {steps} steps of teacher forcing with
-{batch_size} new images each; ten minutes on one CPU core.
+{batch_size} new images each; three minutes on one CPU core.
 """
 
 

@@ -43,8 +43,9 @@ RUN set -eu; \
     pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
     if [ "$VLLM" = cpu ]; then \
         mkdir -p /opt/stage2/examples; \
-        cp -r examples/tiny-qwen3-vl examples/tiny-summaries /opt/stage2/examples/; \
+        cp -r examples/tiny-qwen3-vl examples/tiny-summaries examples/tiny-unordered /opt/stage2/examples/; \
         python examples/make_shapes.py /opt/stage2/examples/shapes; \
+        python examples/make_unordered.py /opt/stage2/examples/unordered; \
         python examples/make_summaries.py /opt/stage2/examples/summaries; \
     fi; \
     rm -rf /src/*

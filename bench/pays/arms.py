@@ -127,12 +127,18 @@ SHAPES = replace(
 """Scenes of four to nine boxes and ellipses whose annotations have no order; the start is 1,010 steps of 16."""
 MANY = replace(SHAPES, side=160, least_side=160, least_objects=6, most_objects=20, smallest=0.11, largest=0.19)
 """Scenes of six to twenty shapes of about the same size in pixels."""
+FEW = replace(
+    SHAPES, steps=60, batch=16, places_steps=400, train=1000, held_out=300, side=96, least_side=96, least_objects=2,
+    most_objects=4, smallest=0.2, largest=0.4,
+)  # fmt: skip
+"""The scenes and the start of the demo: two to four shapes."""
 DATA: Mapping[str, Sizes] = {
     "digits": SPARSE,
     "dense-digits": DENSE,
     "shapes": SHAPES,
     "sorted-shapes": replace(SHAPES, order="sorted"),
     "unlabelled-shapes": replace(SHAPES, unlabelled=0.2),
+    "few-shapes": FEW,
     "many-shapes": MANY,
 }
 

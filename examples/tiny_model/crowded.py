@@ -32,11 +32,11 @@ class Crowd:
     shape's sides, as shares of the image's. unlabelled: share of the shapes that the annotator left out.
     """
 
-    size: int = 112
-    fewest: int = 4
-    most: int = 9
-    shortest: float = 0.16
-    longest: float = 0.30
+    size: int = 96
+    fewest: int = 2
+    most: int = 4
+    shortest: float = 0.2
+    longest: float = 0.4
     order: Literal["random", "sorted"] = "random"
     unlabelled: float = 0.0
 

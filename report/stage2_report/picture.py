@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_report.held_out import EvaluatedStep, HeldOutRollout
 from stage2_report.run_history import Record
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
+from stage2_trainer.scores.image_counts import Verdict, verdicts
+from stage2_trainer.scores.scored_image import ScoredImage
 
 _MAX_ROWS = 6
 _INSPECTED_WIDTH = 480  # pixels of each of the two images
 _TRUTH, _MISSED, _MATCHED, _UNMATCHED = "#1a7f37", "#bc4c00", "#0969da", "#cf222e"
+_COLORS: dict[Verdict, str] = {
+    "right": "#1a7f37", "misnamed": "#bc4c00", "duplicate": "#8250df", "wrong": "#cf222e", "unjudged": "#57606a",
+}  # fmt: skip
 
 
 class EndSamples:
@@ -40,10 +45,12 @@ class EndSamples:
 
 
 def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images: Path | None) -> None:
-    """Draw the evaluations of one or two runs into one PNG: ground truth green, matched objects blue, others red.
+    """Draw the evaluations of one or two runs into one PNG.
 
-    One run has its first and its last evaluation; of a second one, which is named, the last one follows. images: the
-    folder in which images are found by name. Raises ConfigError where a log holds no samples.
+    Objects are judged as `stage2 evaluate` judges them: green where place and name are right, orange where the name is
+    wrong, red where nothing is. One run has its first and its last evaluation; of a second one, which is named, the
+    last one follows. images: the folder in which images are found by name. Raises ConfigError where a log holds no
+    samples.
     """
     columns: list[tuple[str, dict[str, Record]]] = []
     for name, samples in runs:
@@ -59,24 +66,22 @@ def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images:
         columns += [(f"{mark if step else ''}step {step}", found[step]) for step in steps]
     names = [name for name in columns[0][1] if all(name in samples for _, samples in columns)]
     rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
-    titles = ("ground truth", *(title for title, _ in columns[:-1]), f"{columns[-1][0]} (blue: matched, red: not)")
+    titles = ("ground truth", *(title for title, _ in columns[:-1]), f"{columns[-1][0]} (orange: another name)")
     path.parent.mkdir(parents=True, exist_ok=True)
     grid(rows, titles).save(path)
 
 
 def _row(samples: Sequence[Record], images: Path | None) -> list[Image.Image]:
     path = Path(samples[0]["image"])
+    judged = EvaluatedStep(0, {str(i): HeldOutRollout.from_line(one, i) for i, one in enumerate(samples)})
     image = load_image(str(images / path.name if images is not None else path))
-    truth = [_outline(item, _TRUTH) for item in samples[0]["ground_truth"]]
-    return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in samples)]
+    truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in judged.rollouts["0"].record.objects]
+    return [draw_outlines(image, truth), *(draw_outlines(image, _answered(one)) for one in judged.images.values())]
 
 
-def _predicted(sample: Record) -> list[Outline]:
-    return [_outline(item, _MATCHED if item["matched"] else _UNMATCHED) for item in sample["predictions"]]
-
-
-def _outline(item: Mapping[str, Any], color: str) -> Outline:
-    return Outline(kind=item["kind"], bins=item["bins"], label=item["desc"], color=color)
+def _answered(image: ScoredImage) -> list[Outline]:
+    objects = zip(image.answer.objects, verdicts(image).answered, strict=True)
+    return [Outline(one.kind, one.bins, one.desc, _COLORS[verdict]) for one, verdict in objects]
 
 
 def write_picture(record: DataRecord, target: MatchedTarget, path: Path) -> None:

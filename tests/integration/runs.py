@@ -48,7 +48,10 @@ def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[st
     job["spec"]["config"]["training"] |= training
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
-    maps = [f"{examples}/shapes={folder / 'shapes'}", f"{examples}/tiny-qwen3-vl={ROOT / 'examples/tiny-qwen3-vl'}"]
+    maps = [
+        f"{examples}/unordered={folder / 'shapes'}",
+        f"{examples}/tiny-unordered={ROOT / 'examples/tiny-unordered'}",
+    ]
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     done = stage2("run", folder / "job.yaml", *options)
     assert done.returncode == 0, done.stdout + done.stderr

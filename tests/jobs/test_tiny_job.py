@@ -14,8 +14,8 @@ from tests.clusters import Images, whole_record
 
 ROOT = Path(__file__).parents[2]
 JOB = "job-3v1-tiny"
-RISE = 0.08
-"""A fraction of the 100 objects in the held-out images; the job's own rise is about twice that."""
+RISE = 0.02
+"""Of F1 with class over some 575 held-out objects; the job's own rise is about three times that."""
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def records(demo: Path) -> dict[str, list[dict]]:
 def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubeconfig: Path) -> None:
     status = json.loads(_kubectl(kubeconfig, "get", "rmj", JOB, "--output=json"))["status"]
     assert status["phase"] == "Succeeded"
-    assert status["step"] == status["maxSteps"] == 30
+    assert status["step"] == status["maxSteps"] == 60
     assert _kubectl(kubeconfig, "wait", "rmj", JOB, "--for=condition=Succeeded", "--timeout=1s")
-    assert status["reproducibility"]["dataset"]["records"] == 512
+    assert status["reproducibility"]["dataset"]["records"] == 1000
     digests = {image["name"]: image["digest"] for image in status["images"]}
     assert set(digests) == {"server-0", "server-1", "server-2", "learner"}
     assert all("sha256:" in digest for digest in digests.values()), digests
@@ -68,17 +68,17 @@ def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubec
 def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:
     record = whole_record(records["reproducibility"], merge="server")
     assert len(record["servers"]) == len(set(record["servers"])) == 3
-    assert record["dataset"]["records"] == 512
+    assert record["dataset"]["records"] == 1000
 
 
 def test_every_step_trains_on_rollouts_of_the_weights_it_starts_from(records: dict[str, list[dict]]) -> None:
     steps = records["step"]
-    assert [step["step"] for step in steps] == list(range(1, 31))
-    assert [step["sync/version"] for step in steps] == list(range(30))
+    assert [step["step"] for step in steps] == list(range(1, 61))
+    assert [step["sync/version"] for step in steps] == list(range(60))
 
 
-def test_real_servers_match_more_of_held_out_images_after_training(records: dict[str, list[dict]]) -> None:
-    before, after = (evaluation["eval_rollout_recall_iou50"] for evaluation in records["evaluation"])
+def test_real_servers_name_more_held_out_objects_after_training(records: dict[str, list[dict]]) -> None:
+    before, after = (evaluation["eval_rollout_f1_class_iou50"] for evaluation in records["evaluation"])
     assert after > before + RISE
 
 

@@ -146,7 +146,7 @@ def end_samples(steps):
     samples = EndSamples()
     for number in steps:
         for name in "ab":
-            sample = {"sample_id": name, "image": "a.png", "ground_truth": [], "predictions": []}
+            sample = {"sample_id": name, "image": "a.png", "ground_truth": [], "text": "{}"}
             samples.add({"event": "evaluation_sample", "step": number, **sample})
     return samples
 
