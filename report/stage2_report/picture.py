@@ -26,22 +26,17 @@ _COLORS: dict[Verdict, str] = {
 
 
 class EndSamples:
-    """The samples of a run's first and last evaluation; all others are dropped."""
+    """The samples of a run's first and last evaluation, by step and name; all others are dropped."""
 
     def __init__(self) -> None:
-        self._evaluations: dict[int, dict[str, Record]] = {}
+        self.evaluations: dict[int, dict[str, Record]] = {}
 
     def add(self, sample: Record) -> None:
         """Add an `evaluation_sample` record."""
         step = sample["step"]
-        self._evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of a repeated evaluation, the last
-        ends = (min(self._evaluations), max(self._evaluations))
-        self._evaluations = {one: samples for one, samples in self._evaluations.items() if one in ends}
-
-    @property
-    def evaluations(self) -> dict[int, dict[str, Record]]:
-        """The samples of the first and the last evaluation, by step and name."""
-        return self._evaluations
+        self.evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of a repeated evaluation, the last
+        ends = (min(self.evaluations), max(self.evaluations))
+        self.evaluations = {one: samples for one, samples in self.evaluations.items() if one in ends}
 
 
 def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images: Path | None) -> None:

@@ -98,7 +98,7 @@ def test_several_files_stand_side_by_side(files):
     only, _ = stage2(files, *words, "--json", "--answered-only", "--resamples", "0")
     assert json.loads(only.stdout)["files"][0]["images"] == 2
     assert "too high on average" in shown.stdout
-    assert "mistakes: 100 % of the true objects are missed" in shown.stdout
+    assert "mistakes: 100% of the true objects are missed" in shown.stdout
     assert "advice: continue stage 1, or raise max_new_tokens" in shown.stdout
 
 

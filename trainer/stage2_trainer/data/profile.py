@@ -146,14 +146,10 @@ class Suspicions:
             named.append(place)
 
 
-def _extent(ends: Sequence[int]) -> int:
-    return max(ends) - min(ends)
-
-
 ORDERS: dict[str, Callable[[GTObject], Any]] = {
     "top to bottom": lambda one: (min(one.bins[1::2]), min(one.bins[::2])),
     "left to right": lambda one: (min(one.bins[::2]), min(one.bins[1::2])),
-    "largest first": lambda one: -_extent(one.bins[::2]) * _extent(one.bins[1::2]),
+    "largest first": lambda one: -_area(one),
     "by description": lambda one: one.desc,
 }
 ORDERED = 0.9  # share of neighbours from which a file counts as ordered; half of them are in order by chance

@@ -18,10 +18,10 @@ LEAST_GAIN = 0.005
 def summary(found: Mapping[str, Any]) -> str:
     """Return the shares of the mistakes in one sentence. found: a document of `AnswerScores`."""
     return (
-        f"mistakes: {_percent(1 - found['recall@0.5'])} of the true objects are missed,"
-        f" {_percent(found['duplicate_rate'])} of the answered ones are duplicates,"
-        f" {_percent(1 - found['desc_exact'])} of those in place have another description,"
-        f" {_percent(1 - found['parse_rate'])} of the answers are broken"
+        f"mistakes: {1 - found['recall@0.5']:.0%} of the true objects are missed,"
+        f" {found['duplicate_rate']:.0%} of the answered ones are duplicates,"
+        f" {1 - found['desc_exact']:.0%} of those in place have another description,"
+        f" {1 - found['parse_rate']:.0%} of the answers are broken"
     )
 
 
@@ -46,7 +46,3 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
             "continue stage 1 while it improves; with annotations in an order, stage 2 has not been ahead of it"
             " (docs/results.md)"
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
