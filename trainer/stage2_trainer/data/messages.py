@@ -59,8 +59,3 @@ def load_images(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
 def record_fault(record: Record) -> ImageError | None:
     """Return why a record's images cannot be trained on; None if they can."""
     return source_fault(record.images) or size_fault(record)
-
-
-def image_fault(messages: Sequence[Mapping[str, Any]]) -> ImageError | None:
-    """Return the error of the first image that cannot be read; None if all can."""
-    return source_fault(image_sources(messages))

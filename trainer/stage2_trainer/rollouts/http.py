@@ -20,7 +20,6 @@ import aiohttp
 
 from stage2_api.errors import shortened
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import credentials
@@ -230,12 +229,9 @@ class ServerBackend:
         try:
             return await self._request(server, index, request, work.seed_plan.seed(index), version)
         except ServerError as error:
-            if error.status is None:
+            if error.status not in ONE_REQUEST:
                 raise
-            fault = image_fault(request.messages) or (error if error.status in ONE_REQUEST else None)
-            if fault is None:
-                raise
-            return Refused(fault)
+            return Refused(error)
 
     async def _request(self, server: int, index: int, request: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()

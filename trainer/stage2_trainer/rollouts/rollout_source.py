@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stage2_api.pod.report import SyncStatus
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.messages import image_fault
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
@@ -355,11 +354,9 @@ class LazySequence(Sequence[T]):
 def readable(requests: Sequence[RolloutRequest], index: int) -> RolloutRequest | Refused:
     """Return a request if all its images can be read, else the fault: one bad image would fail a call of many."""
     try:
-        request = requests[index]
+        return requests[index]
     except ImageError as error:
         return Refused(error)
-    fault = image_fault(request.messages)
-    return request if fault is None else Refused(fault)
 
 
 def ask_in_parts(

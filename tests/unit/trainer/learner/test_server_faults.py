@@ -10,7 +10,6 @@ import pytest
 
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_trainer import main
-from stage2_trainer.data.images import ImageError
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
@@ -20,8 +19,7 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
 from tests.http_server import answering
 from tests.unit.trainer.learner.configs import run_config, write_box_records
-from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
-from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
+from tests.unit.trainer.learner.harness import ScriptedBackend, box, perfect, record
 
 pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
@@ -136,18 +134,6 @@ def test_a_server_that_refuses_everything_ends_the_run(trained_by_server, distin
     refuse = without_chat(400, {"error": {"message": "no"}})
     with served(refuse) as (backend, _), pytest.raises(BadStepError, match="answered 400"):
         trained(records=distinct, backend=backend)
-
-
-def test_an_image_that_makes_a_server_fail_is_the_images_fault(encoder, distinct, tmp_path):
-    """A server's 500 for an image that cannot be decoded here either says nothing of the server."""
-    broken = picture(tmp_path, "broken.png")
-    cut_off(broken)
-    spoilt = record(str(broken), 0)
-
-    with served(without_chat(500, {"error": {"message": "no"}})) as (backend, _):
-        (found,) = backend.generate([RolloutRequest(PROMPTS.chat(spoilt))], seed_plan=SeedPlan(1, 0, 0), version=0)
-    assert isinstance(found, Refused)
-    assert isinstance(found.error, ImageError)
 
 
 HTML = b"<html><title>502 Bad Gateway</title></html>"
