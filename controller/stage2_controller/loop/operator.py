@@ -24,6 +24,7 @@ def run(settings: Settings, options: Options) -> str | None:
 
 async def serve(settings: Settings, options: Options) -> str | None:
     """Run in a running event loop."""
+    asyncio.get_running_loop().set_exception_handler(report_unless_closing)
     try:
         controller = await connect(settings, options)
     except NoCluster as error:
@@ -53,6 +54,15 @@ async def serve(settings: Settings, options: Options) -> str | None:
                 stop_flag=controller.stop_flag,
             )
     return why_ended(controller)
+
+
+def report_unless_closing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an error of the event loop, unless it comes from a generator that the end of the loop closes.
+
+    kopf 1.45 leaves a watch that was handing over an event to be closed so, and its own clean-up then raises.
+    """
+    if "asyncgen" not in context:
+        loop.default_exception_handler(context)
 
 
 def why_ended(controller: Controller) -> str | None:

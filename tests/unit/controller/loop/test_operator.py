@@ -184,3 +184,26 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
         with pytest.raises(kopf.LoginError):
             await operator.serve(Settings(), Options())
     assert len(cluster.asked) < 100
+
+
+def test_only_a_generator_that_the_end_closes_fails_unseen(caplog):
+    """As kopf's watches do, one of the generators raises while the loop's end closes it."""
+
+    async def watch() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            raise RuntimeError("from a clean-up")
+
+    async def one_event() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(operator.report_unless_closing)
+        kept.append(watch())
+        await anext(kept[0])
+        loop.call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0.01)
+
+    kept: list[AsyncIterator[int]] = []
+    asyncio.run(one_event())
+    assert "division by zero" in caplog.text
+    assert "clean-up" not in caplog.text
