@@ -62,7 +62,7 @@ def test_only_complete_new_lines_of_the_log_are_shown(tmp_path, capsys):
 
 
 ROOT = Path(__file__).parents[3]
-MAPPED = {"/opt/stage2/examples/shapes": ROOT, "/opt/stage2/examples/tiny-qwen3-vl": ROOT}
+MAPPED = {"/opt/stage2/examples/unordered": ROOT, "/opt/stage2/examples/tiny-unordered": ROOT}
 
 
 def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadline_s: int) -> int:
@@ -96,7 +96,7 @@ def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
     line = {"images": ["a.png"], "width": 97, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     for name in ("train", "held-out") if changes is not None else ():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | (changes or {})))
-    places = {**MAPPED, "/opt/stage2/examples/shapes": tmp_path}
+    places = {**MAPPED, "/opt/stage2/examples/unordered": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
@@ -107,9 +107,13 @@ def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) ->
     hung.start()
     while hung.tail() != "on\n":
         time.sleep(0.01)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        hung.stop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            hung.stop()
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert hung.exit_code == -signal.SIGKILL
 
 

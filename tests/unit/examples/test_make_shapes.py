@@ -63,7 +63,7 @@ def test_the_same_command_writes_the_same_bytes(tmp_path):
 
 
 def test_the_unordered_records_are_the_same_each_time_and_have_no_order(tmp_path):
-    folder = written_twice(tmp_path, "make_unordered.py", "--train", "12", "--held-out", "2")
+    folder = written_twice(tmp_path, "make_unordered.py", "--train", "60", "--held-out", "2")
     order = profile(folder / "train.jsonl", RecordRules(), lambda texts: [len(text) for text in texts]).order
     assert order.is_missing
     assert len((folder / "held-out.jsonl").read_text().splitlines()) == 2
