@@ -19,8 +19,9 @@ RESULTS = Path(__file__).parents[1] / "results" / "pays.json"
 def main(arguments: list[str] | None = None) -> int:
     """Run the requested benchmarks; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.pays", description=__doc__)
-    parser.add_argument("verb", choices=("run", "table"))
-    parser.add_argument("folder", type=Path, help="where data, checkpoints and runs lie; made if missing")
+    parser.add_argument("verb", choices=("run", "table", "chart"))
+    parser.add_argument("folder", type=Path, help="where data, checkpoints and runs lie; of chart, the picture")
+    parser.add_argument("--files", type=Path, nargs="+", default=[], help="of chart: what `table --write` has written")
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(COMPARED))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps-only", action="store_true", help="no runs of equal CPU seconds")
@@ -32,6 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     given = {one.name: getattr(options, one.name) for one in fields(Sizes)}
     sizes = replace(DATA[options.data], **{name: value for name, value in given.items() if value is not None})
+    if options.verb == "chart":
+        from bench.pays.chart import draw  # matplotlib takes a second that --help need not
+
+        draw(options.files, options.arms[0], options.folder)
+        return 0
     study = Study(options.folder.resolve(), sizes, learn_here, options.model.resolve())
     if options.verb == "run":
         study.prepare()

@@ -15,6 +15,7 @@ from PIL import Image
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.data.records import load_records
 
+ROOT = Path(__file__).parents[3]
 SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2, object_tokens=12)
 
 
@@ -191,3 +192,11 @@ def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tm
     assert 0.75 < sum(len(record.objects) for record in listed) / sum(there) < 0.85
     expected = [len(shapes.crowd(sizes).scene(shapes.HELD_OUT, index).shapes) for index in range(5)]
     assert [len(record.objects) for record in held_out] == expected
+
+
+def test_the_chart_shows_each_file(tmp_path):
+    files = sorted((ROOT / "bench" / "results").glob("pays-*shapes.json"))
+    assert len(files) == 4
+    command.main(["chart", str(tmp_path / "chart.png"), "--arms", "e", "--files", *map(str, files)])
+    with Image.open(tmp_path / "chart.png") as picture:
+        assert picture.width > picture.height
