@@ -108,12 +108,10 @@ class _Jobs:
 
 
 async def serve(
-    *,
     problem: Callable[[], str | None],
     not_ready: Callable[[], str | None],
     figures: Callable[[], bytes],
-    host: str,
-    port: int,
+    address: tuple[str, int],
 ) -> web.AppRunner:
     """Listen until the runner is cleaned up. problem, not_ready: return a sentence, or None. figures: the metrics."""
 
@@ -130,7 +128,7 @@ async def serve(
     application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port).start()
+    await web.TCPSite(runner, *address).start()
     return runner
 
 

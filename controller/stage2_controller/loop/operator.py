@@ -34,13 +34,8 @@ async def serve(settings: Settings, options: Options) -> str | None:
         if options.listen:
             host, port = options.listen
             try:
-                served = await metrics.serve(
-                    problem=controller.problem,
-                    not_ready=controller.not_ready,
-                    figures=controller.figures,
-                    host=host,
-                    port=port,
-                )
+                says = controller.problem, controller.not_ready, controller.figures
+                served = await metrics.serve(*says, options.listen)
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
@@ -57,10 +52,7 @@ async def serve(settings: Settings, options: Options) -> str | None:
 
 
 def report_unless_closing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an error of the event loop, unless it comes from a generator that the end of the loop closes.
-
-    kopf 1.45 leaves a watch that was handing over an event to be closed so, and its own clean-up then raises.
-    """
+    """Report an error of the event loop, but not of a watch that kopf 1.45 leaves to the end of the loop to close."""
     if "asyncgen" not in context:
         loop.default_exception_handler(context)
 

@@ -288,9 +288,7 @@ JOB = {
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
     figures = Metrics(lambda: [JOB])
     figures.requested("get", "secrets", 200)
-    runner = await metrics.serve(
-        problem=lambda: problem, not_ready=lambda: not_ready, figures=figures.text, host="127.0.0.1", port=0
-    )
+    runner = await metrics.serve(lambda: problem, lambda: not_ready, figures.text, ("127.0.0.1", 0))
     host, port = runner.addresses[0][:2]
     found = {}
     async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
