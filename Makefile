@@ -24,10 +24,10 @@ setup: $(VENV)/.ready ## Install everything into .venv (done by the other comman
 $(VENV)/.ready: pyproject.toml
 	hack/setup $(VENV)
 
-demo: setup ## Train the tiny job as local processes: three vLLM servers and a learner; figures before and after, and a page
+demo: setup ## Train the tiny jobs as local processes: stage 1 continued, then stage 2 with three vLLM servers; figures of both, and a page
 	hack/demo $(OUT)
 
-demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
+demo-cluster: setup ## The stage-2 job on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
 	hack/demo-cluster
 
 test: setup ## All tests but those of test-jobs
