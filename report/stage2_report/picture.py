@@ -11,7 +11,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_report.held_out import EvaluatedStep, HeldOutRollout
 from stage2_report.run_history import Record
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
-from stage2_trainer.data.images import load_image
+from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
 from stage2_trainer.scores.image_counts import Verdict, verdicts
@@ -60,7 +60,11 @@ def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images:
         mark = f"{name}, " if len(runs) > 1 else ""
         columns += [(f"{mark if step else ''}step {step}", found[step]) for step in steps]
     names = [name for name in columns[0][1] if all(name in samples for _, samples in columns)]
-    rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
+    try:
+        rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
+    except ImageError as error:
+        way_out = "name the folder of the held-out images"
+        raise ConfigError([Problem("--images", str(images), str(error), way_out)]) from error
     titles = ("ground truth", *(title for title, _ in columns[:-1]), f"{columns[-1][0]} (orange: another name)")
     path.parent.mkdir(parents=True, exist_ok=True)
     grid(rows, titles).save(path)

@@ -63,7 +63,10 @@ def test_no_server_outlives_the_run(finished: Path) -> None:
 
 def test_the_report_is_a_table_and_a_picture(finished: Path) -> None:
     picture = finished / "rollouts.png"
-    done = stage2("report", finished / "logs" / "learner.log", "--picture", picture)
+    words = "report", finished / "logs" / "learner.log", "--picture", picture
+    lost = stage2(*words)
+    assert (lost.returncode, "--images" in lost.stderr) == (64, True), lost.stderr
+    done = stage2(*words, "--images", finished / "shapes" / "images")
     assert done.returncode == 0, done.stderr
     assert "Training steps" in done.stdout
     assert "Held-out records" in done.stdout

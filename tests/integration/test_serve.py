@@ -61,13 +61,13 @@ def test_a_server_that_is_not_configured_ends_with_64(tmp_path, busy_port, token
     assert "must be the index of a server" in " ".join(ended.stderr.split())
 
 
-def test_an_engine_that_does_not_exist_ends_with_64(tmp_path, token_file):
+def test_an_engine_that_does_not_exist_is_a_mistake_of_usage(tmp_path, token_file):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     ended = serve(tmp_path, free, "--engine", "sglang", token_file=token_file)
-    assert ended.returncode == 64
-    assert "must be one of" in ended.stderr
+    assert ended.returncode == 2
+    assert "sglang" in ended.stderr
 
 
 def test_a_loopback_server_listens_on_loopback_alone(servers):
