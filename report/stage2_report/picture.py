@@ -60,6 +60,9 @@ def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images:
         mark = f"{name}, " if len(runs) > 1 else ""
         columns += [(f"{mark if step else ''}step {step}", found[step]) for step in steps]
     names = [name for name in columns[0][1] if all(name in samples for _, samples in columns)]
+    if not names:
+        rule = "needs evaluations of the same held-out records"
+        raise ConfigError([Problem("--picture", str(path), rule, "draw each run alone")])
     try:
         rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
     except ImageError as error:

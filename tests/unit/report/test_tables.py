@@ -160,4 +160,8 @@ def test_the_picture_keeps_the_first_and_the_last_evaluation_and_the_last_of_ano
         write_samples(runs, tmp_path / "out.png", images=tmp_path)
         with Image.open(tmp_path / "out.png") as image:
             widths.append(image.width)
+    strange = EndSamples()
+    strange.add({"event": "evaluation_sample", "step": 1, "sample_id": "c"})
+    with pytest.raises(ConfigError, match="the same held-out records"):
+        write_samples([("one", samples), ("other", strange)], tmp_path / "out.png", images=tmp_path)
     assert widths[0] / 3 == pytest.approx(widths[1] / 4, abs=4)

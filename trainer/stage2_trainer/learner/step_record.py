@@ -321,7 +321,7 @@ _WAY_OUT = (
 
 
 _STAGE_1_FIRST = (
-    "the answers were so from the first step on, so the model has not learnt the form of an answer: train stage 1 first"
+    "the answers have run away since the first step, so the model has not learnt to answer: train stage 1 first"
     " (custom.trainer_variant: sft), or raise max_new_tokens if true answers are as long"
 )
 
@@ -335,7 +335,7 @@ class RunawayWatch:
     def __init__(self, rule: Runaway) -> None:
         self._rule = rule
         self._counts: deque[tuple[int, int, int, int]] = deque(maxlen=rule.steps)  # answers, truncated, objects, truth
-        self._began_well = False
+        self._began_well: bool | None = None  # None before the first rollouts
 
     def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
         """Count the samples of a step with fresh rollouts. All processes note the same.
@@ -347,6 +347,8 @@ class RunawayWatch:
         rolled_out = [one for one in samples if not one.bad and not one.from_truth]
         if not self._rule.enabled or not rolled_out:
             return
+        if self._began_well is None:
+            self._began_well = step > self._rule.steps  # of a resumed run nobody here knows how it began
         self._counts.append(
             (
                 len(rolled_out),

@@ -70,6 +70,14 @@ def test_a_model_that_never_answered_in_form_is_sent_back_to_stage_1():
     assert "train stage 1 first" in problem.way_out
 
 
+def test_a_resumed_run_is_not_sent_back_to_stage_1():
+    watch = RunawayWatch(RULE)
+    watch.note([CUT], step=50)
+    with pytest.raises(RunawayError) as ended:
+        watch.note([CUT], step=51)
+    assert "stage 1" not in ended.value.problems[0].way_out
+
+
 def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):
     crowd = serialize_objects([GTObject("red box", "bbox", (i, i, i + 9, i + 9)) for i in range(9)])
     harness = build(tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: crowd, max_steps=9)
