@@ -9,8 +9,6 @@ from typing import Any
 
 Config = dict[str, Any]
 
-PROMPT = "List the digits."
-LEAST_PIXELS = 32 * 32
 PROMPT_ROOM = 472  # tokens of a row that its answers leave for prompts
 COORDINATE_WEIGHT = 0.1  # of their losses, in all arms: at 1 names are a fifteenth of a small part, and fade
 GROUP = 4  # answers to an image in GRPO

@@ -272,14 +272,11 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
 
 def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
     """Print what the last set of answers suggests to do."""
-    order = ObjectOrder()
-    for record in records:
-        order.add(record)
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     if last["images"] < SMALL_SET:
         console.print(f"AP of {last['images']:,} images is too high on average: compare it only with sets of this size")
     console.print(summary(last), markup=False, soft_wrap=True)
-    for line in advice(last, order):
+    for line in advice(last, ObjectOrder.from_records(records)):
         console.print(f"advice: {line}", markup=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ import os
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -162,6 +162,14 @@ class ObjectOrder:
 
     compared: Counter[str] = field(default_factory=Counter)
     in_order: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def from_records(cls, records: Iterable[Record]) -> ObjectOrder:
+        """Return the order of the objects in these records."""
+        found = cls()
+        for record in records:
+            found.add(record)
+        return found
 
     def add(self, record: Record) -> None:
         """Count the neighbours of a record."""

@@ -267,9 +267,7 @@ def _gib(count: float) -> str:
 
 def check_order(records: Sequence[Record]) -> Requirement:
     """Return whether the objects of these records have an order."""
-    order = ObjectOrder()
-    for record in records:
-        order.add(record)
+    order = ObjectOrder.from_records(records)
     if order.is_missing:
         return Requirement("order of objects", "doubtful", str(order), UNORDERED_ADVICE)
     return good("order of objects", str(order))

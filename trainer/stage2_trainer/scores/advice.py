@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.scores.answer_scores import WITHOUT_DUPLICATES
 
 MOST_BROKEN = 0.03
@@ -37,10 +37,7 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
     if gain >= LEAST_GAIN:
         yield f"remove duplicates from the answers where you use them: F1 rises by {gain:.3f} without training"
     if order.is_missing:
-        yield (
-            "sort the objects of each record and train stage 1 again; where no order is possible, train stage 2 with"
-            " `recipe: recommended`"
-        )
+        yield UNORDERED_ADVICE
     else:
         yield (
             "continue stage 1 while it improves; with annotations in an order, stage 2 has not been ahead of it"
