@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.held_out import EvaluatedStep, HeldOutRollout
-from stage2_report.run_history import Record
-from stage2_trainer.data.drawing import Outline, draw_outlines, grid
+from stage2_report.held_out import EvaluatedStep, read_evaluations
+from stage2_report.sample_cards import sample_f1
+from stage2_trainer.data.drawing import Outline, draw_bar, draw_lines, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
@@ -25,60 +26,84 @@ _COLORS: dict[Verdict, str] = {
 }  # fmt: skip
 
 
-class EndSamples:
-    """The samples of a run's first and last evaluation, by step and name; all others are dropped."""
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """One run of the picture: its name, its log, and the steps that were evaluated."""
 
-    def __init__(self) -> None:
-        self.evaluations: dict[int, dict[str, Record]] = {}
-
-    def add(self, sample: Record) -> None:
-        """Add an `evaluation_sample` record."""
-        step = sample["step"]
-        self.evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of a repeated evaluation, the last
-        ends = (min(self.evaluations), max(self.evaluations))
-        self.evaluations = {one: samples for one, samples in self.evaluations.items() if one in ends}
+    name: str
+    log: Path
+    steps: Sequence[int]
 
 
-def write_samples(runs: Sequence[tuple[str, EndSamples]], path: Path, *, images: Path | None) -> None:
-    """Draw the evaluations of one or two runs into one PNG.
+def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | None) -> None:
+    """Draw held-out answers of one or two runs into one PNG.
 
-    Objects are judged as `stage2 evaluate` judges them: green where place and name are right, orange where the name is
-    wrong, red where nothing is. One run has its first and its last evaluation; of a second one, which is named, the
-    last one follows. images: the folder in which images are found by name. Raises ConfigError where a log holds no
-    samples.
+    The columns are the truth, the first and the last evaluation of the first run, and the last one of the second. A bar
+    above each is the share of the true objects of all images that are found with the right name. The rows are images
+    evenly spaced between the last column's largest gain over the one before and its largest loss. images: the folder in
+    which images are found by name. Raises ConfigError where a run has no held-out answers.
     """
-    columns: list[tuple[str, dict[str, Record]]] = []
-    for name, samples in runs:
-        found = samples.evaluations
-        if not found:
+    columns = _columns(runs, path)
+    common = [name for name in columns[0][1].images if all(name in one.images for _, one in columns)]
+    if not common:
+        rule = "needs evaluations of the same held-out records"
+        raise ConfigError([Problem("--picture", str(path), rule, "draw each run alone")])
+    chosen = _spread(sorted(common, key=lambda name: -_gain(name, columns)))
+    bars = [_bar([one.images[name] for name in common]) for _, one in columns]
+    legend = draw_lines(
+        [(f"{len(chosen)} of {len(common)} images, the largest gain first", "black"),
+         ("right", _COLORS["right"]), ("another name", _COLORS["misnamed"]),
+         ("wrong place", _COLORS["wrong"]), ("repeated", _COLORS["duplicate"])])  # fmt: skip
+    try:
+        rows = [[legend, *bars], *(_row(name, columns, images) for name in chosen)]
+    except ImageError as error:
+        way_out = "name the folder of the held-out images"
+        raise ConfigError([Problem("--images", str(images), str(error), way_out)]) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    grid(rows, ["ground truth", *(title for title, _ in columns)]).save(path)
+
+
+def _columns(runs: Sequence[EvaluatedRun], path: Path) -> list[tuple[str, EvaluatedStep]]:
+    columns: list[tuple[str, EvaluatedStep]] = []
+    for run in runs:
+        ends = run.steps[-1:] if columns else (*run.steps[:1], *run.steps[-1:])
+        evaluations = read_evaluations(run.log, ends)
+        if not evaluations:
             way_out = (
                 "set custom.val_jsonl and training.eval_strategy, then run again; the page (--html) has the reward"
                 " curves of a GRPO run"
             )
             raise ConfigError([Problem("--picture", str(path), "needs held-out rollouts in the log", way_out)])
-        steps = (min(found), max(found)) if not columns else (max(found),)
-        mark = f"{name}, " if len(runs) > 1 else ""
-        columns += [(f"{mark if step else ''}step {step}", found[step]) for step in steps]
-    names = [name for name in columns[0][1] if all(name in samples for _, samples in columns)]
-    if not names:
-        rule = "needs evaluations of the same held-out records"
-        raise ConfigError([Problem("--picture", str(path), rule, "draw each run alone")])
-    try:
-        rows = [_row([samples[name] for _, samples in columns], images) for name in names[:_MAX_ROWS]]
-    except ImageError as error:
-        way_out = "name the folder of the held-out images"
-        raise ConfigError([Problem("--images", str(images), str(error), way_out)]) from error
-    titles = ("ground truth", *(title for title, _ in columns[:-1]), f"{columns[-1][0]} (orange: another name)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    grid(rows, titles).save(path)
+        mark = f"{run.name}, " if len(runs) > 1 else ""
+        columns += [(f"{mark if step else ''}step {step}", one) for step, one in evaluations.items()]
+    return columns
 
 
-def _row(samples: Sequence[Record], images: Path | None) -> list[Image.Image]:
-    path = Path(samples[0]["image"])
-    judged = EvaluatedStep(0, {str(i): HeldOutRollout.from_line(one, i) for i, one in enumerate(samples)})
+def _gain(name: str, columns: Sequence[tuple[str, EvaluatedStep]]) -> float:
+    """Return by how much the last column's answer is better than that of the column before it."""
+    before, after = columns[-2:] if len(columns) > 1 else columns * 2
+    return sample_f1(after[1].images[name]) - sample_f1(before[1].images[name])
+
+
+def _spread(names: Sequence[str]) -> list[str]:
+    """Return at most as many names as there are rows, evenly spaced from the first to the last."""
+    rows = min(_MAX_ROWS, len(names))
+    return [names[round(row * (len(names) - 1) / max(rows - 1, 1))] for row in range(rows)]
+
+
+def _bar(images: Sequence[ScoredImage]) -> Image.Image:
+    right = sum(verdicts(image).answered.count("right") for image in images)
+    truth = sum(int((~image.crowds).sum()) for image in images)
+    share = right / truth if truth else 0.0
+    return draw_bar(share, f"{share:.0%} of {truth} objects found and named", _COLORS["right"])
+
+
+def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path | None) -> list[Image.Image]:
+    record = columns[0][1].rollouts[name].record
+    path = Path(record.images[0])
     image = load_image(str(images / path.name if images is not None else path))
-    truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in judged.rollouts["0"].record.objects]
-    return [draw_outlines(image, truth), *(draw_outlines(image, _answered(one)) for one in judged.images.values())]
+    truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in record.objects]
+    return [draw_outlines(image, truth), *(draw_outlines(image, _answered(one.images[name])) for _, one in columns)]
 
 
 def _answered(image: ScoredImage) -> list[Outline]:

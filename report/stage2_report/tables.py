@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.picture import EndSamples, write_samples
+from stage2_report.picture import EvaluatedRun, write_held_out
 from stage2_report.run_history import (
     REWARD,
     SPREAD,
@@ -76,25 +76,24 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
         if picture.suffix.lower() != ".png":
             raise ConfigError([Problem("--picture", str(picture), "must end in .png", "only PNG is written")])
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
-    samples = []
+    evaluated = []
     for run in runs:
         if len(runs) > 1:
             console.print(f"{run}:", markup=False, soft_wrap=True)
-        samples.append((run.name, _report_run(run, console, keep_samples=picture is not None)))
+        evaluated.append(_report_run(run, console))
     if picture is not None:
-        write_samples(samples, picture, images=images or folder_of_images(*map(find_log, runs)))
+        write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 
-def _report_run(run: Path, console: Console, *, keep_samples: bool) -> EndSamples:
-    """Print the tables of a run; return its held-out samples, if they are to be kept."""
+def _report_run(run: Path, console: Console) -> EvaluatedRun:
+    """Print the tables of a run; return where its held-out answers are."""
     log = find_log(run)
-    steps, times, evaluations, samples = StepRows(), TimeMeans(), EvaluationRows(), EndSamples()
+    steps, times, evaluations = StepRows(), TimeMeans(), EvaluationRows()
     set_aside = SetAside()
     readers: dict[str, Sequence[Callable[[Record], None]]] = {
         "step": (steps.add, times.add),
         "evaluation": (evaluations.add,),
-        "evaluation_sample": (samples.add,) if keep_samples else (),
         "bad_sample": (set_aside.add,),
     }
     for record in read_records(log):
@@ -107,7 +106,7 @@ def _report_run(run: Path, console: Console, *, keep_samples: bool) -> EndSample
             console.print(table)
     if text := str(set_aside):
         console.print(text, markup=False, soft_wrap=True)
-    return samples
+    return EvaluatedRun(run.name, log, sorted(evaluations.steps))
 
 
 class StepRows:
@@ -181,6 +180,7 @@ class EvaluationRows:
     """One row for each evaluation on the held-out records."""
 
     def __init__(self) -> None:
+        self.steps: set[int] = set()
         self._keys: dict[str, str] = {}
         self._rows: list[list[str]] = []
 
@@ -190,6 +190,7 @@ class EvaluationRows:
             rewards = f"eval_{REWARD}" in evaluation
             prefix, known = ("eval_", {REWARD: REWARD}) if rewards else ("eval_rollout_", _EVALUATION_COLUMNS)
             self._keys = {prefix + name: title for name, title in known.items() if prefix + name in evaluation}
+        self.steps.add(evaluation["step"])
         self._rows.append([str(evaluation["step"]), *(f"{evaluation[key]:.3f}" for key in self._keys)])
 
     def table(self) -> Table | None:

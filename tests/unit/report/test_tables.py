@@ -10,7 +10,6 @@ from rich.console import Console
 
 from stage2_api.errors import ConfigError
 from stage2_report.html_page import PageRequest, render_page
-from stage2_report.picture import EndSamples, write_samples
 from stage2_report.tables import EvaluationRows, StepRows, report_runs
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
 
@@ -142,26 +141,53 @@ def test_evaluations_show_the_figures_with_class_where_the_log_has_them(with_cla
     assert [text in shown for text in ("with class", "0.125", "0.062")] == [with_class] * 3
 
 
-def end_samples(steps):
-    samples = EndSamples()
-    for number in steps:
-        for name in "ab":
-            sample = {"sample_id": name, "image": "a.png", "ground_truth": [], "text": "{}"}
-            samples.add({"event": "evaluation_sample", "step": number, **sample})
-    return samples
+RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 
 
-def test_the_picture_keeps_the_first_and_the_last_evaluation_and_the_last_of_another_run(tmp_path):
-    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
-    samples = end_samples((5, 3, 9, 7, 3, 9))
-    assert sorted(samples.evaluations) == [3, 9]
-    widths = []
-    for runs in ([("one", samples)], [("one", samples), ("other", end_samples((3, 8)))]):
-        write_samples(runs, tmp_path / "out.png", images=tmp_path)
+def evaluated(folder, answers, *, samples=("better", "same", "worse")):
+    """Write a log with one step and these answers: those of each sample, by evaluated step."""
+    truth = [{"desc": "cup", "kind": "bbox", "bins": [100, 100, 900, 900]}]
+    box = [f"<|coord_{value}|>" for value in (100, 100, 900, 900)]
+    right, wrong = (json.dumps({"object_1": {"desc": name, "bbox_2d": box}}) for name in ("cup", "cat"))
+    lines = [{"event": "step", "step": 1, "loss": 1.0}]
+    for step, found in answers.items():
+        for index, (name, is_right) in enumerate(zip(samples, found, strict=True)):
+            text = right if is_right else wrong
+            sample = {"sample_id": name, "record_index": index, "image": f"{name}.png", "ground_truth": truth}
+            lines.append({"event": "evaluation_sample", "step": step, **sample, "text": text})
+        lines.append(OLD_EVALUATION | {"step": step})
+    folder.mkdir()
+    return write_log(folder, lines)
+
+
+@pytest.fixture
+def images(tmp_path):
+    for name, color in {"better": GREEN, "same": BLUE, "worse": RED}.items():
+        Image.new("RGB", (20, 10), color).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def test_the_picture_has_both_ends_of_a_run_and_the_end_of_another(tmp_path, images):
+    one = evaluated(tmp_path / "one", {3: (0, 1, 1), 5: (0, 0, 0), 9: (1, 1, 0)})
+    other = evaluated(tmp_path / "other", {3: (0, 1, 1), 8: (0, 0, 0)})
+    sizes = []
+    for runs in ([one], [one, other]):
+        report_runs(runs, picture=tmp_path / "out.png", images=images)
         with Image.open(tmp_path / "out.png") as image:
-            widths.append(image.width)
-    strange = EndSamples()
-    strange.add({"event": "evaluation_sample", "step": 1, "sample_id": "c"})
+            sizes.append(image.size)
+    assert sizes[0][0] / 3 == pytest.approx(sizes[1][0] / 4, abs=4)
+    strange = evaluated(tmp_path / "strange", {1: (0,)}, samples=("unknown",))
     with pytest.raises(ConfigError, match="the same held-out records"):
-        write_samples([("one", samples), ("other", strange)], tmp_path / "out.png", images=tmp_path)
-    assert widths[0] / 3 == pytest.approx(widths[1] / 4, abs=4)
+        report_runs([one, strange], picture=tmp_path / "out.png", images=images)
+
+
+def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_images(tmp_path, images):
+    log = evaluated(tmp_path / "one", {3: (0, 0, 1), 9: (1, 0, 0)})
+    report_runs([log], picture=tmp_path / "out.png", images=images)
+    with Image.open(tmp_path / "out.png") as image:
+        rows = [image.getpixel((150, top)) for top in (140, 290, 440)]
+        before, after = (
+            sum(image.getpixel((left + x, 30)) == (26, 127, 55) for x in range(288)) for left in (300, 594)
+        )
+    assert rows == [GREEN, BLUE, RED]
+    assert (before, after) == (pytest.approx(96, abs=2),) * 2

@@ -1,9 +1,14 @@
-"""Draws objects on images: outlines with their descriptions, and grids of such pictures."""
+"""Draws objects on images: outlines with their descriptions, and grids of such pictures.
+
+Names in other scripts than Latin are drawn with the fonts of this machine. A name for which it has no font is written
+as code points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -11,6 +16,9 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.matching.parse import Kind
 
 _MARGIN = 6
+_LINE = 13  # pixels of a name's height
+_TALLEST = 2  # times as high as wide
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 LONGEST = 200  # characters of a name that are drawn; more do not fit a picture, and are slow
 
 
@@ -25,35 +33,62 @@ class Outline:
 
 
 def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int = 288) -> Image.Image:
-    """Return a copy of the image, scaled to `width` pixels, with every object outlined and labelled."""
-    height = round(image.height * width / image.width)
-    canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    """Return the image, `width` pixels wide, with every object outlined and labelled.
+
+    An image that would get more than twice as high stays narrower, with white beside it for the names.
+    """
+    scale = min(width / image.width, _TALLEST * width / image.height)
+    shown, height = (max(1, round(side * scale)) for side in image.size)
+    canvas = Image.new("RGB", (width, max(height, _LINE)), "white")
+    canvas.paste(image.convert("RGB").resize((shown, height), Image.Resampling.BICUBIC))
     draw = ImageDraw.Draw(canvas)
-    font = ImageFont.load_default(size=11)
     for outline in outlines:
-        points = _points(outline, width, height)
+        points = _points(outline, shown, height)
         draw.polygon(points, outline=outline.color, width=2)
-        x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - 13)
-        label = _one_line(outline.label)
+        x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - _LINE)
+        label, font = _drawable(outline.label, 11)
         x = max(0.0, min(x + 1, width - draw.textlength(label, font=font)))
         draw.text((x, y), label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
     return canvas
 
 
+def draw_bar(share: float, label: str, color: str, *, width: int = 288) -> Image.Image:
+    """Return a horizontal bar that fills a share (0 to 1) of `width` pixels, with a label below it."""
+    canvas = Image.new("RGB", (width, 38), "white")
+    draw = ImageDraw.Draw(canvas)
+    draw.rectangle((0, 0, width - 1, 15), fill="#eaeef2")
+    if filled := round(share * width):
+        draw.rectangle((0, 0, filled - 1, 15), fill=color)
+    draw.text((0, 20), label, fill="black", font=ImageFont.load_default(size=13))
+    return canvas
+
+
+def draw_lines(lines: Sequence[tuple[str, str]], *, width: int = 288) -> Image.Image:
+    """Return texts in their colors: the first on a line of its own, the others on one line below it."""
+    canvas = Image.new("RGB", (width, 38), "white")
+    draw, font, left = ImageDraw.Draw(canvas), ImageFont.load_default(size=12), 0.0
+    draw.text((0, 0), lines[0][0], fill=lines[0][1], font=font)
+    for text, color in lines[1:]:
+        draw.text((left, 20), text, fill=color, font=font)
+        left += draw.textlength(f"{text}   ", font=font)
+    return canvas
+
+
 def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.Image:
-    """Return a table of pictures of equal size, with a title above each column."""
-    cell_width, cell_height = rows[0][0].size
+    """Return a table of pictures with titles. Columns are equally wide, and each row is as high as its highest."""
+    width = max(picture.width for pictures in rows for picture in pictures)
+    heights = [max(picture.height for picture in pictures) + _MARGIN for pictures in rows]
     head = 24
-    size = (len(titles) * (cell_width + _MARGIN) + _MARGIN, head + len(rows) * (cell_height + _MARGIN) + _MARGIN)
-    sheet = Image.new("RGB", size, "white")
+    sheet = Image.new("RGB", (len(titles) * (width + _MARGIN) + _MARGIN, head + sum(heights) + _MARGIN), "white")
     draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(size=14)
     for column, title in enumerate(titles):
-        draw.text((_MARGIN + column * (cell_width + _MARGIN), 5), title, fill="black", font=font)
-    for line, pictures in enumerate(rows):
+        text, font = _drawable(title, 14)
+        draw.text((_MARGIN + column * (width + _MARGIN), 5), _cut(text, font, width), fill="black", font=font)
+    top = head
+    for pictures, height in zip(rows, heights, strict=True):
         for column, picture in enumerate(pictures):
-            place = (_MARGIN + column * (cell_width + _MARGIN), head + line * (cell_height + _MARGIN))
-            sheet.paste(picture, place)
+            sheet.paste(picture, (_MARGIN + column * (width + _MARGIN), top))
+        top += height
     return sheet
 
 
@@ -64,24 +99,53 @@ def captioned_page(cells: Sequence[tuple[Image.Image, str]], *, columns: int, wi
     heights = [max(picture.height for picture, _ in row) + head for row in rows]
     shape = min(columns, len(cells)) * (width + _MARGIN) + _MARGIN, sum(heights) + (len(rows) + 1) * _MARGIN
     sheet = Image.new("RGB", shape, "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    draw = ImageDraw.Draw(sheet)
     top = _MARGIN
     for row, height in zip(rows, heights, strict=True):
         for column, (picture, caption) in enumerate(row):
             left = _MARGIN + column * (width + _MARGIN)
-            draw.text((left, top + 2), _cut(_one_line(caption), font, width), fill="black", font=font)
+            text, font = _drawable(caption, 12)
+            draw.text((left, top + 2), _cut(text, font, width), fill="black", font=font)
             sheet.paste(picture, (left, top + head))
         top += height + _MARGIN
     return sheet
 
 
-def _one_line(text: str) -> str:
-    """Return the beginning of a text, escaped if it has line breaks, which Pillow refuses, or invisible characters."""
+def _drawable(text: str, size: int) -> tuple[str, _Font]:
+    """Return the beginning of a text as it can be drawn, and a font that has all its characters.
+
+    Line breaks, which Pillow refuses, and invisible characters are escaped; all others where no font has them.
+    """
     shown = text[:LONGEST]
-    return shown if shown.isprintable() else repr(shown)[1:-1]
+    shown = shown if shown.isprintable() else repr(shown)[1:-1]
+    if shown.isascii():
+        return shown, ImageFont.load_default(size=size)
+    characters = set(map(ord, shown))
+    for path in _font_files():
+        if characters <= _characters(path):
+            return shown, ImageFont.truetype(path, size=size)
+    return shown.encode("ascii", "backslashreplace").decode(), ImageFont.load_default(size=size)
 
 
-def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+@cache
+def _font_files() -> Sequence[str]:
+    """Return the upright fonts of this machine, and first matplotlib's own: it has Latin, Greek and Cyrillic."""
+    from matplotlib import font_manager  # it takes half a second, which names in Latin need not
+
+    own = font_manager.findfont("DejaVu Sans")
+    fonts = (one for one in font_manager.fontManager.ttflist if one.style == "normal" and one.weight == 400)
+    upright = {one.fname for one in fonts if not one.name.startswith("Last Resort")}  # it has frames for all characters
+    return [own, *sorted(upright - {own})]
+
+
+@cache
+def _characters(path: str) -> Set[int]:
+    from matplotlib.ft2font import FT2Font
+
+    return FT2Font(path).get_charmap().keys()
+
+
+def _cut(text: str, font: _Font, width: int) -> str:
     """Return a text, shortened at its beginning to fit the width."""
     shown = text
     while font.getlength(shown) > width and len(shown) > 1:

@@ -3,7 +3,7 @@
 import pytest
 from PIL import Image
 
-from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
+from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines, grid
 
 NAMES = ["two\nlines", "\x1b[31mred", "\ud800", "猫" * 5000, "", "\0"]
 
@@ -21,3 +21,27 @@ def test_a_name_with_a_line_break_differs_from_one_without():
         for name in ("a b", "a\nb")
     ]
     assert pictures[0].tobytes() != pictures[1].tobytes()
+
+
+SCRIPTS = {"Latin": "tasse à café", "Greek": "κούπα", "Cyrillic": "чашка", "CJK": "猫と茶碗", "none": "\U0001f9ff"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_name_in_any_script_has_a_font_or_is_written_as_code_points(script):
+    """Two names of equal length would look alike if their letters were empty frames."""
+    name = SCRIPTS[script]
+    one, other = (
+        draw_outlines(Image.new("RGB", (64, 48)), [Outline("bbox", (0, 500, 500, 900), text, "#cf222e")])
+        for text in (name, name[::-1] if len(name) > 1 else chr(ord(name) + 1))
+    )
+    assert one.tobytes() != other.tobytes()
+
+
+def test_portraits_landscapes_and_strips_share_a_table():
+    shapes = [(40, 30), (30, 40), (10, 4000), (4000, 10)]
+    rows = [[draw_outlines(Image.new("RGB", shape, "red"), [])] * 2 for shape in shapes]
+    assert [row[0].size for row in rows] == [(288, 216), (288, 384), (288, 576), (288, 13)]
+    table = grid(rows, ("left", "right"))
+    tops = [24, 24 + 222, 24 + 222 + 390, 24 + 222 + 390 + 582]
+    assert [table.getpixel((6, top)) for top in tops] == [(255, 0, 0)] * 4
+    assert table.height == tops[-1] + 13 + 12
