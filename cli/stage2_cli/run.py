@@ -129,8 +129,8 @@ def describe(record: dict[str, Any]) -> str | None:
         return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
     if record["event"] == "evaluation":
         named = record.get("eval_rollout_f1_class_iou50")
-        with_class = "" if named is None else f", {named:.3f} with class at IoU 0.5"
-        return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}{with_class}"
+        with_class = "" if named is None else f", {named:.3f} with class"
+        return f"evaluation at step {record['step']}: F1 at IoU 0.5 {record['eval_rollout_f1_iou50']:.3f}{with_class}"
     return None
 
 

@@ -80,9 +80,9 @@ def _columns(runs: Sequence[EvaluatedRun], path: Path) -> list[tuple[str, Evalua
 
 
 def _gain(name: str, columns: Sequence[tuple[str, EvaluatedStep]]) -> float:
-    """Return by how much the last column's answer is better than that of the column before it."""
-    before, after = columns[-2:] if len(columns) > 1 else columns * 2
-    return sample_f1(after[1].images[name]) - sample_f1(before[1].images[name])
+    """Return how much better the last column's answer is than the one before; its F1, if there is no other."""
+    scores = [sample_f1(one.images[name]) for _, one in columns]
+    return scores[-1] - scores[-2] if len(scores) > 1 else scores[0]
 
 
 def _spread(names: Sequence[str]) -> list[str]:

@@ -35,10 +35,10 @@ EVALUATION = {"event": "evaluation", "step": 3}
             "step 1: loss 2.000, matched 2 of 5 objects",
         ),
         ({**EVALUATION, "eval_reward": 0.625}, "evaluation at step 3: mean reward 0.625"),
-        ({**EVALUATION, "eval_rollout_f1": 0.25}, "evaluation at step 3: F1 0.250"),
+        ({**EVALUATION, "eval_rollout_f1_iou50": 0.25}, "evaluation at step 3: F1 at IoU 0.5 0.250"),
         (
-            {**EVALUATION, "eval_rollout_f1": 0.25, "eval_rollout_f1_class_iou50": 0.125},
-            "evaluation at step 3: F1 0.250, 0.125 with class at IoU 0.5",
+            {**EVALUATION, "eval_rollout_f1": 0.9, "eval_rollout_f1_iou50": 0.25, "eval_rollout_f1_class_iou50": 0.125},
+            "evaluation at step 3: F1 at IoU 0.5 0.250, 0.125 with class",
         ),
         ({"event": "start"}, None),
         ({"event": "bad_sample", "sample_id": "a", "reason": "[gone]"}, "sample a is set aside: [gone]"),
