@@ -1,14 +1,14 @@
 """The context of a plan: a valid job in one pass, and the results of the plan's steps so far. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import reasons
 from stage2_controller.children import comparison, pods
-from stage2_controller.children.build import ParsedJob
+from stage2_controller.children.build import Additions, ParsedJob
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
@@ -30,6 +30,7 @@ class PlanContext:
     outcome: Outcome | None = None  # None: the job has not ended
     blocked: Condition | None = None  # ChildrenApplied, where objects of others keep the children from being written
     quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
+    additions: Additions = field(default_factory=dict)  # what Kueue's admission adds to the pods
     placement: Place | None = None  # None: nothing is to run
 
     @property

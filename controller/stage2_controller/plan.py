@@ -44,7 +44,7 @@ class Plan:
     children: Manifests = ()  # the writer decides their order
     deletions: tuple[str, ...] = ()  # kinds of children
     placement: Place | None = None  # None: the job needs no place
-    keeps_place: bool = False  # the room that is kept for the job stays, although `placement` is None
+    keeps_place: bool = False  # room kept for the job stays without a `placement`, and the job stops waiting for room
     workload_patch: Mapping[str, Any] | None = None  # for the status of Kueue's Workload
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
@@ -58,20 +58,20 @@ def plan(
     settings: Settings,
     now: datetime,
     new_credentials: NewCredentials,
-    nodes: Snapshot | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
     parsed: what its spec says, or the exception of parsing it. new_credentials: creates the content of a new Secret.
-    nodes: None if the controller sees no nodes; then the scheduler chooses for every job, and the learner follows the
-    servers.
+    snapshot: the nodes; None if the controller may not read them. Then the scheduler chooses for every job, and the
+    learner follows the servers.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
     if isinstance(parsed, ConfigError):
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
-        raise parsed
+        raise parsed  # a bug in parsing: the caller reports it
     parsed = replace(parsed, spec_hash=_known_hash(raw, parsed.current_hash, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
     starts = not context.stands or context.spec_changed
@@ -81,18 +81,20 @@ def plan(
     context = replace(context, outcome=_outcome(context))
     context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
     context = replace(context, quota=_quota(context))
-    context = replace(context, placement=_choose_place(context, nodes))
+    context = replace(context, additions=_additions(context))
+    context = replace(context, placement=_choose_place(context, snapshot))
     status = statuses.valid_status(context)
     if context.outcome:
         return _finished(context, status)
-    children, deletions = _children(context, new_credentials, one_host=nodes is not None)
+    children, deletions = _children(context, new_credentials, one_host=snapshot is not None)
     return Plan(
         status=status,
         children=() if context.blocked else children,
         deletions=deletions,
         placement=context.placement,
         workload_patch=_workload_patch(context),
-        again_after_s=0.0 if "Secret" in deletions else _next_look(context, status),  # it is created at once
+        # A Secret that is deleted now is created anew by the next pass, at once.
+        again_after_s=0.0 if "Secret" in deletions else _next_look(context, status),
     )
 
 
@@ -107,7 +109,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
 
 
 def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -> str:
-    """Return the hash by which the children of the job know its spec, or the current one if that has been edited since.
+    """Return the hash by which the job's children know its spec, or the present spec's if it was edited since.
 
     A hash depends on the defaults of the version that computed it. So the generation says whether the job was edited,
     and this version compares two hashes of its own: of the spec now, and before the edit (`status.currentHash`).
@@ -132,7 +134,7 @@ def _outcome(context: PlanContext) -> Outcome | None:
 
     While its learner is of another spec, no new failure counts, not even a deadline: the job is about to start again.
     """
-    ended = outcome.outcome(
+    found = outcome.outcome(
         context.job,
         context.server_names,
         context.observed,
@@ -140,9 +142,9 @@ def _outcome(context: PlanContext) -> Outcome | None:
         status=context.previous,
         now=context.now,
     )
-    if ended and ended.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
+    if found and found.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
         return None
-    return ended
+    return found
 
 
 def _quota(context: PlanContext) -> Condition | None:
@@ -161,16 +163,16 @@ def _quota(context: PlanContext) -> Condition | None:
     return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
 
 
-def _choose_place(context: PlanContext, nodes: Snapshot | None) -> Place | None:
+def _choose_place(context: PlanContext, snapshot: Snapshot | None) -> Place | None:
     """Return the place of a job that is to run; None for others."""
     if context.outcome or context.must_stop or context.is_idle or not context.admitted:
         return None
     observed, host = context.observed, kueue.host(context.observed.workload)
-    need = replace(context.parsed.need_with(_additions(context)), host=host)
+    need = replace(context.parsed.need_with(context.additions), host=host)
     return placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
         observed,
-        nodes,
+        snapshot,
         by_scheduler=context.job.spec.placement.mode == "Scheduler" and host is None,
         nodes_may_come=context.settings.nodes_may_come,
         status=context.previous,
@@ -247,7 +249,7 @@ def _build(context: PlanContext) -> Manifests:
         avoid=place.avoid if place else (),
         avoid_if_possible=place.avoid_if_possible if place else (),
     )
-    return build(parsed, context.settings, additions=_additions(context), control=control)
+    return build(parsed, context.settings, additions=context.additions, control=control)
 
 
 def _attempt(context: PlanContext) -> str | None:
@@ -295,7 +297,7 @@ def _new_secret(context: PlanContext, new_credentials: NewCredentials) -> Manife
 
 
 def _workload(context: PlanContext, queue: str, *, one_host: bool) -> Manifest:
-    """Return the Workload of a job that names a queue. What holds quota keeps its pods."""
+    """Return the Workload of a job that names a queue. A Workload that holds quota keeps its pod sets."""
     found, parsed = context.observed.workload, context.parsed
     wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.spec_hash_of(found, parsed.spec_hash)
     if wanted is None:

@@ -1,6 +1,7 @@
 """One pass over one job: parse it, observe it, choose its place, build and apply its children, write its status.
 
-`Reconciler._pass` has the steps in order. The decisions are pure and in `plan`.
+`Reconciler._pass` has the steps in order. The decisions are pure and in `plan`, but for the condition ChildrenApplied:
+only the writes show what the API server refuses.
 """
 
 import asyncio
@@ -34,6 +35,8 @@ from stage2_controller.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
 
+Revision = tuple[str, int]  # uid and generation: one spec of one job
+
 
 class Reconciler:
     """The passes over jobs. The queue makes one at a time for each job."""
@@ -56,9 +59,9 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._clock = clock
-        self._parsed: dict[Key, tuple[tuple[str, int], ParsedJob | ConfigError]] = {}  # with uid and generation
+        self._parsed: dict[Key, tuple[Revision, ParsedJob | ConfigError]] = {}
         self._parser = ThreadPoolExecutor(1, "parse-jobs")  # one: more would keep the event loop from its processor
-        self._logged_bugs: dict[Key, tuple[str, int]] = {}  # the uid and generation that each was logged for
+        self._logged_bugs: dict[Key, Revision] = {}  # what each was logged for
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
@@ -96,11 +99,13 @@ class Reconciler:
         now = self._clock()
         made, bug = self._plan(key, raw, parsed, seen, now)
         self._record_place(key, made)  # before anything else is awaited: no other job must be promised the same room
-        refusals = await self._apply(key, raw, seen, made, now)
+        refusals = await self._apply(key, raw, seen, made)
+        if refusals:
+            self._take_back_place(key, raw)
+        written = await self._write_status(key, raw, made, refusals, now)
         if made.workload_patch:
             name = child_name("Workload", key)
             await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
-        written = await self._write_status(key, raw, made, refusals, now)
         await self._clean_up_if_ended(key, raw, written, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
@@ -123,8 +128,11 @@ class Reconciler:
         return known is not None and not terminating(known) and known["metadata"]["uid"] == raw["metadata"]["uid"]
 
     async def _parse(self, key: Key, raw: Object) -> ParsedJob | Exception:
-        """Return the parsed job, or why it cannot be parsed; once for each spec, and a large one in a thread."""
-        revision, known = (raw["metadata"]["uid"], raw["metadata"]["generation"]), self._parsed.get(key)
+        """Return the parsed job, or why it cannot be parsed; a large one is parsed in a thread.
+
+        Each spec is parsed once, unless a bug stops it.
+        """
+        revision, known = _revision(raw), self._parsed.get(key)
         if known is not None and known[0] == revision:
             return known[1]
         try:
@@ -150,10 +158,10 @@ class Reconciler:
                 settings=self._settings,
                 now=now,
                 new_credentials=credentials.new,
-                nodes=self._capacity.snapshot(key) if self._capacity else None,
+                snapshot=self._capacity.snapshot(key) if self._capacity else None,
             )
         except Exception as error:  # whatever it is, the job reports it
-            revision = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
+            revision = _revision(raw)
             if self._logged_bugs.get(key) != revision:
                 self._logged_bugs[key] = revision
                 logger.error("%s: a bug of the controller, logged once for this spec", key, exc_info=error)
@@ -168,15 +176,18 @@ class Reconciler:
         else:
             placement.record(made.placement, self._capacity, key, started_at=made.status.get("startTime") or "")
 
-    async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan, now: datetime) -> list[str]:
+    def _take_back_place(self, key: Key, raw: Object) -> None:
+        """After a refusal, keep no room for a job whose children stand on no node: no pod will come."""
+        if self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
+            self._capacity.unclaim(key)
+
+    async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan) -> list[str]:
         """Delete, then write children; return what the API server refused.
 
-        Once it has refused one, no child with pods is written.
+        Once a write was refused, no child with pods is written. A refused deletion stops nothing.
         """
         refusals = await self._writer.delete(key, made.deletions, seen)
         refusals += await self._writer.write(key, raw, made.children, seen)
-        if refusals and self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
-            self._capacity.unclaim(key)  # no pod will come
         return refusals
 
     async def _write_status(self, key: Key, raw: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
@@ -184,7 +195,7 @@ class Reconciler:
         previous: Mapping[str, Any] = raw.get("status") or {}
         status = made.status
         if made.children or refusals:
-            status = statuses.with_refusals(status, raw, refusals, now=now)
+            status = statuses.with_children_applied(status, raw, refusals, now=now)
         status = conditions.bounded(status)
         if status == previous:
             return raw
@@ -211,3 +222,7 @@ class Reconciler:
             metadata = written["metadata"]
             same = {name: metadata[name] for name in ("uid", "resourceVersion")}
             await self._api.delete(names.KIND, key.namespace, key.name, **same)
+
+
+def _revision(raw: Object) -> Revision:
+    return raw["metadata"]["uid"], raw["metadata"]["generation"]

@@ -37,9 +37,9 @@ class ChildWriter:
     async def write(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> list[str]:
         """Write what differs. Raise NameTaken.
 
-        Nothing with pods is written once anything was refused: servers without their NetworkPolicy would be open, and
-        without Secret or Service they would load for nothing. The learner's Job comes first: its pod waits for its
-        servers, whereas servers whose learner is refused would hold all their GPUs.
+        Nothing with pods is written once any other child was refused: servers without their NetworkPolicy would be
+        open, and without Secret or Service they would load for nothing. The learner's Job comes first: its pod waits
+        for its servers, whereas servers whose learner is refused would hold all their GPUs.
         """
         writes = comparison.writes(children, observed)
         of_pods = [write for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]

@@ -55,8 +55,9 @@ def choose(
 ) -> Place:
     """Return the place of a job that is to run.
 
-    snapshot: None only where the controller sees no nodes; by_scheduler: the scheduler finds the node; nodes_may_come:
-    a job that fits nowhere has pending pods, for an autoscaler to see; status: the one that the last pass wrote.
+    snapshot: None only where the controller may not read nodes; by_scheduler: the scheduler finds the node;
+    nodes_may_come: a job that fits nowhere has pending pods, for an autoscaler to see; status: the one that the last
+    pass wrote.
     """
     node = current_node(observed)
     if snapshot is None or by_scheduler:

@@ -308,7 +308,7 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
     return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {pushed}")
 
 
-def with_refusals(
+def with_children_applied(
     status: Mapping[str, Any], job: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
 ) -> dict[str, Any]:
     """Return the status with the condition ChildrenApplied: what was refused is why the job does not train."""

@@ -67,11 +67,13 @@ def plan(
     *,
     settings: Settings = SETTINGS,
     now: datetime = NOW,
-    nodes: Snapshot | None = None,
+    snapshot: Snapshot | None = None,
 ) -> Plan:
     """The plan of a pass over a job, parsed now."""
     parsed: Any = build.parse_or_error(raw, settings)
-    return make_plan(raw, parsed, observed, settings=settings, now=now, new_credentials=new_credentials, nodes=nodes)
+    return make_plan(
+        raw, parsed, observed, settings=settings, now=now, new_credentials=new_credentials, snapshot=snapshot
+    )
 
 
 def new_credentials(hosts: Mapping[str, Any], now: datetime) -> Object:

@@ -97,6 +97,9 @@ class Server:
         JobStatus.model_validate(status)  # the definition's bounds: the API server would refuse more
         return self.put({**there, "status": status})
 
+    async def patch_status(self, kind: str, namespace: str, name: str, patch: Any) -> None:
+        self._ask("patch", f"status of {kind}")
+
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
         self.events.append(event.reason)
 

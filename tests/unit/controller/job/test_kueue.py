@@ -304,9 +304,9 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
 
 
 def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
-    nodes = n.capacity(n.node()).snapshot(n.KEY)
+    snapshot = n.capacity(n.node()).snapshot(n.KEY)
     settings = replace(b.SETTINGS, kueue=False)
-    return b.plan(raw, observed, settings=settings, now=b.NOW, nodes=nodes)
+    return b.plan(raw, observed, settings=settings, now=b.NOW, snapshot=snapshot)
 
 
 def test_a_queue_that_nobody_serves_is_reported_with_the_way_out_and_nothing_is_written() -> None:

@@ -146,7 +146,7 @@ def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
     assert failed
     assert failed.refused == b.NODE
     after = replace(account.snapshot(n.KEY), refused=frozenset({b.NODE}))
-    made = b.plan(raw, b.NOTHING, settings=b.SETTINGS, now=b.NOW, nodes=after)
+    made = b.plan(raw, b.NOTHING, settings=b.SETTINGS, now=b.NOW, snapshot=after)
     servers, learner = pods(made)
     others = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [b.NODE]}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": others}]}

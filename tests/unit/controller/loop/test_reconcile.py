@@ -6,6 +6,7 @@ import pytest
 
 from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest
+from stage2_controller.queue import kueue
 from stage2_controller.spec import kinds, names
 from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
@@ -209,6 +210,22 @@ async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_r
     assert await life.one_pass() is None
     assert ("apply", "status") in life.server.requests
     assert (names.KIND, KEY.name) not in life.server.objects
+
+
+async def test_a_job_reports_its_end_although_its_workload_cannot_be_told(life: Life) -> None:
+    done = ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED)
+    done["metadata"]["labels"] = {kueue.QUEUE_LABEL: "team"}
+    life.server.add({**done, "status": {}})
+    await life.one_pass()
+    life.server.add(done)
+    life.server.refused["status of Workload"] = "the controller may not write it"
+    with pytest.raises(RetryLater, match="may not write it"):
+        await life.one_pass()
+    assert life.server.objects[names.KIND, KEY.name]["status"]["message"] == "done"
+    life.server.refused.clear()
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.requests == [("patch", "status of Workload"), ("delete", names.KIND)]
 
 
 async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:

@@ -25,7 +25,7 @@ def planned(
         observed,
         settings=replace(b.SETTINGS, nodes_may_come=nodes_may_come),
         now=b.NOW + timedelta(seconds=after_s),
-        nodes=account.snapshot(n.KEY),
+        snapshot=account.snapshot(n.KEY),
     )
 
 
