@@ -152,10 +152,10 @@ class Attack:
     def _left(self) -> Iterator[Attempt]:
         """Connect out of the job, beside a pod that no policy holds: what that cannot reach, nobody is kept from."""
         addresses = (*OUTSIDE, f"{address_of_pod(self.admin, BYSTANDER)}:{LISTENS}")
-        control = list(self._tried(STRANGER, "leave", *addresses))
+        control = list(self._tried(STRANGER, "connect_out", *addresses))
         if not any(one.outcome == "GOT" for one in control):
             raise RuntimeError("a pod that no policy holds reaches no address: what is held there says nothing")
-        yield from beside_control(list(self._tried(TWIN, "leave", *addresses)), control)
+        yield from beside_control(list(self._tried(TWIN, "connect_out", *addresses)), control)
 
     def _posed(self, learner: str, servers: list[str]) -> Iterator[Attempt]:
         """Stand where a server of the job would, in all that one of its pods wears."""

@@ -2,7 +2,7 @@
 
 `python3 - COMMAND WORD...`: `knock HOST PORT...` connects; `ask HOST PORT` asks a server's routes without the token;
 `progress HOST PORT` the learner's; `join HOST PORT...` its transfer groups; `stall HOST SECONDS PORT...` holds many
-connections; `pose SECONDS LEARNER PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job.
+connections; `pose SECONDS LEARNER PORT...` answers as a server would; `connect_out HOST:PORT...` connects out.
 Each prints a JSON object a line: what, outcome, detail.
 """
 
@@ -171,7 +171,7 @@ def pose(seconds: str, learner: str, *ports: str) -> None:
     print(json.dumps({"connections": len(heard)}), flush=True)
 
 
-def leave(*addresses: str) -> None:
+def connect_out(*addresses: str) -> None:
     """Connect out of the job: to addresses of the cluster and of the internet, written as HOST:PORT."""
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -220,7 +220,7 @@ def certificate() -> str:
     return file.name
 
 
-COMMANDS = {one.__name__: one for one in (knock, ask, progress, join, stall, pose, leave)}
+COMMANDS = {one.__name__: one for one in (knock, ask, progress, join, stall, pose, connect_out)}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](*sys.argv[2:])

@@ -72,12 +72,12 @@ def created(kubectl: Kubectl, body: Object, **values: str) -> None:
 def reported(kubectl: Kubectl, name: str, condition: str, reason: str = "") -> Object:
     """A condition of a job, once there is one of this reason."""
 
-    def found() -> Object | None:
+    def reported() -> Object | None:
         path = f"jsonpath={{.status.conditions[?(@.type=='{condition}')]}}"
         text = kubectl("get", "rmj", name, "-o", path)
         return json.loads(text) if reason in text and text else None
 
-    one: Object = eventually(found, why=f"{name} says of itself: {condition} {reason}")
+    one: Object = eventually(reported, why=f"{name} says of itself: {condition} {reason}")
     return one
 
 

@@ -70,11 +70,11 @@ class Market:
     def request(self, attempt: int) -> Object:
         """The request of one attempt, once there is one."""
 
-        def found() -> Object | None:
+        def requested() -> Object | None:
             requests = self._kubectl.list("provisioningrequests")
             return next((one for one in requests if one["metadata"]["name"].endswith(f"-{attempt}")), None)
 
-        request: Object = eventually(found, why=f"Kueue asks for machines, attempt {attempt}", timeout_s=90)
+        request: Object = eventually(requested, why=f"Kueue asks for machines, attempt {attempt}", timeout_s=90)
         return request
 
     def answer(self, request: Object, **conditions: tuple[str, str]) -> None:

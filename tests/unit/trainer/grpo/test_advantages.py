@@ -17,7 +17,7 @@ def rewards() -> list[list[float]]:
     return [[rng.uniform(-1, 3) for _ in range(GROUP)] for _ in range(2)] + [[0.5] * GROUP]
 
 
-def found(groups: list[list[float]], **options: str) -> list[float]:
+def advantages_of(groups: list[list[float]], **options: str) -> list[float]:
     flat = torch.tensor([reward for group in groups for reward in group], dtype=torch.float64)
     return advantages(flat, GROUP, **options).tolist()
 
@@ -54,10 +54,10 @@ def reinforce_plus_plus(groups: list[list[float]]) -> list[float]:
     ],
 )
 def test_advantages_are_those_of_the_paper(reference, options):
-    assert found(rewards(), **options) == pytest.approx(reference(rewards()))
+    assert advantages_of(rewards(), **options) == pytest.approx(reference(rewards()))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_group_whose_answers_all_score_the_same_teaches_nothing(estimator, scale):
-    assert found(rewards(), estimator=estimator, scale=scale)[-GROUP:] == [0.0] * GROUP
+    assert advantages_of(rewards(), estimator=estimator, scale=scale)[-GROUP:] == [0.0] * GROUP

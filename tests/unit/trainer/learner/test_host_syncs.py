@@ -35,7 +35,7 @@ class Counted:
         own = OWN in frames[-1].filename
         self.by["own" if own else "library", f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"] += 1
 
-    def of(self, whose: str) -> dict[str, int]:
+    def counts(self, whose: str) -> dict[str, int]:
         return {place: count for (found, place), count in self.by.items() if found == whose}
 
 
@@ -94,10 +94,10 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
 
 def test_a_step_reads_as_often_for_many_segments_as_for_few(reads_of_a_step):
     few, many = reads_of_a_step(1, 1), reads_of_a_step(4, 1)
-    assert sum(many.of("own").values()) == sum(few.of("own").values()) <= 3, (few.by, many.by)
-    assert many.of("library") == few.of("library")
+    assert sum(many.counts("own").values()) == sum(few.counts("own").values()) <= 3, (few.by, many.by)
+    assert many.counts("library") == few.counts("library")
 
 
 def test_the_figures_of_all_micro_steps_are_read_at_once(reads_of_a_step):
     one, three = reads_of_a_step(2, 1), reads_of_a_step(2, 3)
-    assert sum(three.of("own").values()) == sum(one.of("own").values()), (one.by, three.by)
+    assert sum(three.counts("own").values()) == sum(one.counts("own").values()), (one.by, three.by)

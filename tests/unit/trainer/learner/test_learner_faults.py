@@ -59,7 +59,7 @@ class Run:
         self.events = [json.loads(line) for line in (folder / "out" / "stage2_log.jsonl").read_text().splitlines()]
         self.newest = newest_whole(folder / "out")
 
-    def of(self, event):
+    def logged(self, event):
         return [one for one in self.events if one["event"] == event]
 
 
@@ -104,18 +104,18 @@ def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(
     spoil(images[place])
     run = learn(images)
     assert (run.code, run.last_words) == (OK, "")
-    assert [step["bad_samples_total"] for step in run.of("step")][-1] == 1
-    for logged in run.of("bad_sample"):
+    assert [step["bad_samples_total"] for step in run.logged("step")][-1] == 1
+    for logged in run.logged("bad_sample"):
         assert logged["sample_id"] == f"train.jsonl:{place + 1}"
         assert logged["image"] == str(images[place])
         assert f"image {images[place]}: cannot be read" in logged["reason"]
         assert cause in logged["reason"]
         assert "base64" not in logged["reason"]
-    assert len(run.of("bad_sample")) == 2  # once an epoch
-    assert [one["message"].partition(" (")[0] for one in run.of("warning") if "set aside" in one["message"]] == [
+    assert len(run.logged("bad_sample")) == 2  # once an epoch
+    assert [one["message"].partition(" (")[0] for one in run.logged("warning") if "set aside" in one["message"]] == [
         f"sample train.jsonl:{place + 1} is set aside"
     ] * 2
-    assert run.of("start") == [{"event": "start", "step": 0, "max_steps": 4}]
+    assert run.logged("start") == [{"event": "start", "step": 0, "max_steps": 4}]
     assert run.events[-1] == {"event": "end", "step": 4, "outcome": "done", "message": ""}
     assert run.newest.name == "checkpoint-4"
 
@@ -131,7 +131,7 @@ def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, im
     monkeypatch.setattr(main, "checked_records", checked_then_gone)
     run = learn(images)
     assert run.code == OK
-    assert {(logged["sample_id"], "No such file" in logged["reason"]) for logged in run.of("bad_sample")} == {
+    assert {(logged["sample_id"], "No such file" in logged["reason"]) for logged in run.logged("bad_sample")} == {
         ("train.jsonl:3", True)
     }
 
@@ -139,8 +139,8 @@ def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, im
 def test_an_image_without_objects_is_a_sample_like_any_other(learn, images):
     run = learn(images, objects=False)
     assert run.code == OK
-    assert run.of("bad_sample") == []
-    assert all(step["loss"] > 0 for step in run.of("step"))
+    assert run.logged("bad_sample") == []
+    assert all(step["loss"] > 0 for step in run.logged("step"))
 
 
 def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, images, tmp_path):
@@ -148,10 +148,12 @@ def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, 
     cut_off(other)
     run = learn(images, held_out=[images[0], other], eval_strategy="steps", eval_steps=4)
     assert run.code == OK
-    assert [one["eval_bad_samples"] for one in run.of("evaluation")] == [1, 1]
-    assert [one["eval_rollout_gt_objects"] for one in run.of("evaluation")] == [1, 1]
-    assert {(logged["part"], logged["sample_id"]) for logged in run.of("bad_sample")} == {("held-out", "val.jsonl:2")}
-    assert run.of("step")[-1]["bad_samples_total"] == 0
+    assert [one["eval_bad_samples"] for one in run.logged("evaluation")] == [1, 1]
+    assert [one["eval_rollout_gt_objects"] for one in run.logged("evaluation")] == [1, 1]
+    assert {(logged["part"], logged["sample_id"]) for logged in run.logged("bad_sample")} == {
+        ("held-out", "val.jsonl:2")
+    }
+    assert run.logged("step")[-1]["bad_samples_total"] == 0
 
 
 def test_an_evaluation_of_bad_samples_alone_has_no_figures(learn, images, tmp_path):
@@ -168,12 +170,12 @@ def test_more_bad_samples_than_are_allowed_end_the_run_after_a_save(learn, image
     run = learn(images, max_bad_samples=1, per_device_train_batch_size=1, gradient_accumulation_steps=1, save_steps=50)
     assert run.code == EXIT_CONFIG
     assert run.last_words.startswith("training.max_bad_samples: 1; at most so many samples may be set aside, and 2")
-    assert run.of("bad_sample")[-1]["reason"] in run.last_words
-    done = len(run.of("step"))
+    assert run.logged("bad_sample")[-1]["reason"] in run.last_words
+    done = len(run.logged("step"))
     assert 1 <= done < 4
     assert run.newest.name == f"checkpoint-{done}"
     (noted,) = json.loads((run.newest / FILE).read_text())
-    assert noted["sample_id"] == run.of("bad_sample")[0]["sample_id"]
+    assert noted["sample_id"] == run.logged("bad_sample")[0]["sample_id"]
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
@@ -185,7 +187,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
     assert again.code == EXIT_CONFIG, "the first of them is not forgotten"
     raised = learn(images, max_bad_samples=2, **options)
     assert raised.code == OK
-    assert [one["step"] for one in raised.of("step")] == [1, 2, 3, 4]
+    assert [one["step"] for one in raised.logged("step")] == [1, 2, 3, 4]
 
 
 def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
@@ -193,7 +195,7 @@ def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
     run = learn(images, max_bad_samples=0)
     assert run.code == EXIT_FAILURE
     assert f"image {images[1]}: cannot be read" in run.last_words
-    assert run.newest is None or run.newest.name == f"checkpoint-{len(run.of('step'))}"
+    assert run.newest is None or run.newest.name == f"checkpoint-{len(run.logged('step'))}"
 
 
 # --- numbers that are none ------------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def test_a_gradient_that_is_none_ends_the_run_and_another_start_goes_on(learn, i
     monkeypatch.setattr(main, "_trainer", make)
     again = learn(images)
     assert again.code == OK
-    assert [one["step"] for one in again.of("step")] == [1, 2, 3, 4]
+    assert [one["step"] for one in again.logged("step")] == [1, 2, 3, 4]
 
 
 # --- answers, by a trainer whose answers are written down -----------------------------------------------------------

@@ -90,15 +90,15 @@ def check(rows, lengths, cap, count):
 def fits(lengths, cap, rows):
     lengths = sorted(lengths, reverse=True)
 
-    def place(k, free):
+    def packs(k, free):
         if k == len(lengths):
             return True
         return any(
-            room >= lengths[k] and room not in free[:r] and place(k + 1, (*free[:r], room - lengths[k], *free[r + 1 :]))
+            room >= lengths[k] and room not in free[:r] and packs(k + 1, (*free[:r], room - lengths[k], *free[r + 1 :]))
             for r, room in enumerate(free)
         )
 
-    return len(lengths) >= rows and place(0, (cap,) * rows)
+    return len(lengths) >= rows and packs(0, (cap,) * rows)
 
 
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1))
