@@ -315,15 +315,16 @@ def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 KEY = "custom.extra.rollout_matching.runaway"
 _WAY_OUT = (
-    "look at the last rollouts; go on with recipe: recommended, or with supervised_share above 0, in another"
-    " training.output_dir or with training.resume: allow-changes; or raise it. The checkpoint of this step is saved"
+    "look at the last rollouts; go on with recipe: recommended, supervised_share above 0 or a lower"
+    " training.learning_rate, in another training.output_dir or with training.resume: allow-changes; or raise the"
+    " limit. The checkpoint of this step is saved"
 )
-
-
 _STAGE_1_FIRST = (
-    "the answers have run away since the first step, so the model has not learnt to answer: train stage 1 first"
-    " (custom.trainer_variant: sft), or raise max_new_tokens if true answers are as long"
+    "answers were hardly better in the first steps, so the model has not learnt to answer this prompt: train stage 1"
+    " first (custom.trainer_variant: sft), with the same prompt, or raise max_new_tokens if true answers are as long"
 )
+_GREW = 1.5
+"""A run went astray by training if its figure is so many times that of its first steps."""
 
 
 class RunawayWatch:
@@ -335,7 +336,8 @@ class RunawayWatch:
     def __init__(self, rule: Runaway) -> None:
         self._rule = rule
         self._counts: deque[tuple[int, int, int, int]] = deque(maxlen=rule.steps)  # answers, truncated, objects, truth
-        self._began_well: bool | None = None  # None before the first rollouts
+        self._resumed: bool | None = None  # None before the first rollouts
+        self._first: Mapping[str, float] = {}  # the figures of the first steps
 
     def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
         """Count the samples of a step with fresh rollouts. All processes note the same.
@@ -347,8 +349,8 @@ class RunawayWatch:
         rolled_out = [one for one in samples if not one.bad and not one.from_truth]
         if not self._rule.enabled or not rolled_out:
             return
-        if self._began_well is None:
-            self._began_well = step > self._rule.steps  # of a resumed run nobody here knows how it began
+        if self._resumed is None:
+            self._resumed = step > self._rule.steps  # nobody here knows how such a run began
         self._counts.append(
             (
                 len(rolled_out),
@@ -361,22 +363,26 @@ class RunawayWatch:
             return
         if problems := self._problems(step):
             raise RunawayError(problems)
-        self._began_well = True
 
     def _problems(self, step: int) -> list[Problem]:
         answers, truncated, objects, truth = map(sum, zip(*self._counts, strict=True))
         per_truth, share = objects / max(truth, 1), truncated / answers
-        over = f"over the last {self._rule.steps} optimizer steps with rollouts, up to step {step}, {answers} answers"
-        measured = {
+        over = f"in the last {self._rule.steps} optimizer steps with rollouts, up to step {step},"
+        figures = {"objects_per_truth": per_truth, "truncated_share": share}
+        texts = {
             "objects_per_truth": (
-                per_truth,
-                f"{over} have {objects} objects for {truth} true ones, {per_truth:.2f} each",
+                f"{answers} answers have {objects} objects for {truth} true ones, {per_truth:.2f} each"
             ),
-            "truncated_share": (share, f"of {over} {truncated} end within the JSON, a share of {share:.2f}"),
+            "truncated_share": f"{truncated} of {answers} answers end within the JSON, a share of {share:.2f}",
         }
-        way_out = _WAY_OUT if self._began_well else _STAGE_1_FIRST
+        self._first = self._first or figures
         return [
-            Problem(f"{KEY}.{name}", getattr(self._rule, name), f"answers run away: {text}; this is the most", way_out)
-            for name, (value, text) in measured.items()
+            Problem(
+                f"{KEY}.{name}",
+                getattr(self._rule, name),
+                f"answers run away: {over} {texts[name]} ({self._first[name]:.2f} in the first ones)",
+                _WAY_OUT if self._resumed or value > _GREW * self._first[name] else _STAGE_1_FIRST,
+            )
+            for name, value in figures.items()
             if value > getattr(self._rule, name)
         ]

@@ -16,6 +16,7 @@ from tests.unit.trainer.learner.harness import build, two_boxes
 
 RULE = Runaway(enabled=True, objects_per_truth=2.0, truncated_share=0.5, steps=2)
 CALM = SampleStats(gt_objects=2, valid_objects=3, dropped_invalid=1)  # 2 a true object: as many as are allowed
+GOOD = SampleStats(gt_objects=2, valid_objects=2)
 WILD = SampleStats(gt_objects=2, valid_objects=4, dropped_invalid=1)
 CUT = replace(CALM, truncated=True)
 
@@ -52,8 +53,12 @@ def test_a_rule_that_is_off_ends_nothing():
 @pytest.mark.parametrize(
     ("steps", "key", "message"),
     [
-        ([CALM, CALM, WILD], "objects_per_truth", "up to step 3, 2 answers have 9 objects for 4 true ones, 2.25 each"),
-        ([CALM, CUT, CUT], "truncated_share", "2 answers 2 end within the JSON, a share of 1.00"),
+        (
+            [GOOD, GOOD, CALM, WILD],
+            "objects_per_truth",
+            "up to step 4, 2 answers have 9 objects for 4 true ones, 2.25 each (1.00 in the first ones)",
+        ),
+        ([CALM, CUT, CUT], "truncated_share", "2 of 2 answers end within the JSON, a share of 1.00 (0.50 in the"),
     ],
 )
 def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
@@ -65,8 +70,9 @@ def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert "supervised_share" in problem.way_out
 
 
-def test_a_model_that_never_answered_in_form_is_sent_back_to_stage_1():
-    (problem,) = problems_of([[CUT], [CUT]])
+@pytest.mark.parametrize("steps", [[[CUT], [CUT]], [[CUT] * 2 + [CALM] * 2] * 3 + [[CUT] * 3 + [CALM] * 2]])
+def test_a_model_that_hardly_ever_answered_in_form_is_sent_back_to_stage_1(steps):
+    (problem,) = problems_of(steps)
     assert "train stage 1 first" in problem.way_out
 
 
