@@ -1,4 +1,4 @@
-"""Job files and training YAML from disk. Errors name the file and, for invalid YAML, the line."""
+"""Job files and training YAML, with changes of `--set`. Errors name the file and, for invalid YAML, the line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
+from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.bounded_yaml import read_documents
+from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
 
 WATCHED = ("spec.suspend", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
@@ -46,12 +46,42 @@ def only_document(path: Path, documents: Sequence[dict[str, Any]]) -> dict[str, 
     return documents[0]
 
 
-def load_config(path: Path) -> RunConfig:
-    """Return a training YAML with its `extends` resolved, or the `spec.config` of a job file. Raises ConfigError."""
+def load(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob | RunConfig:
+    """Return the job of a job file, or a training YAML with its `extends` resolved. Raises ConfigError.
+
+    changes: values of `--set`.
+    """
     raw = load_yaml(path)
     if is_job(raw):
-        return parse_job(raw).spec.config
-    return parse_run_config(with_bases(path, raw))
+        return parse_job(changed(raw, changes))
+    return parse_run_config(changed(with_bases(path, raw), changes))
+
+
+def load_config(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Return a training YAML, or the `spec.config` of a job file, as `load` does."""
+    found = load(path, changes)
+    return found if isinstance(found, RunConfig) else found.spec.config
+
+
+def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
+    """Return a job, or a training YAML, with values of its training configuration changed: each reads `KEY=VALUE`.
+
+    A value is YAML. Raises ConfigError for a malformed change; the parser refuses an unknown key.
+    """
+    for change in changes:
+        key, sign, text = change.partition("=")
+        keys = key.split(".")
+        if not sign or not all(keys):
+            rule, way_out = "must read KEY=VALUE with a dotted key", "write for example --set training.max_steps=40"
+            raise ConfigError([Problem("--set", change, rule, way_out)])
+        documents = parse_documents(text, f"--set {key}")
+        if len(documents) > 1:
+            raise _problem(f"--set {key}", f"{len(documents)} documents", "must be one value", "leave out `---`")
+        value: Any = documents[0] if documents else None
+        for part in reversed(["spec", "config", *keys] if is_job(raw) else keys):
+            value = {part: value}
+        raw = merged(raw, value)
+    return raw
 
 
 def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,13 +89,13 @@ def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
     return resolve_extends(path, lambda file: raw if file == path else load_yaml(file))
 
 
-def load_job(path: Path) -> RolloutMatchingJob:
-    """Return the job of a RolloutMatchingJob file. Raises ConfigError."""
+def load_job(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob:
+    """Return the job of a RolloutMatchingJob file, with the changes of `--set`. Raises ConfigError."""
     raw = load_yaml(path)
     if not is_job(raw):
         way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
         raise ConfigError([Problem("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)])
-    return parse_job(raw)
+    return parse_job(changed(raw, changes))
 
 
 def is_job(raw: Mapping[str, Any]) -> bool:
@@ -79,5 +109,5 @@ def set_fields(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
     return [path for path in fields if reduce(lambda section, key: (section or {}).get(key), path.split("."), written)]
 
 
-def _problem(path: Path, value: str, rule: str, way_out: str) -> ConfigError:
+def _problem(path: object, value: str, rule: str, way_out: str) -> ConfigError:
     return ConfigError([Problem(str(path), value, rule, way_out)])

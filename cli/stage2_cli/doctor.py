@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import EXIT_FAILURE
-from stage2_cli.config_files import is_job, load_config, load_documents, load_job
+from stage2_api.runconfig import RunConfig
+from stage2_cli.config_files import load
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_trainer.doctor.examination import Devices, Examination, Verdict
 from stage2_trainer.doctor.resources import Machine
@@ -17,21 +18,21 @@ from stage2_trainer.doctor.resources import Machine
 SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
 
-def examine(file: Path, *, mapped: Sequence[str]) -> int:
+def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int:
     """Print what a job, or a training YAML, needs; return 0, or 1 where something is missing.
 
     Raises ConfigError where the file breaks a rule.
     """
     mappings = parse_mappings(mapped)
-    if is_job(load_documents(file)[0]):
-        job = load_job(file)
-        spec = job.spec
-        devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
-        paths = PathMap({**host_paths(job), **mappings})
-        config = type(spec.config).model_validate(paths.localise(spec.config.model_dump()))
-        examination = Examination(config, Machine.detect(), devices)
+    found = load(file, changes)
+    if isinstance(found, RunConfig):
+        examination = Examination(found, Machine.detect())
     else:
-        examination = Examination(load_config(file), Machine.detect())
+        spec = found.spec
+        devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
+        paths = PathMap({**host_paths(found), **mappings})
+        config = RunConfig.model_validate(paths.localise(spec.config.model_dump()))
+        examination = Examination(config, Machine.detect(), devices)
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     with console.status("checking"):
         findings = list(examination.findings())

@@ -28,9 +28,12 @@ PAUSE_S = 10.0  # before the first restart; doubled each time, as a Job does
 LONGEST_PAUSE_S = 360.0
 
 
-def learn_once(path: Path, processes: int, *, overwrite: bool) -> int:
-    """Train in this process, or in `processes` processes of torchrun; return the exit code. Raises ConfigError."""
-    config = load_config(path)
+def learn_once(path: Path, processes: int, *, overwrite: bool, changes: Sequence[str] = ()) -> int:
+    """Train in this process, or in `processes` processes of torchrun; return the exit code. Raises ConfigError.
+
+    changes: of `--set`.
+    """
+    config = load_config(path, changes)
     if processes > 1:
         from stage2_trainer.main import check
 
@@ -38,7 +41,7 @@ def learn_once(path: Path, processes: int, *, overwrite: bool) -> int:
             return code  # every process would find this mistake
         from stage2_trainer.process.torchrun import run_processes
 
-        return run_processes("stage2_cli", ["learn", str(path)], processes=processes)
+        return run_processes("stage2_cli", ["learn", str(path), *_again(changes)], processes=processes)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's workers have their own sessions, which nobody else ends
         end_with_parent()
     from stage2_trainer.main import learn
@@ -46,11 +49,17 @@ def learn_once(path: Path, processes: int, *, overwrite: bool) -> int:
     return learn(config, overwrite=overwrite)
 
 
-def learn_with_restarts(path: Path, processes: int, restarts: int, *, overwrite: bool) -> int:
+def learn_with_restarts(
+    path: Path, processes: int, restarts: int, *, overwrite: bool, changes: Sequence[str] = ()
+) -> int:
     """Train in a child process, and restart it up to `restarts` times; return the exit code."""
     log_lines.configure(logging.INFO)
-    command = [sys.executable, "-m", "stage2_cli", "learn", str(path), f"--processes={processes}"]
+    command = [sys.executable, "-m", "stage2_cli", "learn", str(path), f"--processes={processes}", *_again(changes)]
     return Restarts(command, ["--overwrite"] if overwrite else []).run(restarts)
+
+
+def _again(changes: Sequence[str]) -> list[str]:
+    return [f"--set={change}" for change in changes]
 
 
 def wait_for_servers(path: Path) -> None:

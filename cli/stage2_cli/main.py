@@ -23,6 +23,9 @@ OptionalConfig = Annotated[
 Mapped = Annotated[
     list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
 ]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML, as training.seed=1.")
+]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
 ]
@@ -63,6 +66,7 @@ def stage2(
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files or training YAMLs.")],
     mapped: Mapped = None,
+    changes: Changes = None,
     all_records: Annotated[
         bool, typer.Option("--all-records", help="Read whole data files instead of the first 1,000 records of each.")
     ] = False,
@@ -70,15 +74,15 @@ def validate(
     """Check job files, training YAMLs and their local data files; list every mistake and exit with 64."""
     from stage2_cli.validate import validate_files
 
-    raise typer.Exit(validate_files(files, mapped=mapped or [], all_records=all_records))
+    raise typer.Exit(validate_files(files, mapped=mapped or [], changes=changes or [], all_records=all_records))
 
 
 @app.command()
-def doctor(file: ConfigFile, mapped: Mapped = None) -> None:
+def doctor(file: ConfigFile, mapped: Mapped = None, changes: Changes = None) -> None:
     """Check what a run needs (GPUs, memory, disk, data, packages) on this machine; exit code 1 if any is missing."""
     from stage2_cli.doctor import examine
 
-    raise typer.Exit(examine(file, mapped=mapped or []))
+    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or []))
 
 
 @app.command()
@@ -129,12 +133,14 @@ def data(
 
 @app.command()
 def render(
-    file: JobFile, namespace: Annotated[str | None, typer.Option(help="Namespace, where the file has none.")] = None
+    file: JobFile,
+    namespace: Annotated[str | None, typer.Option(help="Namespace, where the file has none.")] = None,
+    changes: Changes = None,
 ) -> None:
     """Print the objects that the controller would create, as static YAML."""
     from stage2_cli.render import render_job
 
-    sys.stdout.write(render_job(file, namespace=namespace))
+    sys.stdout.write(render_job(file, namespace=namespace, changes=changes or []))
 
 
 @app.command()
@@ -160,11 +166,14 @@ def run(
     ),
     engine: Engine = "vllm",
     overwrite: Overwrite = False,
+    changes: Changes = None,
 ) -> None:
     """Run a job on this machine: the controller's containers as processes."""
     from stage2_cli.run import run_job
 
-    raise typer.Exit(run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine, overwrite=overwrite))
+    raise typer.Exit(
+        run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine, overwrite=overwrite, changes=changes or [])
+    )
 
 
 @app.command()
@@ -189,13 +198,14 @@ def learn(
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
     overwrite: Overwrite = False,
     restarts: Annotated[int, typer.Option(min=0, help="Restarts after failures that a retry may fix.")] = 0,
+    changes: Changes = None,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
     from stage2_cli.learn import learn_once, learn_with_restarts
 
     if restarts:
-        raise typer.Exit(learn_with_restarts(config, processes, restarts, overwrite=overwrite))
-    raise typer.Exit(learn_once(config, processes, overwrite=overwrite))
+        raise typer.Exit(learn_with_restarts(config, processes, restarts, overwrite=overwrite, changes=changes or []))
+    raise typer.Exit(learn_once(config, processes, overwrite=overwrite, changes=changes or []))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -12,12 +13,12 @@ from stage2_cli.config_files import WATCHED, load_job, set_fields
 from stage2_controller.children.build import static_children
 
 
-def render_job(file: Path, *, namespace: str | None) -> str:
+def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = ()) -> str:
     """Return the YAML documents of a job's objects in the order of creation.
 
     Raises ConfigError if the file, or the namespace, breaks a rule.
     """
-    job = load_job(file)
+    job = load_job(file, changes)
     if namespace is not None:
         validate(ObjectMeta, {"name": job.metadata.name, "namespace": namespace}, (), root="metadata")
     children = yaml.safe_dump_all(static_children(job, namespace=namespace), sort_keys=False, allow_unicode=True)

@@ -183,13 +183,21 @@ class LocalRun:
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
-def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm", overwrite: bool = False) -> int:
-    """Run a job file to its end on this machine; return the learner's exit code.
+def run_job(
+    file: Path,
+    *,
+    mapped: Sequence[str],
+    work_dir: Path,
+    engine: str = "vllm",
+    overwrite: bool = False,
+    changes: Sequence[str] = (),
+) -> int:
+    """Run a job file, with the changes of `--set`, to its end on this machine; return the learner's exit code.
 
     overwrite: first remove an earlier run's files from the output folder. Raises ConfigError if the job is invalid or
     one of its volumes is not on this machine.
     """
-    job, mappings = load_job(file), parse_mappings(mapped)
+    job, mappings = load_job(file, changes), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
     if ignored := set_fields(job, CLUSTER):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")

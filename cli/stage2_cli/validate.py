@@ -16,7 +16,7 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-from stage2_cli.config_files import is_job, load_documents, only_document, with_bases
+from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
 from stage2_cli.console import file_progress, plain_console, show_config_error, show_idle_settings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.spec import template_rules
@@ -39,20 +39,23 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
 
 
-def validate_files(files: Sequence[Path], *, mapped: Sequence[str] = (), all_records: bool = False) -> int:
+def validate_files(
+    files: Sequence[Path], *, mapped: Sequence[str] = (), changes: Sequence[str] = (), all_records: bool = False
+) -> int:
     """Check every file and its data files; return 0 if all are valid, else 64.
 
-    mapped: `CONTAINER=LOCAL`, for paths of a job's containers. all_records: read data files to their end.
+    mapped: `CONTAINER=LOCAL`, for paths of a job's containers. changes: of `--set`, for every file. all_records: read
+    data files to their end.
     """
     mappings = parse_mappings(mapped)
-    invalid = [path for path in files if not _is_valid(path, mappings, all_records=all_records)]
+    invalid = [path for path in files if not _is_valid(path, mappings, changes, all_records=all_records)]
     return EXIT_CONFIG if invalid else 0
 
 
-def _is_valid(path: Path, mappings: Mapping[str, Path], *, all_records: bool) -> bool:
+def _is_valid(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *, all_records: bool) -> bool:
     """Check one file, and print the result."""
     try:
-        kind, configs = _load(path, mappings)
+        kind, configs = _load(path, mappings, changes)
     except ConfigError as error:
         show_config_error(error, source=str(path))
         return False
@@ -69,14 +72,16 @@ def _is_valid(path: Path, mappings: Mapping[str, Path], *, all_records: bool) ->
     return not problems
 
 
-def _load(path: Path, mappings: Mapping[str, Path]) -> tuple[str, list[tuple[RunConfig, Local]]]:
+def _load(
+    path: Path, mappings: Mapping[str, Path], changes: Sequence[str]
+) -> tuple[str, list[tuple[RunConfig, Local]]]:
     """Return the kind of a file and its valid configurations. Raises ConfigError."""
     documents = load_documents(path)
     if not is_job(documents[0]):
-        config = parse_run_config(with_bases(path, only_document(path, documents)))
+        config = parse_run_config(changed(with_bases(path, only_document(path, documents)), changes))
         check_rewards(config)
         return "training configuration", [(config, lambda named: named)]
-    jobs = [parse_job(document) for document in documents]
+    jobs = [parse_job(changed(document, changes)) for document in documents]
     for job in jobs:
         template_rules.check(job)
         check_rewards(job.spec.config, root="spec.config.")

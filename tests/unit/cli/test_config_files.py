@@ -1,14 +1,19 @@
-"""YAML files: malformed ones are refused with the file's name."""
+"""YAML files: malformed ones are refused with the file's name; `--set` changes their values."""
 
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
-from stage2_cli.config_files import load_yaml
+from stage2_cli.config_files import load_config, load_job, load_yaml
+from stage2_cli.main import app
 from stage2_cli.validate import validate_files
+from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.cli.test_light_start import MATCHING
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -95,3 +100,44 @@ def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys:
     shown = capsys.readouterr().err
     assert shown.startswith(f"{path}: 20003 configuration errors")
     assert shown.endswith("  and 19903 more\n")
+
+
+JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
+
+
+def test_a_value_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(merge_patch(MATCHING, {"custom": {"train_jsonl": "x.jsonl"}})))
+    (tmp_path / "run.yaml").write_text("extends: base.yaml\ntraining: {max_steps: 3}\n")
+    changes = ["training.max_steps=5", "training.learning_rate=1.0e-6", "training.report_to=[tensorboard]"]
+    training = load_config(tmp_path / "run.yaml", changes).training
+    assert (training.max_steps, training.learning_rate, training.report_to) == (5, 1e-6, ["tensorboard"])
+    assert training.output_dir == "out", "what no --set names stays"
+    assert load_config(tmp_path / "run.yaml", [*changes, "training.max_steps=6"]).training.max_steps == 6
+    assert load_job(JOB, ["training.seed=77"]).spec.config.training.seed == 77
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ("training.seed", "--set: 'training.seed'; must read KEY=VALUE"),
+        ("training..seed=1", "must read KEY=VALUE"),
+        ("=1", "must read KEY=VALUE"),
+        ("training.seed=[1", "--set training.seed: .*must be YAML"),
+        ("training.seed=a\n--- \nb", "--set training.seed: '2 documents'; must be one value"),
+        ("training.sed=1", "spec.config.training.sed: 1; .*seed"),
+        ("training.seed.more=1", "spec.config.training.seed: "),
+    ],
+)
+def test_a_change_that_breaks_a_rule_is_refused(change: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        load_job(JOB, [change])
+
+
+def test_all_commands_that_start_from_a_file_take_changes(tmp_path: Path) -> None:
+    for command in ("run", "learn", "validate", "render", "doctor"):
+        words = [command, str(JOB), "--set", "training.sed=1"]
+        if command == "validate":
+            assert CliRunner().invoke(app, words).exit_code == EXIT_CONFIG
+            continue
+        with pytest.raises(ConfigError, match=r"training\.sed"):
+            CliRunner().invoke(app, words, catch_exceptions=False)

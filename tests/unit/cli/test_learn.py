@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE, TOKEN_FILE_VARIABLE
-from stage2_cli.learn import Restarts, wait_for_servers
+from stage2_cli.learn import Restarts, learn_with_restarts, wait_for_servers
 from stage2_trainer.wire import client
 from tests.http_server import QuietHandler, serving
 from tests.patience import Patience
@@ -84,6 +84,13 @@ def test_a_learner_is_started_again(tries: Path, codes: str, restarts: int, code
     assert Restarts(command, ["--overwrite"], pause_s=0).run(restarts) == code
     shown = tries.read_text().splitlines()
     assert shown == ["0 --overwrite ''", *(f"{attempt} ''" for attempt in range(1, made))]
+
+
+def test_a_restarted_learner_gets_the_same_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(Restarts, "run", lambda restarts, _: commands.append(list(restarts._command)) or 0)
+    assert learn_with_restarts(tmp_path / "run.yaml", 2, 1, overwrite=False, changes=["training.seed=1"]) == 0
+    assert commands[0][-2:] == ["--processes=2", "--set=training.seed=1"]
 
 
 def test_a_learner_that_is_reported_to_end_is_not_started_again(tries: Path) -> None:

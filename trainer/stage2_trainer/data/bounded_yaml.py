@@ -63,19 +63,25 @@ def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
     """
     try:
         text = read_named(path, LARGEST_BYTES).decode("utf-8-sig")
-        _count(text, path)
-        loader = _TextLoader if as_text else _ValueLoader
-        return [document for document in yaml.load_all(text, loader) if document not in (None, "")]
     except OSError as error:
         raise _unreadable(path, error.strerror, "the file must exist and be readable", "check the path") from error
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
         way_out = "save it as UTF-8, or check the path"
         raise _unreadable(path, found, "the file must be YAML, in UTF-8", way_out) from error
+    return parse_documents(text, path, as_text=as_text)
+
+
+def parse_documents(text: str, source: object, *, as_text: bool = False) -> list[Any]:
+    """Return the documents of a YAML text as `read_documents` does. source: where it is from, for messages."""
+    try:
+        _count(text, source)
+        loader = _TextLoader if as_text else _ValueLoader
+        return [document for document in yaml.load_all(text, loader) if document not in (None, "")]
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
-        raise _unreadable(path, _place_and_problem(error), "the file must be YAML", "correct that line") from error
+        raise _unreadable(source, _place_and_problem(error), "must be YAML", "correct that line") from error
 
 
 def _place_and_problem(error: Exception) -> str:
@@ -89,11 +95,11 @@ def _place_and_problem(error: Exception) -> str:
     return f"{error.problem}{where} {error.context or ''}{begun}".rstrip()
 
 
-def _unreadable(path: Path, found: object, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(str(path), found, rule, way_out)])
+def _unreadable(source: object, found: object, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(str(source), found, rule, way_out)])
 
 
-def _count(text: str, path: Path) -> None:
+def _count(text: str, source: object) -> None:
     """Raise ConfigError if values are nested too deep, or too many with aliases expanded."""
     sizes: dict[str, int] = {}  # by anchor
     open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size so far, from the document inwards
@@ -101,7 +107,7 @@ def _count(text: str, path: Path) -> None:
     def require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
         if not kept:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise _unreadable(path, f"{found} in line {line}", rule, "shorten the file")
+            raise _unreadable(source, f"{found} in line {line}", rule, "shorten the file")
 
     for event in yaml.parse(text, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):
