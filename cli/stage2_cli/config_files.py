@@ -63,6 +63,18 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     return found if isinstance(found, RunConfig) else found.spec.config
 
 
+def load_addressed(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Return the same, but refuse a job with servers: they have no addresses before something starts the job."""
+    found = load(path, changes)
+    if isinstance(found, RunConfig):
+        return found
+    if servers := found.spec.rollout.servers:
+        rule = "the servers of a job have addresses only where something starts all of it"
+        way_out = f"use `stage2 run {path}`, or a training YAML that lists the servers' addresses"
+        raise ConfigError([Problem("spec.rollout.servers", servers, rule, way_out)])
+    return found.spec.config
+
+
 def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
     """Return a job, or a training YAML, with values of its training configuration changed: each reads `KEY=VALUE`.
 

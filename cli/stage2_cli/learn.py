@@ -19,7 +19,7 @@ from pathlib import Path
 from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
-from stage2_cli.config_files import load_config
+from stage2_cli.config_files import load_addressed
 from stage2_cli.processes import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def learn_once(path: Path, processes: int, *, overwrite: bool, changes: Sequence
 
     changes: of `--set`.
     """
-    config = load_config(path, changes)
+    config = load_addressed(path, changes)
     if processes > 1:
         from stage2_trainer.main import check
 
@@ -72,7 +72,7 @@ def wait_for_servers(path: Path) -> None:
 
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
-    server = load_config(path).rollout_matching.vllm.server
+    server = load_addressed(path).rollout_matching.vllm.server
     urls = [address.base_url for address in server.resolved_servers()]
     wait_until_healthy(urls, read_token(os.environ), protocol=server.protocol)
 

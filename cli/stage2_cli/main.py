@@ -186,10 +186,10 @@ def serve(
     ] = None,
 ) -> None:
     """Start rollout server number SERVER of CONFIG in the foreground."""
-    from stage2_cli.config_files import load_config
+    from stage2_cli.config_files import load_addressed
     from stage2_trainer.serve.launch import serve as start
 
-    start(load_config(config), server, engine=engine, host=host)
+    start(load_addressed(config), server, engine=engine, host=host)
 
 
 @app.command()

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
-from stage2_cli.config_files import load_config, load_job, load_yaml
+from stage2_cli.config_files import load_addressed, load_config, load_job, load_yaml
 from stage2_cli.main import app
 from stage2_cli.validate import validate_files
 from tests.unit.api.wrong_jobs import merge_patch
@@ -141,3 +141,14 @@ def test_all_commands_that_start_from_a_file_take_changes(tmp_path: Path) -> Non
             continue
         with pytest.raises(ConfigError, match=r"training\.sed"):
             CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("words", [["learn"], ["serve", "--server", "0"], ["wait"]])
+def test_a_job_with_servers_is_left_to_stage2_run(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.servers: 3; .*stage2 run"):
+        CliRunner().invoke(app, [*words, str(JOB)], catch_exceptions=False)
+
+
+def test_a_job_without_servers_is_learned_from_its_file() -> None:
+    job = JOB.with_name("job-colocate-tiny.yaml")
+    assert load_addressed(job).training == load_config(job).training
