@@ -1,7 +1,7 @@
 """What a controller shows over HTTP: /healthz (restart me?), /readyz (do I see the cluster?) and /metrics."""
 
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -9,23 +9,40 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from stage2_controller import conditions, reasons
-from stage2_controller.observed import Object
+from stage2_controller.observed import Object, ended, role_of
+from stage2_controller.report import explanation
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.names import Key
+from stage2_controller.spec.objects import value_at
+from stage2_controller.store import Store
 
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RESULTS = ("done", "retry", "error")
-_OF_JOB = {
-    "stage2_job_step": ("Optimizer steps that are done.", "step"),
-    "stage2_job_max_steps": ("Optimizer steps of the whole run.", "maxSteps"),
-    "stage2_job_loss": ("Loss of the last optimizer step.", "loss"),
-    "stage2_job_restarts": ("Times that the learner was started again.", "restarts"),
+_UNFINISHED = (reasons.PENDING, reasons.STARTING, reasons.RUNNING)
+# Each has the labels namespace and name, and those given here, whose values are few.
+_OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "stage2_job_phase": ("1 for the phase of the job, and for why it does not train.", ("phase", "reason")),
+    "stage2_job_problem": ("1 for each condition that an unfinished job does not meet.", ("condition", "reason")),
+    "stage2_job_gpus_held": ("GPUs of the job's pods that have a node.", ()),
+    "stage2_job_first_step_seconds": ("Seconds from the start or last resume to the first optimizer step.", ()),
+    "stage2_job_report_age_seconds": ("Seconds since the running learner last gave a report.", ()),
+    "stage2_job_server_restarts": ("Restarts of the server that has most of them.", ()),
+    "stage2_job_restarts": ("Times that the learner was started again.", ()),
+    "stage2_job_step": ("Optimizer steps that are done.", ()),
+    "stage2_job_max_steps": ("Optimizer steps of the whole run.", ()),
+    "stage2_job_loss": ("Loss of the last optimizer step.", ()),
+    "stage2_job_sync_seconds": ("Seconds of the last weight sync.", ()),
 }
 
 
 class Metrics:
-    """The metrics of one controller. jobs: returns all jobs that it knows, as the API server holds them."""
+    """The metrics of one controller.
 
-    def __init__(self, jobs: Callable[[], Iterable[Object]]) -> None:
+    store: its jobs and their pods. report_age_s: returns the seconds since a job's learner last gave a report.
+    """
+
+    def __init__(self, store: Store, report_age_s: Callable[[Key], float | None] = lambda _: None) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -48,14 +65,13 @@ class Metrics:
             buckets=_LAG_BUCKETS,
             registry=self.registry,
         )
-        self.unplaced = Gauge("stage2_jobs_without_node", "Jobs that fit on no node.", registry=self.registry)
         self.leads = Gauge("stage2_leader", "Whether this controller holds the Lease.", registry=self.registry)
         self.compared = Gauge(
             "stage2_watch_compared_age_seconds",
             "Seconds since the watches were last compared with a list.",
             registry=self.registry,
         )
-        self.registry.register(_Jobs(jobs))
+        self.registry.register(_Jobs(store, report_age_s))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
         """Count one request; `code` 0 stands for no answer."""
@@ -67,44 +83,81 @@ class Metrics:
 
 
 class _Jobs:
-    """Metrics from the jobs' statuses, collected on request."""
+    """The metrics of all jobs, computed on request from what the store holds."""
 
-    def __init__(self, jobs: Callable[[], Iterable[Object]]) -> None:
-        self._jobs = jobs
+    def __init__(self, store: Store, report_age_s: Callable[[Key], float | None]) -> None:
+        self._store = store
+        self._report_age_s = report_age_s
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the registry need not read the jobs to learn the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the jobs by phase, and the metrics of each."""
-        labels = ["namespace", "name"]
-        phases: Tally[str] = Tally()
-        families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, _) in _OF_JOB.items()}
-        seconds = GaugeMetricFamily("stage2_job_sync_seconds", "Seconds of the last weight sync.", labels=labels)
-        phase_of = GaugeMetricFamily(
-            "stage2_job_phase", "1 for the phase that the job is in.", labels=[*labels, "phase"]
-        )
-        unreachable = GaugeMetricFamily(
-            "stage2_job_learner_unreachable", "1 while a running learner gives no report.", labels=labels
-        )
-        for job in self._jobs():
-            status = job.get("status") or {}
-            phase = status.get("phase", "New")
-            phases[phase] += 1
-            who = [job["metadata"]["namespace"], job["metadata"]["name"]]
-            phase_of.add_metric([*who, phase], 1)
-            for name, (_, key) in _OF_JOB.items():
-                if status.get(key) is not None:
-                    families[name].add_metric(who, status[key])
-            if (status.get("sync") or {}).get("seconds") is not None:
-                seconds.add_metric(who, status["sync"]["seconds"])
-            reachable = conditions.find(status, reasons.LEARNER_REACHABLE)
-            unreachable.add_metric(who, float(reachable is not None and reachable["status"] == "False"))
-        by_phase = GaugeMetricFamily("stage2_jobs", "Jobs by phase.", labels=["phase"])
-        for phase, count in phases.items():
-            by_phase.add_metric([phase], count)
-        yield from (by_phase, phase_of, seconds, unreachable, *families.values())
+        """Yield each metric with its values of all jobs."""
+        families = {
+            name: GaugeMetricFamily(name, text, labels=["namespace", "name", *more])
+            for name, (text, more) in _OF_JOB.items()
+        }
+        for job in self._store.all_of(names.KIND):
+            key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
+            pods = self._store.all(kinds.POD.kind, key)
+            for name, value, labels in _figures(job, pods, self._report_age_s(key)):
+                families[name].add_metric([*key, *labels], value)
+        yield from families.values()
+
+
+def _figures(
+    job: Object, pods: Iterable[Object], report_age_s: float | None
+) -> Iterator[tuple[str, float, tuple[str, ...]]]:
+    """Yield name, value and further labels of each metric that one job has."""
+    status = job.get("status") or {}
+    phase, found = status.get("phase", "New"), {item["type"]: item for item in status.get("conditions") or ()}
+    why = found.get(reasons.TRAINING) or found.get(reasons.FAILED) or {}
+    yield "stage2_job_phase", 1, (phase, why.get("reason", ""))
+    for item in _problems(found) if phase in _UNFINISHED else ():
+        yield "stage2_job_problem", 1, (item["type"], item["reason"])
+    restarts = [server.get("restarts", 0) for server in status.get("servers") or ()]
+    values = {
+        "stage2_job_gpus_held": _gpus_held(job["spec"], pods),
+        "stage2_job_first_step_seconds": _first_step_s(status),
+        "stage2_job_report_age_seconds": report_age_s,
+        "stage2_job_server_restarts": max(restarts, default=None),
+        "stage2_job_restarts": status.get("restarts"),
+        "stage2_job_step": status.get("step"),
+        "stage2_job_max_steps": status.get("maxSteps"),
+        "stage2_job_loss": status.get("loss"),
+        "stage2_job_sync_seconds": (status.get("sync") or {}).get("seconds"),
+    }
+    yield from ((name, value, ()) for name, value in values.items() if value is not None)
+
+
+def _problems(by_type: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the conditions, of all by their type, that keep a job from training, or from starting again."""
+    links = (by_type.get(kind) for _, kind in explanation.CHAIN)
+    return [one for one in links if one and (one["status"] != "True" or one["reason"] == reasons.NO_LONGER_VALID)]
+
+
+def _gpus_held(spec: Mapping[str, Any], pods: Iterable[Object]) -> int:
+    """Return the GPUs of the pods that have a node."""
+    if value_at(spec, "gpuResource") == "" and value_at(spec, "learner", "resourceClaimTemplate") is None:
+        return 0  # the job runs on the CPU
+    of_role: dict[str | None, int] = {
+        names.ROLE_ROLLOUT: _count(spec, "rollout", "servers", 0) * _count(spec, "rollout", "gpusPerServer", 1),
+        names.ROLE_LEARNER: _count(spec, "learner", "gpus", 1),
+    }
+    return sum(of_role.get(role_of(pod), 0) for pod in pods if pod["spec"].get("nodeName") and not ended(pod))
+
+
+def _count(spec: Mapping[str, Any], section: str, key: str, default: int) -> int:
+    """Return a number of the spec, or its default: the API server writes none into a section that is absent."""
+    value = value_at(spec, section, key)
+    return value if isinstance(value, int) else default
+
+
+def _first_step_s(status: Mapping[str, Any]) -> float | None:
+    start, first = status.get("startTime"), status.get("firstStepTime")
+    return (conditions.instant(first) - conditions.instant(start)).total_seconds() if start and first else None
 
 
 async def serve(

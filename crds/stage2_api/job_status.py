@@ -105,6 +105,8 @@ class JobStatus(ReportPart):
     """Record for reproducing the run: servers, sync modes, seeds, hashes, versions."""
     start_time: _Timestamp | None = None
     """Time when the controller started or resumed the job."""
+    first_step_time: _Timestamp | None = None
+    """Time when the controller first saw an optimizer step since `startTime`."""
     completion_time: _Timestamp | None = None
     """Time when the job ended."""
     restarts: Count | None = None

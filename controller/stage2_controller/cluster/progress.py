@@ -39,7 +39,7 @@ class _LastReport:
     report: LearnerReport | None
     at: float
     silent: int = 0  # requests in a row without a report
-    answered: bool = False  # ever
+    answered_at: float | None = None  # None: never
     problem: str = ""  # why the last request brought none
 
 
@@ -83,8 +83,13 @@ class ProgressPolls:
     def unreachable(self, key: Key) -> str | None:
         """Return why the job's learner is not reached for several requests in a row; None while it is."""
         kept = self._kept.get(key)
-        limit = _SILENT_LIMIT if kept and kept.answered else _SILENT_AT_FIRST_LIMIT
+        limit = _SILENT_AT_FIRST_LIMIT if kept is None or kept.answered_at is None else _SILENT_LIMIT
         return kept.problem if kept and kept.silent >= limit else None
+
+    def report_age_s(self, key: Key) -> float | None:
+        """Return the seconds since the job's learner last gave a report; None if it has not, or does not run."""
+        kept = self._kept.get(key)
+        return None if kept is None or kept.answered_at is None else self._clock() - kept.answered_at
 
     def forget(self, key: Key) -> None:
         """Drop the report of a job that has no running learner any more."""
@@ -109,8 +114,8 @@ class ProgressPolls:
                 logger.exception("%s: the learner's report cannot be read", key)
         kept, known = self._kept.get(key), self.unreachable(key)
         before = kept if kept and kept.pod == uid else _LastReport(uid, None, 0.0)
-        silent, answered = before.silent + 1 if problem else 0, before.answered or not problem
-        self._kept[key] = _LastReport(uid, report, self._clock(), silent, answered, problem)
+        silent, now = before.silent + 1 if problem else 0, self._clock()
+        self._kept[key] = _LastReport(uid, report, now, silent, before.answered_at if problem else now, problem)
         self._asking.pop(key, None)
         if (report, self.unreachable(key)) != (before.report, known):
             self._changed(key)

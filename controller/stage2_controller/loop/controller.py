@@ -197,7 +197,6 @@ class Controller:
     def figures(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         self.metrics.queue_depth.set(self.queue.depth())
-        self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
         self.metrics.compared.set(0 if self._stands_by() else self.watches.age_s())
         return self.metrics.text()
 
@@ -217,7 +216,7 @@ async def measure_lag(observe: Callable[[float], None]) -> None:
 async def connect(settings: Settings, options: Options) -> Controller:
     """Return a controller that is connected and has listed nothing yet."""
     store = Store()
-    metrics = Metrics(lambda: store.all_of(names.KIND))
+    metrics = Metrics(store, lambda key: progress.report_age_s(key))
     api = await api_server.connect(metrics.requested)
 
     def share_room() -> None:

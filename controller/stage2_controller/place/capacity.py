@@ -221,10 +221,6 @@ class Capacity:
         """Look for no room for the job; what is promised to it stays."""
         self._waiting.pop(key, None)
 
-    def waiting(self) -> int:
-        """Return how many jobs wait for room."""
-        return len(self._waiting)
-
     def serve(self) -> list[Key]:
         """Promise freed room to waiting jobs, and return which got some: the highest priority, then the oldest, first.
 

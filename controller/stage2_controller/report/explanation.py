@@ -14,7 +14,7 @@ from stage2_controller.spec import names
 State = Literal["ok", "waits", "wrong"]
 
 # The conditions from the spec to the first step, in the order in which they become true.
-_CHAIN = (
+CHAIN = (
     ("spec", reasons.ACCEPTED),
     ("suspension", reasons.SUSPENDED),
     ("quota", reasons.QUOTA_RESERVED),
@@ -92,7 +92,7 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
     """Return every link that the job's status has, in order; the first that is not ok is why the job does not train."""
     status = job.get("status") or {}
     known = {item["type"]: item for item in status.get("conditions") or []}
-    links = [_step(name, known[kind], job) for name, kind in _CHAIN if kind in known]
+    links = [_step(name, known[kind], job) for name, kind in CHAIN if kind in known]
     end = known.get(reasons.FAILED) or known.get(reasons.SUCCEEDED)
     if end:
         state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"

@@ -29,6 +29,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "specHash": context.parsed.spec_hash,
         "currentHash": context.parsed.current_hash,
         "startTime": _start_time(context),
+        "firstStepTime": _first_step_time(context),
         "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
         "node": _node(context),
         "rollout": _ready_of_all(context),
@@ -125,6 +126,13 @@ def _start_time(context: PlanContext) -> str | None:
     if context.job.spec.suspend and not context.outcome:
         return None
     return _before_or_now(context, "startTime")
+
+
+def _first_step_time(context: PlanContext) -> str | None:
+    """Return when the learner first reported an optimizer step since the start."""
+    learner = None if context.observed.old_learner() else context.observed.report()
+    stepped = context.previous.get("firstStepTime") or (learner and learner.step)
+    return _before_or_now(context, "firstStepTime") if stepped and _start_time(context) else None
 
 
 def _before_or_now(context: PlanContext, key: str) -> str:

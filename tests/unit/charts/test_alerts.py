@@ -1,5 +1,6 @@
-"""The six alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and says what to do."""
+"""The alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and stands in the runbook."""
 
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 import yaml
 
 from tests.unit.charts.conftest import Template
-from tests.unit.charts.test_chart import figures_in, figures_of_the_controller
+from tests.unit.charts.test_dashboard import queried, series_of_the_controller
+
+RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.md"
 
 OF_A = 'pod="a", job="stage2-metrics"'
 OF_A_LEARNER = 'namespace="tenant", pod="a", job="stage2-system/stage2-learners"'
@@ -29,16 +32,21 @@ def leader(namespace: str) -> str:
     return f'stage2_leader{{namespace="{namespace}", {OF_A}}}'
 
 
-def phase(name: str, phase: str) -> str:
-    return f'stage2_job_phase{{namespace="t", name="{name}", phase="{phase}", {OF_A}}}'
+def of_job(figure: str, labels: str = "") -> str:
+    return f'stage2_job_{figure}{{namespace="t", name="j", {OF_A}{labels}}}'
 
 
-def step(name: str) -> str:
-    return f'stage2_job_step{{namespace="t", name="{name}", {OF_A}}}'
+def phase(phase: str, reason: str = "") -> str:
+    return of_job("phase", f', phase="{phase}", reason="{reason}"')
 
 
-def unreachable(name: str) -> str:
-    return f'stage2_job_learner_unreachable{{namespace="t", name="{name}", {OF_A}}}'
+def problem(condition: str, reason: str) -> str:
+    return of_job("problem", f', condition="{condition}", reason="{reason}"')
+
+
+STEP, GPUS, SERVER_RESTARTS, RESTARTS = map(of_job, ("step", "gpus_held", "server_restarts", "restarts"))
+HALF_PLACED = problem("Placed", "HalfPlaced")
+UNREACHABLE = problem("LearnerReachable", "LearnerUnreachable")
 
 
 RELEASE = {"namespace": "stage2-system"}
@@ -47,6 +55,10 @@ JOB = {"namespace": "t", "name": "j"}
 PASSES = f'stage2_reconcile_total{{namespace="stage2-system", result="error", {OF_A}}}'
 AGE = f'stage2_watch_compared_age_seconds{{namespace="stage2-system", {OF_A}}}'
 LATE_IN_ALL = f'stage2_event_loop_lag_seconds_sum{{namespace="stage2-system", {OF_A}}}'
+
+
+def requests(code: str) -> str:
+    return f'stage2_api_requests_total{{namespace="stage2-system", verb="get", code="{code}", {OF_A}}}'
 
 
 def late(by: str) -> str:
@@ -69,20 +81,57 @@ CASES = [
     Case("Stage2LoopStands", {LATE_IN_ALL: "0+5x40"}, 30, None),
     Case("Stage2ControllerBug", {PASSES: "0x10 1x10"}, 12, POD),
     Case("Stage2ControllerBug", {PASSES: "7x40"}, 40, None),
-    Case("Stage2JobFailed", {phase("j", "Failed"): "1x20"}, 1, JOB),
-    Case("Stage2JobFailed", {phase("j", "Succeeded"): "1x20"}, 20, None),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0+1x20 20x100"}, 82, JOB),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0+1x20 20x100"}, 78, None),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x120"}, 61, JOB),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0x120"}, 59, None),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x40 _x9 1x90"}, 108, None),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x40 _x9 1x90"}, 112, JOB),
-    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0x29 1x29 2x29 3x29"}, 110, None),
-    Case("Stage2JobStalled", {phase("j", "Succeeded"): "1x120", step("j"): "20x120"}, 110, None),
-    Case("Stage2LearnerUnreachable", {unreachable("j"): "1x20"}, 6, JOB),
-    Case("Stage2LearnerUnreachable", {unreachable("j"): "1x4 0x20"}, 10, None),
+    Case("Stage2JobFailed", {phase("Failed"): "1x20"}, 1, JOB),
+    Case("Stage2JobFailed", {phase("Succeeded"): "1x20"}, 20, None),
+    Case("Stage2JobStalled", {phase("Running"): "1x120", STEP: "0+1x20 20x100"}, 82, JOB),
+    Case("Stage2JobStalled", {phase("Running"): "1x120", STEP: "0+1x20 20x100"}, 78, None),
+    Case("Stage2JobStalled", {phase("Running"): "1x120"}, 61, JOB),
+    Case("Stage2JobStalled", {phase("Running"): "1x120", STEP: "0x120"}, 59, None),
+    Case("Stage2JobStalled", {phase("Running"): "1x40 _x9 1x90"}, 108, None),
+    Case("Stage2JobStalled", {phase("Running"): "1x40 _x9 1x90"}, 112, JOB),
+    Case("Stage2JobStalled", {phase("Running"): "1x120", STEP: "0x29 1x29 2x29 3x29"}, 110, None),
+    Case("Stage2JobStalled", {phase("Succeeded"): "1x120", STEP: "20x120"}, 110, None),
+    Case("Stage2LearnerUnreachable", {UNREACHABLE: "1x20"}, 6, JOB),
+    Case("Stage2LearnerUnreachable", {UNREACHABLE: "1x4 stale"}, 10, None),
+    Case("Stage2ApiErrors", {requests("200"): "0+10x40", requests("503"): "0+2x40"}, 20, POD),
+    Case("Stage2ApiErrors", {requests("200"): "0+10x40", requests("0"): "0+2x40"}, 20, POD),
+    Case("Stage2ApiErrors", {requests("200"): "0+10x40", requests("429"): "0+1x40"}, 20, None),
+    Case(
+        "Stage2ApiErrors", {requests("200"): "0+1x40", requests("404"): "0+9x40", requests("409"): "0+9x40"}, 20, None
+    ),
+    Case("Stage2JobStartsTooLong", {phase("Starting"): "1x40", GPUS: "4x40"}, 31, JOB),
+    Case("Stage2JobStartsTooLong", {phase("Starting"): "1x40", GPUS: "4x40"}, 29, None),
+    Case("Stage2JobStartsTooLong", {phase("Pending"): "1x40", GPUS: "1x40"}, 31, JOB),
+    Case("Stage2JobStartsTooLong", {phase("Pending"): "1x90", GPUS: "0x90"}, 90, None),
+    Case("Stage2JobStartsTooLong", {phase("Running"): "1x90", GPUS: "4x90"}, 90, None),
+    Case(
+        "Stage2JobStartsTooLong",
+        {phase("Starting", "ServersLoading"): "1x15 stale", phase("Starting", "ServerCrashed"): "_x16 1x24"}
+        | {GPUS: "4x40"},
+        31,
+        JOB,
+    ),
+    Case("Stage2JobCrashLoops", {phase("Starting"): "1x60", SERVER_RESTARTS: "0x4 1x4 2x4 3x40"}, 20, JOB),
+    Case("Stage2JobCrashLoops", {phase("Starting"): "1x60", SERVER_RESTARTS: "0x4 1x4 2x50"}, 20, None),
+    Case("Stage2JobCrashLoops", {phase("Running"): "1x60", RESTARTS: "0x4 1x4 2x4 3x40"}, 20, JOB),
+    Case("Stage2JobCrashLoops", {phase("Failed"): "1x60", RESTARTS: "0x4 1x4 2x4 3x40"}, 20, None),
+    Case("Stage2JobCrashLoops", {phase("Running"): "1x240", RESTARTS: "0x59 1x59 2x59 3x59"}, 200, None),
+    Case(
+        "Stage2JobNotAccepted",
+        {problem("Accepted", "NoLongerValid"): "1x20"},
+        6,
+        {**JOB, "reason": "NoLongerValid"},
+    ),
+    Case("Stage2JobNotAccepted", {problem("Accepted", "InvalidSpec"): "1x20"}, 6, {**JOB, "reason": "InvalidSpec"}),
+    Case("Stage2JobNotAccepted", {problem("Accepted", "InvalidSpec"): "1x2 stale"}, 10, None),
+    Case("Stage2JobNotAccepted", {problem("Accepted", "InternalError"): "1x20", HALF_PLACED: "1x20"}, 20, None),
+    Case("Stage2JobNeverPlaced", {HALF_PLACED: "1x1 _x2 1x2 _x2 1x4 _x2 1x8 _x2 1x20"}, 25, JOB),
+    Case("Stage2JobNeverPlaced", {problem("Placed", "NodeFull"): "1x30"}, 21, JOB),
+    Case("Stage2JobNeverPlaced", {HALF_PLACED: "1x1 _x2 1x2 _x40"}, 20, None),
+    Case("Stage2JobNeverPlaced", {problem("Placed", "NoSingleNodeFits"): "1x90"}, 90, None),
 ]
 OTHERS_JOB = ', exported_namespace="t", name="j"'
+OTHERS_PROBLEM = f'{OTHERS_JOB}, condition="Accepted", reason="InvalidSpec"'
 FORGED = [
     Case("Stage2NoLeader", {of_learner("stage2_leader", ', exported_namespace="stage2-system"'): "1x20"}, 6, RELEASE),
     Case("Stage2WatchesStale", {of_learner("stage2_watch_compared_age_seconds"): "999x20"}, 10, None),
@@ -96,7 +145,33 @@ FORGED = [
     ),
     Case("Stage2ControllerBug", {of_learner("stage2_reconcile_total", ', result="error"'): "0x10 1x10"}, 12, None),
     Case("Stage2JobFailed", {of_learner("stage2_job_phase", f'{OTHERS_JOB}, phase="Failed"'): "1x20"}, 10, None),
-    Case("Stage2LearnerUnreachable", {of_learner("stage2_job_learner_unreachable", OTHERS_JOB): "1x20"}, 10, None),
+    Case(
+        "Stage2LearnerUnreachable",
+        {of_learner("stage2_job_problem", f'{OTHERS_JOB}, condition="LearnerReachable"'): "1x20"},
+        10,
+        None,
+    ),
+    Case("Stage2ApiErrors", {of_learner("stage2_api_requests_total", ', code="503"'): "0+9x40"}, 20, None),
+    Case(
+        "Stage2JobStartsTooLong",
+        {of_learner("stage2_job_phase", f'{OTHERS_JOB}, phase="Starting"'): "1x90"}
+        | {of_learner("stage2_job_gpus_held", OTHERS_JOB): "4x90"},
+        90,
+        None,
+    ),
+    Case(
+        "Stage2JobCrashLoops",
+        {phase("Running"): "1x60", of_learner("stage2_job_restarts", OTHERS_JOB): "0+1x60"},
+        20,
+        None,
+    ),
+    Case("Stage2JobNotAccepted", {of_learner("stage2_job_problem", OTHERS_PROBLEM): "1x20"}, 10, None),
+    Case(
+        "Stage2JobNeverPlaced",
+        {of_learner("stage2_job_problem", f'{OTHERS_JOB}, condition="Placed", reason="HalfPlaced"'): "1x60"},
+        60,
+        None,
+    ),
     Case("Stage2JobStalled", {of_learner("stage2_job_phase", f'{OTHERS_JOB}, phase="Running"'): "1x120"}, 90, None),
     Case(
         "Stage2JobStalled",
@@ -137,16 +212,31 @@ def _run(cases: Sequence[Case], rules: Mapping[str, Any], promtool: str, tmp_pat
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
     alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
-    assert len(alerts) == 7
+    assert len(alerts) == 12
     for fires in (True, False):
         assert {case.alert for case in CASES if (case.fires is not None) is fires} == alerts
     assert {case.alert for case in FORGED} == alerts
 
 
-def test_alerts_ask_only_for_figures_that_the_controller_has(rules: Mapping[str, Any]) -> None:
-    asked = figures_in(rule["expr"] for rule in rules["groups"][0]["rules"])
-    assert asked
-    assert asked <= figures_of_the_controller()
+def test_alerts_ask_only_for_series_that_the_controller_has(rules: Mapping[str, Any]) -> None:
+    exported = series_of_the_controller()
+    for rule in rules["groups"][0]["rules"]:
+        asked = queried(rule["expr"])
+        assert asked
+        for figure, labels in asked:
+            assert labels <= exported[figure], rule["alert"]
+
+
+def test_the_runbook_has_a_row_for_each_alert_that_names_symptom_meaning_and_command(rules: Mapping[str, Any]) -> None:
+    _, _, section = RUNBOOK.read_text(encoding="utf-8").partition("\n## Alerts\n")
+    lines = section.partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in lines if line.startswith("| `Stage2")]
+    assert [row[0] for row in rows] == [f"| `{rule['alert']}`" for rule in rules["groups"][0]["rules"]]
+    for rule, (_, symptom, meaning, command) in zip(rules["groups"][0]["rules"], rows, strict=True):
+        assert symptom
+        assert meaning
+        assert re.search("`(kubectl|stage2|helm) [^`]+`", command), rule["alert"]
+        assert rule["annotations"]["runbook"] == "docs/runbook.md#alerts"
 
 
 def _rule(rules: Mapping[str, Any], alert: str) -> Mapping[str, Any]:

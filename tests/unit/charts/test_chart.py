@@ -1,9 +1,8 @@
 """The chart as helm renders it: manifests, missing and refused values, names, and what people of a namespace may do."""
 
-import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -305,26 +304,6 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
     ports = [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
     assert monitor["podMetricsEndpoints"][0]["port"] in ports
     assert monitor["namespaceSelector"] == {"any": True}
-
-
-def figures_of_the_controller() -> set[str]:
-    from stage2_controller.metrics import Metrics
-
-    status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
-    metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])
-    metrics.requested("get", "secrets", 200)
-    return {line.split("{")[0].split(" ")[0] for line in metrics.text().decode().splitlines() if line[:1] != "#"}
-
-
-def figures_in(expressions: Iterable[str]) -> set[str]:
-    return {name for expression in expressions for name in re.findall(r"(?:stage2|process)_[a-z_]+", expression)}
-
-
-def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
-    text = template("metrics.dashboard.enabled=true")["ConfigMap", "stage2-dashboard"]["data"]["stage2.json"]
-    asked = figures_in(target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"])
-    assert asked
-    assert asked <= figures_of_the_controller()
 
 
 def test_the_images_follow_the_values(template: Template) -> None:

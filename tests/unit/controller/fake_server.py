@@ -137,5 +137,5 @@ def reconciler(
 ) -> Reconciler:
     """The passes of a controller with this store."""
     progress = ProgressPolls(cast("Any", None), lambda key: None, interval_s=b.SETTINGS.progress_s)  # no learner runs
-    metrics = Metrics(lambda: store.all_of(names.KIND))
+    metrics = Metrics(store)
     return Reconciler(cast("Any", api), store, progress, b.SETTINGS, metrics=metrics, capacity=capacity, clock=clock)

@@ -329,6 +329,20 @@ async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers
     assert stage.polls.unreachable(n.KEY) is None
 
 
+async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(stage: Stage) -> None:
+    assert stage.polls.report_age_s(n.KEY) is None
+    await stage.pass_()
+    stage.now, stage.learner.report = 10.0, Unreachable("no route to host")
+    await stage.pass_()
+    assert stage.polls.report_age_s(n.KEY) == 10.0
+    stage.now = 40.0
+    assert stage.polls.report_age_s(n.KEY) == 40.0
+    other = copy.deepcopy(stage.pod)
+    other["metadata"]["uid"] = "another"
+    await stage.pass_(other)
+    assert stage.polls.report_age_s(n.KEY) is None
+
+
 async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.learner.hangs = True
     for index in range(progress._AT_ONCE + 5):

@@ -196,7 +196,7 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
     assert b.message(made, reasons.TRAINING).endswith("exit code 0; see: kubectl describe job/job-3v1-learner")
 
 
-TYPES_AND_PHASES = {kind for _, kind in explanation._CHAIN} | {
+TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
     reasons.TRAINING,
     reasons.PENDING,
     reasons.STARTING,

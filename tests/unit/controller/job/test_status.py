@@ -198,6 +198,21 @@ def test_progress_stays_when_the_learner_cannot_be_asked() -> None:
     assert b.planned(running, b.started(raw, progress=None)).status == running["status"]
 
 
+def test_the_first_step_since_the_start_has_its_time() -> None:
+    raw = b.job()
+    waits = b.planned(raw, b.started(raw, progress=b.report(step=0)))
+    assert "firstStepTime" not in waits.status
+    steps = b.planned(b.with_status(raw, waits), b.started(raw), after_s=60)
+    assert steps.status["firstStepTime"] == "2026-01-02T03:05:05Z"
+    silent = b.planned(b.with_status(raw, steps), b.started(raw, progress=None), after_s=90)
+    assert silent.status["firstStepTime"] == steps.status["firstStepTime"]
+    suspended = b.planned({**b.job(suspend=True), "status": steps.status}, b.started(raw), after_s=100)
+    assert "firstStepTime" not in suspended.status
+    ending = b.started(raw, learner=None, pods=(b.learner_pod(),))
+    resumed = b.planned({**raw, "status": suspended.status}, ending, after_s=110)
+    assert "firstStepTime" not in resumed.status, "the old learner's steps are none of this start"
+
+
 def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
     raw = b.job()
     text = b.termination(step=10, phase="done")

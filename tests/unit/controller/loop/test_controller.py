@@ -51,7 +51,7 @@ def controller(reconciler: Any, *, leases: Leases | None = None, identity: str =
         queue=WorkQueue(reconciler),
         reconciler=reconciler,
         watches=idle,
-        metrics=Metrics(lambda: store.all_of(names.KIND)),
+        metrics=Metrics(store),
         progress=idle,
         election=Election(leases, name="stage2", namespace="stage2-system", identity=identity) if leases else None,
     )
@@ -279,14 +279,10 @@ async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog:
     assert "stood still" in caplog.text
 
 
-JOB = {
-    "metadata": {"namespace": "team-a", "name": "job-3v1"},
-    "status": {"phase": "Running", "step": 3, "maxSteps": 10, "loss": 0.5, "sync": {"seconds": 0.2}},
-}
-
-
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
-    figures = Metrics(lambda: [JOB])
+    store = Store()
+    store.put(names.KIND, {**b.job(), "status": {"phase": "Running"}})
+    figures = Metrics(store)
     figures.requested("get", "secrets", 200)
     runner = await metrics.serve(lambda: problem, lambda: not_ready, figures.text, ("127.0.0.1", 0))
     host, port = runner.addresses[0][:2]
@@ -313,7 +309,4 @@ async def test_a_controller_that_knows_nothing_yet_lives_and_is_not_ready() -> N
 async def test_the_figures_report_requests_and_jobs() -> None:
     lines = (await answers(None, None))["/metrics"][1].splitlines()
     assert 'stage2_api_requests_total{code="200",resource="secrets",verb="get"} 1.0' in lines
-    assert 'stage2_jobs{phase="Running"} 1.0' in lines
-    assert 'stage2_job_step{name="job-3v1",namespace="team-a"} 3.0' in lines
-    assert 'stage2_job_sync_seconds{name="job-3v1",namespace="team-a"} 0.2' in lines
-    assert 'stage2_job_learner_unreachable{name="job-3v1",namespace="team-a"} 0.0' in lines
+    assert 'stage2_job_phase{name="job-3v1",namespace="team-a",phase="Running",reason=""} 1.0' in lines

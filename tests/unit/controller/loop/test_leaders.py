@@ -90,11 +90,11 @@ async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing()
     account.put("Pod", n.foreign(gpus=8))
     store.put(names.KIND, server.put(b.job()))
     await leader(KEY)
-    assert account.waiting() == 1
+    assert [*account._waiting] == [KEY]
     there = server.objects[names.KIND, KEY.name]
     store.put(names.KIND, server.put({**there, "spec": {"config": 3}}, generation=7))
     await leader(KEY)
-    assert account.waiting() == 0
+    assert [*account._waiting] == []
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
