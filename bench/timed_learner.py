@@ -25,7 +25,7 @@ from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.loss import LossParts, LossTargets
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.rows import RowGroup, StepRowPlanner
-from stage2_trainer.learner.step import Batch, EarlyGradients, Steps, train_step
+from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, train_step
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
 from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
@@ -140,13 +140,13 @@ class TimedLearner:
         self._gpus = gpus
         self._records = [Record(i, f"record-{i}", (), 1, 1, ()) for i in range(records)]
         self._pipelined = pipelined
-        self._steps = Steps(EStep(nn.Module(), Teaching(rollouts, TimedSupervisor())), StepRowPlanner(ROW_TOKENS))
+        self._step = CurrentStep(EStep(nn.Module(), Teaching(rollouts, TimedSupervisor())), StepRowPlanner(ROW_TOKENS))
 
     def step(self, global_step: int) -> None:
         """Train on the rollouts of a step; if pipelined, request those of the next step first."""
         batches = [[record] for record in self._records]
-        self._steps.set_batches(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
-        train_step(self._steps, self, Stopwatch(), mean="step")
+        self._step.set_batches(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
+        train_step(self._step, self, Stopwatch(), mean="step")
         pause(OPTIMIZER_S)
 
     @cached_property
@@ -160,12 +160,12 @@ class TimedLearner:
         targets = LossTargets(none, none, none, none.bool(), 0, 1.0, 1.0)
         return {"targets": targets, "tokens": sum(map(len, group.rows[0]))}
 
-    def train_rows(self, group: RowGroup, batch: Batch, *, last: bool) -> LossParts:
+    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
         """Take the time of a forward and a backward pass."""
         pause(self._gpus.train_s(batch["tokens"]))
         return _parts()
 
-    def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
+    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
         """Take the time of a forward pass and two backward passes."""
         pause(self._gpus.early_s(batch["tokens"]))
         return _parts()

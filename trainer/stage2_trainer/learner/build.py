@@ -157,7 +157,7 @@ def _estep(
     )
     # Several processes must all look for a request to stop at once: they do so between passes.
     check = context.interrupt.check if world_size() == 1 else lambda: None
-    return EStep(policy.model, teaching, check=check, truth=truth, supervised=_supervised_steps(config))
+    return EStep(policy.model, teaching, check=check, truth=truth, truth_steps=_supervised_steps(config))
 
 
 def _supervised_steps(config: RunConfig) -> GroundTruthSteps | None:

@@ -22,7 +22,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.supervise import SAMPLE_FAULTS, Chat, Matched, Supervised, Supervisor, with_origin
 from stage2_trainer.rollouts.bad_samples import BadSample
-from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, LazySequence, RolloutBatch, RolloutSource
+from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, LazySequence, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Outcome, Refused
@@ -30,7 +30,7 @@ from stage2_trainer.wire.requests import Outcome, Refused
 CHECK_S = 1.0  # seconds between two checks for an interrupt while the learner waits
 _PHASES = 2**16
 
-Batches = Sequence[Sequence[Record]]
+RawBatches = Sequence[Sequence[Record]]
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class GroundTruthSteps:
 class EStep:
     """The E-step of a run that trains `model`.
 
-    check: called while the learner waits for answers; it may raise. truth: teaches the `supervised` steps of a mixed
-    run.
+    check: called while the learner waits for answers; it may raise. truth: teaches the `truth_steps` of a mixed run.
     """
 
     def __init__(
@@ -78,19 +77,19 @@ class EStep:
         *,
         check: Callable[[], None] = lambda: None,
         truth: Teaching | None = None,
-        supervised: GroundTruthSteps | None = None,
+        truth_steps: GroundTruthSteps | None = None,
     ) -> None:
         self._model = model
         self._teaching = teaching
         self._check = check
         self._truth = truth
-        self._supervised = supervised
+        self._truth_steps = truth_steps
         self._thread = ThreadPoolExecutor(1, "encode")
-        self._ahead: AskedStep | None = None
+        self._ahead: StepAnswers | None = None
 
     def sync_and_request(
-        self, batches: Batches, following: Batches = (), *, global_step: int, stopwatch: Stopwatch
-    ) -> AskedStep:
+        self, batches: RawBatches, following: RawBatches = (), *, global_step: int, stopwatch: Stopwatch
+    ) -> StepAnswers:
         """Sync, and request the rollouts of a step.
 
         With a pipeline a step's rollouts were requested one step ahead, and come from the weights before: wait for
@@ -113,14 +112,16 @@ class EStep:
         """Note a segment whose pixels are lost, and return its placeholder."""
         return self._teaching.supervisor.set_aside_late(segment, error)
 
-    def _step(self, batches: Batches, global_step: int) -> AskedStep:
-        from_truth = self._supervised is not None and global_step in self._supervised
+    def _step(self, batches: RawBatches, global_step: int) -> StepAnswers:
+        from_truth = self._truth_steps is not None and global_step in self._truth_steps
         teaching = self._truth if from_truth and self._truth is not None else self._teaching
-        return AskedStep(batches, teaching, self._thread, model=self._model, global_step=global_step, check=self._check)
+        return StepAnswers(
+            batches, teaching, self._thread, model=self._model, global_step=global_step, check=self._check
+        )
 
 
-class AskedStep:
-    """The segments of one optimizer step's raw batches, while servers generate its rollouts.
+class StepAnswers:
+    """The answers to one optimizer step's raw batches, which become segments while servers generate the rest.
 
     stopwatch: measures the learner's waits, for the step that trains on the segments. report: the sync before the
     rollouts; None = the weights had not moved.
@@ -128,7 +129,7 @@ class AskedStep:
 
     def __init__(
         self,
-        batches: Batches,
+        batches: RawBatches,
         teaching: Teaching,
         thread: Executor,
         *,
@@ -147,9 +148,9 @@ class AskedStep:
         self._model = model
         self._check = check
         self._answers: Answers
-        self._beside = Stopwatch()  # of the thread
+        self._thread_stopwatch = Stopwatch()
         self._prompts: dict[int, Future[Prompt]] = {}
-        self._supervised: list[Future[Supervised]] = [Future() for _ in self._records]
+        self._segments: list[Future[Supervised]] = [Future() for _ in self._records]
         self._arrived: set[int] = set()
         self._lock = Lock()
 
@@ -157,18 +158,28 @@ class AskedStep:
         return len(self._records)
 
     @property
-    def all_in(self) -> bool:
+    def all_arrived(self) -> bool:
         """Whether every rollout has arrived."""
-        return self._answers.all_in
+        return self._answers.all_arrived
 
     def sync(self, stopwatch: Stopwatch) -> None:
         """Push the weights if they moved; the step that trains on the segments begins."""
         self.stopwatch = stopwatch
-        self.report = self._teaching.rollouts.sync(self._request(stopwatch))
+        self.report = self._teaching.rollouts.sync(self._model, global_step=self.global_step, stopwatch=stopwatch)
 
     def ask(self, stopwatch: Stopwatch) -> None:
         """Request all rollouts of the step at once."""
-        self._answers = self._teaching.rollouts.ask(self._request(stopwatch))
+        request = GenerationRequest(
+            self._model,
+            LazySequence(len(self), self._chat),
+            self.global_step,
+            0,
+            stopwatch,
+            on_rollout=self._receive,
+            sizes=self._sizes,
+            images=[record.images for record in self._records],
+        )
+        self._answers = self._teaching.rollouts.ask(request)
 
     def micro_steps(self) -> Iterator[list[Segment]]:
         """Yield the segments of each raw batch, in order, as soon as all of them have arrived.
@@ -194,22 +205,22 @@ class AskedStep:
         while left:
             self._wait(left)
             # if all rollouts have arrived and none is encoded yet, block on the first
-            for index in [index for index in left if self._supervised[index].done()] or left[:1]:
+            for index in [index for index in left if self._segments[index].done()] or left[:1]:
                 left.remove(index)
                 yield index, self._segment(index)
         self._finish()
 
     def _wait(self, indices: Sequence[int]) -> None:
         """Wait until one of these segments is encoded, or all rollouts have arrived."""
-        some = [self._supervised[index] for index in indices]
+        some = [self._segments[index] for index in indices]
         with self.stopwatch.measure("rollout_generate"):
             while not self._answers.wait_for(some, patience_s=CHECK_S):
                 self._check()
 
     def _segment(self, index: int) -> Segment:
-        if self._answers.all_in:  # the rollouts of a source in this process arrive together, without on_rollout
-            self._receive_all(self._answers.result())
-        matched, segment = self._supervised[index].result()
+        if self._answers.all_arrived and len(self._arrived) < len(self):
+            self._receive_all()
+        matched, segment = self._segments[index].result()
         if isinstance(matched, BadSample):
             return segment
         return segment.aged(self.global_step - matched.rollout.version)
@@ -217,26 +228,13 @@ class AskedStep:
     def _finish(self) -> None:
         """Note bad samples and report the matched ones, now that all rollouts have arrived."""
         batch = self._answers.result()
-        self._receive_all(batch)
-        samples = [one.result()[0] for one in self._supervised]
+        samples = [one.result()[0] for one in self._segments]
         bad = [one for one in samples if isinstance(one, BadSample)]
         tools = self._supervisor.tools
         tools.bad.note(bad, step=self.global_step, of=len(samples))
         self._teaching.on_matched(self.global_step, with_origin(samples, batch, tools.matcher.options))
         self.report = batch.sync or self.report
-        self.stopwatch.add(self._beside)
-
-    def _request(self, stopwatch: Stopwatch) -> GenerationRequest:
-        return GenerationRequest(
-            self._model,
-            LazySequence(len(self), self._chat),
-            self.global_step,
-            0,
-            stopwatch,
-            on_rollout=self._receive,
-            sizes=self._sizes,
-            images=[record.images for record in self._records],
-        )
+        self.stopwatch.add(self._thread_stopwatch)
 
     def _chat(self, index: int) -> Chat:
         """Return the messages of a record; at the first call the thread encodes them, so that images are read once."""
@@ -244,11 +242,14 @@ class AskedStep:
         messages = self._supervisor.chat(record)
         with self._lock:
             if index not in self._prompts:
-                self._prompts[index] = self._thread.submit(self._supervisor.prompt, record, messages, self._beside)
+                self._prompts[index] = self._thread.submit(
+                    self._supervisor.prompt, record, messages, self._thread_stopwatch
+                )
         return messages
 
-    def _receive_all(self, batch: RolloutBatch) -> None:
-        for index, outcome in enumerate(batch.rollouts):
+    def _receive_all(self) -> None:
+        """Receive all rollouts of a source in this process: they arrive together, without `on_rollout`."""
+        for index, outcome in enumerate(self._answers.result().rollouts):
             self._receive(index, outcome)
 
     def _receive(self, index: int, outcome: Outcome) -> None:
@@ -260,7 +261,7 @@ class AskedStep:
         self._thread.submit(self._settle, index, outcome)
 
     def _settle(self, index: int, outcome: Outcome) -> None:
-        future = self._supervised[index]
+        future = self._segments[index]
         try:
             future.set_result(self._supervise(index, outcome))
         except BaseException as error:  # noqa: BLE001  # raised where the segment is needed
@@ -271,7 +272,7 @@ class AskedStep:
         if isinstance(outcome, Refused):
             return self._supervisor.set_aside(record, outcome.error)
         try:
-            return self._supervisor.supervise(record, self._prompt(index), outcome, self._beside)
+            return self._supervisor.supervise(record, self._prompt(index), outcome, self._thread_stopwatch)
         except SAMPLE_FAULTS as error:
             return self._supervisor.set_aside(record, error)
 
@@ -281,4 +282,4 @@ class AskedStep:
         if encoded is not None:
             return encoded.result()  # this thread has encoded it before
         record = self._records[index]
-        return self._supervisor.prompt(record, self._supervisor.chat(record), self._beside)
+        return self._supervisor.prompt(record, self._supervisor.chat(record), self._thread_stopwatch)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from stage2_trainer.data.encode import Encoding
-from stage2_trainer.learner.estep import AskedStep
+from stage2_trainer.learner.estep import StepAnswers
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
@@ -61,7 +61,7 @@ class RowPlanner(ABC):
         """Append segments of a checkpoint to the waiting ones. Raises PackingError as `rows`."""
 
     @abstractmethod
-    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
+    def rows(self, step: StepAnswers) -> Iterator[RowGroup]:
         """Yield the rows of a step, each group as soon as it is known. Raises PackingError."""
 
 
@@ -70,7 +70,7 @@ class MicroStepPlanner(RowPlanner):
 
     plans_ahead = False
 
-    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
+    def rows(self, step: StepAnswers) -> Iterator[RowGroup]:
         """Yield the rows of each micro-step."""
         micro_steps = step.micro_steps()
         together = [list(micro_steps)] if self.plans_ahead else ([one] for one in micro_steps)
@@ -228,7 +228,7 @@ class StepRowPlanner(RowPlanner):
         """Let segments wait for the next step."""
         self._carried += segments
 
-    def rows(self, step: AskedStep) -> Iterator[RowGroup]:
+    def rows(self, step: StepAnswers) -> Iterator[RowGroup]:
         """Yield one row at a time; the rows depend on the segments alone, their order on when segments come.
 
         Raises:

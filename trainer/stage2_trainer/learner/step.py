@@ -1,17 +1,21 @@
 """One optimizer step up to its gradients: sync, request, parse, match, build targets, pack, forward and backward.
 
-    steps.set_batches(batches)                # raw records; their rollouts may serve several steps
-    for group in steps.rows():                # lazy: the first group syncs weights and requests all rollouts;
+    step.set_batches(batches)                 # raw records; their rollouts may serve several steps
+    for group in step.rows():                 # lazy: the first group syncs weights and requests all rollouts;
                                               # segment = encode(build_target(match(parse(answer)), record));
                                               # rows = pack(segments)
         passes.train_rows(group)              # loss(row).backward(), when the mean below is known
 
-The Trainer then checks, clips and steps the optimizer. The loss is a mean over each micro-step, or over all positions
-of the optimizer step, whose rows are either those of its micro-steps (`window`) or free (`step`). The mean over a step
-needs token counts that are known only once the last answer has arrived. With `step`, rows that are known earlier train
-at once, in one process without fp16 and with memory for a second set of gradients: one backward pass for each of the
-loss's two undivided sums (cross entropy of ordinary tokens, loss of coordinates), divided later (`EarlyGradients`).
-That changes the order in which gradients are added, and the loss by no more than its rounding.
+The Trainer then checks, clips and steps the optimizer. The loss is a mean:
+
+- `micro`: over each micro-step.
+- `window`: over the optimizer step, rows as the planner made them.
+- `step`: the same, with rows packed over the whole step (`post_rollout_pack_scope: step`).
+
+The mean over a step needs token counts that are known only once the last answer has arrived. With `step`, if there is
+one process, no fp16, and memory for a second set of gradients, rows train as soon as they are known: one backward pass
+for each of the loss's two undivided sums (cross entropy of ordinary tokens, loss of coordinates), divided later
+(`EarlyGradients`). That changes the order in which gradients are added, and the loss by no more than its rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
-from stage2_trainer.learner.estep import AskedStep, Batches, EStep
+from stage2_trainer.learner.estep import EStep, RawBatches, StepAnswers
 from stage2_trainer.learner.loss import LossParts, denominators, window_means
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowGroup, RowPlanner
@@ -35,13 +39,13 @@ from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
 
 logger = logging.getLogger(__name__)
 
-Batch = Mapping[str, Any]  # the tensors of a row group, see `supervised_batch`
+RowTensors = Mapping[str, Any]  # of a row group, see `supervised_batch`
 Mean = Literal["micro", "window", "step"]
 T = TypeVar("T")
 
 
 class Passes(Protocol):
-    """The forward and backward passes of a trainer."""
+    """The forward and backward passes of a trainer; `RolloutMatchingTrainer` has them itself."""
 
     @property
     def early(self) -> EarlyGradients | None:
@@ -53,17 +57,17 @@ class Passes(Protocol):
         """Return the tensors of some rows."""
         ...
 
-    def train_rows(self, group: RowGroup, batch: Batch, *, last: bool) -> LossParts:
+    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
         """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
         ...
 
-    def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
+    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
         """Run a forward pass, and a backward pass for each of the loss's two sums, into `early`."""
         ...
 
 
 def train_step(
-    steps: Steps, passes: Passes, stopwatch: Stopwatch, *, mean: Mean
+    step: CurrentStep, passes: Passes, stopwatch: Stopwatch, *, mean: Mean
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
@@ -71,10 +75,10 @@ def train_step(
         The row groups by their places, and the figures of losses, (5,) as `LOSS_FIGURES`: one for each group, or one
         for a mean over the whole step. All processes call it.
     """
-    rows = _timed(steps.rows(stopwatch))
+    rows = _timed(step.rows(stopwatch))
     if mean == "step":
-        return _train_whole_step(rows, steps, passes)
-    return _train_micro_steps(rows, steps, passes, over_window=mean == "window")
+        return _train_whole_step(rows, step, passes)
+    return _train_micro_steps(rows, step, passes, over_window=mean == "window")
 
 
 def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
@@ -88,11 +92,11 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
 
 
 def _train_micro_steps(
-    rows: Iterator[RowGroup], steps: Steps, passes: Passes, *, over_window: bool
+    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes, *, over_window: bool
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train on each micro-step as soon as its rows are known, or, if the mean is over the window, once all are.
 
-    There is one group for each raw batch.
+    There is one group for each raw batch. The Trainer divides each loss by the number of micro-steps.
     """
     laid_out: Iterable[tuple[RowGroup, dict[str, Any]]] = ((group, passes.lay_out(group)) for group in rows)
     if over_window:
@@ -104,12 +108,12 @@ def _train_micro_steps(
     losses = []
     for group, batch in laid_out:
         done.append(group)
-        losses.append(passes.train_rows(group, batch, last=len(done) == steps.raw_batch_count).figures())
+        losses.append(passes.train_rows(group, batch, last=len(done) == step.raw_batch_count).figures())
     return done, losses
 
 
 def _train_whole_step(
-    rows: Iterator[RowGroup], steps: Steps, passes: Passes
+    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
@@ -122,7 +126,7 @@ def _train_whole_step(
     left: list[RowGroup] = []
     for group in rows:
         done.append(group)
-        if passes.early is None or steps.all_in:
+        if passes.early is None or step.all_arrived:
             left.append(group)
             continue
         parts = passes.train_rows_early(group, passes.lay_out(group))
@@ -134,14 +138,14 @@ def _train_whole_step(
     ce, coord = denominators((sum(tokens for tokens, _ in counts), sum(coords for _, coords in counts)))
     if passes.early is not None:
         passes.early.apply(ce, coord)
-    passes_of_all = max(gathered(len(left)))
+    rows_each = max(gathered(len(left)))
     shortest = min(laid_out, key=lambda one: sum(map(len, one[0].rows[0])))
-    for index in range(passes_of_all):
+    for index in range(rows_each):
         repeats = index >= len(left)
         group, batch = shortest if repeats else laid_out[index]
-        share = float("inf") if repeats else 1.0  # divided by it, the loss is zero
-        divided = {**batch, "targets": batch["targets"].divided_by(ce=ce * share, coord=coord * share)}
-        parts = passes.train_rows(group, divided, last=index == passes_of_all - 1)
+        factor = float("inf") if repeats else 1.0  # divided by it, the loss is zero
+        divided = {**batch, "targets": batch["targets"].divided_by(ce=ce * factor, coord=coord * factor)}
+        parts = passes.train_rows(group, divided, last=index == rows_each - 1)
         if not repeats:
             trained.append((parts, ce, coord))
     return sorted(done, key=attrgetter("place")), [_whole_step_figures(trained, ce, coord)]
@@ -153,8 +157,8 @@ def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: f
     The mean over processes gives the step's loss, ce and coord; prefix and tail are means of the processes' means.
     trained: the loss parts of each row, and what its two sums are divided by already.
     """
-    ordinary = _sum([parts.ce * (share / ce) for parts, share, _ in trained])
-    coords = _sum([parts.coord * (share / coord) for parts, _, share in trained])
+    ordinary = _sum([parts.ce * (divided_by / ce) for parts, divided_by, _ in trained])
+    coords = _sum([parts.coord * (divided_by / coord) for parts, _, divided_by in trained])
     prefix = _mean([(parts.coord_prefix, parts.coord_prefix_count) for parts, _, _ in trained])
     tail = _mean([(parts.coord_tail, parts.coord_tail_count) for parts, _, _ in trained])
     return torch.stack([ordinary + coords, ordinary, coords, prefix, tail])
@@ -165,28 +169,28 @@ def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _mean(means: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor:
-    count = max(sum(count for _, count in means), 1)
-    return _sum([mean * (share / count) for mean, share in means])
+    total = max(sum(count for _, count in means), 1)
+    return _sum([mean * (count / total) for mean, count in means])
 
 
-class Steps:
-    """The optimizer steps of a run, in order; each trains on fresh rollouts, or once more on kept ones."""
+class CurrentStep:
+    """The optimizer step that a run is at; it trains on fresh rollouts, or once more on kept ones."""
 
     def __init__(self, estep: EStep, planner: RowPlanner) -> None:
         self._estep = estep
         self._planner = planner
         self._kept = KeptRows(-1, 0, [])
-        self._batches: Batches = ()
-        self._following: Batches = ()
+        self._batches: RawBatches = ()
+        self._following: RawBatches = ()
         self._global_step = -1
         self._waited: Sequence[Segment] = ()
-        self._asked: AskedStep | None = None
+        self._answers: StepAnswers | None = None
         self.report: SyncReport | None = None
         """The sync before the step's rollouts."""
         self.reused: int | None = None
         """The number of steps that trained on these rollouts before; None = they are fresh."""
 
-    def set_batches(self, batches: Batches, following: Batches = (), *, global_step: int, uses: int) -> None:
+    def set_batches(self, batches: RawBatches, following: RawBatches = (), *, global_step: int, uses: int) -> None:
         """Set the raw batches of the next step. uses: how many steps train on their rollouts if these are fresh.
 
         following: the raw batches of the next step, where rollouts are requested one step ahead.
@@ -195,9 +199,9 @@ class Steps:
             RuntimeError: the kept rollouts are those of other records, so the dataloader is out of step.
         """
         self._batches, self._following, self._global_step = batches, following, global_step
-        self._asked = self.report = None
+        self._answers = self.report = None
         records = [(one.index, one.sample_id) for batch in batches for one in batch]
-        if not self._kept.serve(global_step):
+        if not self._kept.serves(global_step):
             self._kept = KeptRows(global_step, uses, records)
             self.reused, self._waited = None, self._planner.waiting
         elif self._kept.records == records:
@@ -219,14 +223,14 @@ class Steps:
         if self.reused is not None:
             yield from self._kept.groups
             return
-        asked = self._asked = self._estep.sync_and_request(
+        answers = self._answers = self._estep.sync_and_request(
             self._batches, self._following, global_step=self._global_step, stopwatch=stopwatch
         )
         groups = []
-        for group in self._planner.rows(asked):
+        for group in self._planner.rows(answers):
             groups.append(group)
             yield group
-        self.report = asked.report
+        self.report = answers.report
         self._kept.groups = sorted(groups, key=attrgetter("place"))
 
     @property
@@ -248,9 +252,9 @@ class Steps:
         }
 
     @property
-    def all_in(self) -> bool:
+    def all_arrived(self) -> bool:
         """Whether all rollouts of the step have arrived."""
-        return self.reused is not None or (self._asked is not None and self._asked.all_in)
+        return self.reused is not None or (self._answers is not None and self._answers.all_arrived)
 
     def waiting(self, global_step: int) -> Sequence[Segment]:
         """Return the segments that wait for a row in a run that resumes at `global_step`.
@@ -259,7 +263,7 @@ class Steps:
         that waited before they were requested.
         """
         under_way = self._global_step == global_step
-        return self._waited if under_way or self._kept.serve(global_step) else self._planner.waiting
+        return self._waited if under_way or self._kept.serves(global_step) else self._planner.waiting
 
 
 @dataclass
@@ -274,7 +278,7 @@ class KeptRows:
     records: list[tuple[int, str]]
     groups: Sequence[RowGroup] = ()
 
-    def serve(self, global_step: int) -> bool:
+    def serves(self, global_step: int) -> bool:
         """Whether a step may train on them."""
         return bool(self.groups) and 0 < global_step - self.step0 < self.uses
 

@@ -30,7 +30,7 @@ from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, StepRowPlanner, load_waiting, save_waiting
-from stage2_trainer.learner.step import Batch, EarlyGradients, Steps, early_gradients, run_inside, train_step
+from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
@@ -81,7 +81,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._policy = model
         self.components = components
         self._record = StepRecord()
-        self._steps = Steps(components.estep, components.rows)
+        self._step = CurrentStep(components.estep, components.rows)
         self._lookahead: list[Any] = []
         self._whole = isinstance(components.rows, StepRowPlanner)
         self._batches_seen = 0
@@ -144,7 +144,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self._lookahead = following = read(epoch_iterator, num_batches, device)[0]
             if self.state.global_step + 1 >= self.state.max_steps:
                 following = []
-            self._steps.set_batches(batches, following, global_step=self.state.global_step, uses=self._uses())
+            self._step.set_batches(batches, following, global_step=self.state.global_step, uses=self._uses())
         return batches, None  # there are no labels to count before the E-step
 
     def training_step(
@@ -152,7 +152,7 @@ class RolloutMatchingTrainer(FiniteSteps):
     ) -> torch.Tensor:
         """Train the whole optimizer step when its last raw batch comes; return its loss then, else 0."""
         self._batches_seen += 1
-        if self._batches_seen < self._steps.raw_batch_count:
+        if self._batches_seen < self._step.raw_batch_count:
             return torch.zeros((), device=self.args.device)
         self._batches_seen, self._wrapped = 0, model
         if self._whole:
@@ -161,18 +161,18 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.components.interrupt.check()
         with self.components.interrupt.stoppable():
             groups, losses = train_step(
-                self._steps,
+                self._step,
                 self,
                 self._record.stopwatch,
                 mean="step" if self._whole else self.components.loss.loss_normalizer,
             )
         record = self._record
-        record.sync, record.version = self._steps.report, self._steps.step0
+        record.sync, record.version = self._step.report, self._step.step0
         record.samples += [sample for group in groups for sample in group.samples]
         record.rows += [group.figures for group in groups]
         record.pending += losses
         if self.components.m_steps > 1:
-            record.reuse = self._steps.reuse_figures()
+            record.reuse = self._step.reuse_figures()
         self._trained = perf_counter()
         return sum((one[0] / self.current_gradient_accumulation_steps for one in losses), start=losses[0].new_zeros(()))
 
@@ -188,7 +188,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 placeholder=self.components.estep.set_aside_late,
             )
 
-    def train_rows(self, group: RowGroup, batch: Batch, *, last: bool) -> LossParts:
+    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
         """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
         self.components.interrupt.check()
         self.components.reporter.update(phase="training")
@@ -201,9 +201,9 @@ class RolloutMatchingTrainer(FiniteSteps):
         ):
             loss = super().training_step(self._wrapped, dict(batch))
         self.note_pass("row" if self._whole else "micro-step", batch["samples"], loss, self._early_coords())
-        return self._parts
+        return self._parts  # `compute_loss` set them
 
-    def train_rows_early(self, group: RowGroup, batch: Batch) -> LossParts:
+    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
         """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
         assert self.early is not None, "rows train early"
         model, stopwatch = self._wrapped, self._record.stopwatch
@@ -321,7 +321,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
-        if self.components.runaway is not None and self._steps.reused is None:
+        if self.components.runaway is not None and self._step.reused is None:
             self.components.runaway.note(record.samples, step=step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -366,7 +366,7 @@ class RolloutMatchingTrainer(FiniteSteps):
 
     def save_beside(self, checkpoint: Path) -> None:
         """Write the segments that wait for a packed row, and the samples that were set aside."""
-        save_waiting(checkpoint, self._steps.waiting(self.state.global_step))
+        save_waiting(checkpoint, self._step.waiting(self.state.global_step))
         self.components.bad.save(checkpoint, before=self.state.global_step)
 
     def _load_beside(self, checkpoint: Path) -> None:

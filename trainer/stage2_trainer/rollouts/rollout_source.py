@@ -108,7 +108,7 @@ class Answers:
         return cls(lambda error, tries: future)
 
     @property
-    def all_in(self) -> bool:
+    def all_arrived(self) -> bool:
         """Whether every answer is there."""
         return self._batch.done() and self._batch.exception() is None
 
@@ -118,7 +118,7 @@ class Answers:
         Raises:
             ServerError: servers were lost, and did not come back.
         """
-        while not (any(one.done() for one in some) or self.all_in):
+        while not (any(one.done() for one in some) or self.all_arrived):
             if self._batch.done():
                 self._retry()
             elif not wait({*some, self._batch}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
@@ -131,9 +131,9 @@ class Answers:
 
     def result(self) -> RolloutBatch:
         """Return all answers. Raises ServerError as `wait_for`."""
-        while not self.all_in:
+        while not self.all_arrived:
             self.settle()
-            if not self.all_in:
+            if not self.all_arrived:
                 self._retry()
         return self._batch.result()
 
@@ -155,8 +155,8 @@ class RolloutSource(ABC):
     sync_state: SyncStatus
     """The last sync."""
 
-    def sync(self, request: GenerationRequest) -> SyncReport | None:
-        """Push the weights of the request's step if they moved; a source in this process does that while it answers.
+    def sync(self, model: nn.Module, *, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
+        """Push the weights of a step if they moved; a source in this process does that while it answers.
 
         Raises:
             ServerError: servers were lost, and did not come back.
@@ -172,7 +172,7 @@ class RolloutSource(ABC):
 
     def generate(self, request: GenerationRequest) -> RolloutBatch:
         """Sync, ask, and return all rollouts. Raises ServerError as `sync`."""
-        report = self.sync(request)
+        report = self.sync(request.model, global_step=request.global_step, stopwatch=request.stopwatch)
         answers = self.ask(request)
         with request.stopwatch.measure("rollout_generate"):
             batch = answers.result()
@@ -216,16 +216,16 @@ class ServerRollouts(RolloutSource):
         self._asked: list[Answers] = []
         self.sync_state: SyncReport = synchronizer.report
 
-    def sync(self, request: GenerationRequest) -> SyncReport | None:
-        """Wait for requests under way, then push the weights of the request's step; None if the servers hold them.
+    def sync(self, model: nn.Module, *, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
+        """Wait for requests under way, then push the weights of a step; None if the servers hold them.
 
         Raises:
             ServerError: servers fail again and again; the run can resume later, from a checkpoint.
         """
-        with request.stopwatch.measure("rollout_generate"):
+        with stopwatch.measure("rollout_generate"):
             self._settle()
         self._asked.clear()
-        return self._push(request)
+        return self._push(model, global_step, stopwatch)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Request one rollout for each chat, after the requests before it. Raises ServerError as `sync`.
@@ -243,7 +243,7 @@ class ServerRollouts(RolloutSource):
             else:
                 logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
             self._settle()
-            report = self._push(request)
+            report = self._push(request.model, request.global_step, request.stopwatch)
             version = request.global_step
             return in_background(self._answer, request, version, report, ())
 
@@ -255,20 +255,20 @@ class ServerRollouts(RolloutSource):
         for answers in self._asked:
             answers.settle()
 
-    def _push(self, request: GenerationRequest) -> SyncReport | None:
+    def _push(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         for attempt in itertools.count(1):
             try:
-                return self._push_once(request)
+                return self._push_once(model, global_step, stopwatch)
             except ServerError as error:
-                self._wait_for_lost(error, attempt, request.global_step)
+                self._wait_for_lost(error, attempt, global_step)
         raise AssertionError("it returns or raises")
 
-    def _push_once(self, request: GenerationRequest) -> SyncReport | None:
+    def _push_once(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
-        with request.stopwatch.measure("sync"):
-            report = self._synchronizer.ensure_synced(request.model, request.global_step)
+        with stopwatch.measure("sync"):
+            report = self._synchronizer.ensure_synced(model, global_step)
         self.sync_state = self._synchronizer.report
-        self._version = request.global_step
+        self._version = global_step
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 

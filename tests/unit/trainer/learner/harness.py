@@ -190,8 +190,8 @@ def build_e_step(
 
 def segments_of(e_step: EStep, batches: Sequence[Sequence[Record]], *, global_step: int) -> list[Segment]:
     """Return the segments of a step."""
-    asked = e_step.sync_and_request(batches, global_step=global_step, stopwatch=Stopwatch())
-    return [segment for micro_step in asked.micro_steps() for segment in micro_step]
+    answers = e_step.sync_and_request(batches, global_step=global_step, stopwatch=Stopwatch())
+    return [segment for micro_step in answers.micro_steps() for segment in micro_step]
 
 
 def trained_ids(segment: Segment) -> list[int]:
@@ -225,7 +225,7 @@ def build(
     fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched)
     only_truth = supervised is not None and steps is None
     components = TrainerComponents(
-        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, supervised=steps),
+        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, truth_steps=steps),
         evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
         cache=tools.cache,
         bad=bad,

@@ -8,25 +8,25 @@ import pytest
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, SingleRowPlanner, WindowRowPlanner
-from stage2_trainer.learner.step import KeptRows, Steps
+from stage2_trainer.learner.step import CurrentStep, KeptRows
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 
 def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
-    steps = Steps(None, SingleRowPlanner())
-    steps.set_batches([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
-    steps._kept.groups = [RowGroup(0, [], {}, [])]
+    current = CurrentStep(None, SingleRowPlanner())
+    current.set_batches([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
+    current._kept.groups = [RowGroup(0, [], {}, [])]
     for place, name in [(2, "a"), (1, "b")]:
         with pytest.raises(
             RuntimeError, match="step 6: these records differ from those whose rollouts were kept at step 5"
         ):
-            steps.set_batches([[Record(place, name, (), 8, 8)]], global_step=6, uses=3)
+            current.set_batches([[Record(place, name, (), 8, 8)]], global_step=6, uses=3)
 
 
 @pytest.mark.parametrize(("step", "served"), [(4, False), (5, False), (6, True), (7, True), (8, False), (9, False)])
 def test_rows_are_reused_by_the_steps_that_follow_as_often_as_agreed(step, served):
-    assert KeptRows(5, 3, [], [RowGroup(0, [], {}, [])]).serve(step) is served
-    assert not KeptRows(5, 3, []).serve(step), "their own step was not finished"
+    assert KeptRows(5, 3, [], [RowGroup(0, [], {}, [])]).serves(step) is served
+    assert not KeptRows(5, 3, []).serves(step), "their own step was not finished"
 
 
 @pytest.fixture

@@ -98,15 +98,15 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(encoder, records,
         raise Interrupted("asked to stop")
 
     e_step = build_e_step(encoder, model, backend, lambda step, matched: None, check=stop)
-    asked = e_step.sync_and_request(batches(records), global_step=STEP, stopwatch=Stopwatch())
-    asked._answers.result()
-    asked._answers = _Never()
+    answers = e_step.sync_and_request(batches(records), global_step=STEP, stopwatch=Stopwatch())
+    answers._answers.result()
+    answers._answers = _Never()
     with pytest.raises(Interrupted):
-        next(asked.micro_steps())
+        next(answers.micro_steps())
 
 
 class _Never:
-    all_in = False
+    all_arrived = False
 
     def wait_for(self, some, *, patience_s=None):
         return False

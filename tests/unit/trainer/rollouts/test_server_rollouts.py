@@ -145,7 +145,7 @@ class Pipeline:
 
     def __call__(self, step, *, last=False):
         """Begin a step, and return the versions that made its rollouts."""
-        self.rollouts.sync(request(step, (1, 1)))
+        self.rollouts.sync(None, global_step=step, stopwatch=Stopwatch())
         current = self.next or self.rollouts.ask(request(step, (1, 1)))
         self.next = None if last else self.rollouts.ask(request(step + 1, (1, 1)))
         return [one.version for one in current.result().rollouts]
@@ -161,10 +161,10 @@ def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(rollo
 def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync):
     train = Pipeline(rollouts)
     train(0)
-    rollouts.sync(request(1, (1, 1)))
+    rollouts.sync(None, global_step=1, stopwatch=Stopwatch())
     served.gate.clear()
     rollouts.ask(request(2, (1, 1)))  # is held back
-    beginning = threading.Thread(target=rollouts.sync, args=(request(2, (1, 1)),))
+    beginning = threading.Thread(target=lambda: rollouts.sync(None, global_step=2, stopwatch=Stopwatch()))
     beginning.start()
     beginning.join(0.3)
     assert sync.versions == [0, 1]
