@@ -34,7 +34,7 @@ from bench.sync import (
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.sync.fleet.push import FullSync
+from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import SyncReport
 
 COUNTS = (1, 8, 64)
@@ -81,17 +81,17 @@ def rows(what: str, model: nn.Module, folder: str) -> Iterator[str]:
 
 def fastest(model: nn.Module, addresses: list[ServerAddress], token: str) -> Taken:
     """Sync several times, and return the fastest of those that find their groups formed."""
-    sync = FullSync(addresses, token=token, timeout_s=120.0, device=torch.device("cpu"), bucket_bytes=BUCKET_BYTES)
+    sync = FullPush(addresses, token=token, timeout_s=120.0, device=torch.device("cpu"), bucket_bytes=BUCKET_BYTES)
     try:
         return min([once(sync, model, version) for version in range(RUNS + 1)][1:], key=lambda one: one.report.seconds)
     finally:
         sync.close()
 
 
-def once(sync: FullSync, model: nn.Module, version: int) -> Taken:
+def once(sync: FullPush, model: nn.Module, version: int) -> Taken:
     """Sync once."""
     start = time.process_time()
-    report = sync.sync(model, version=version)
+    report = sync.push(model, version=version)
     return Taken(report, time.process_time() - start)
 
 

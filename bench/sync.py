@@ -33,7 +33,7 @@ from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.sync.fleet.delivery import Shipment
-from stage2_trainer.sync.fleet.push import FullSync, send
+from stage2_trainer.sync.fleet.push import FullPush, send
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.transports.protocol import bucket_bytes, plan_buckets
@@ -102,11 +102,11 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
     """The rows of one number of servers."""
     options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
     with ExitStack() as stack:
-        full = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
+        full = FullPush(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         groups = raw_groups(full)
         ours, raw, loaded, sealed, packed, each, disk = alternately(
-            lambda: full.sync(policy, version=1),
+            lambda: full.push(policy, version=1),
             lambda: broadcast(full, groups, policy),
             lambda: broadcast(full, groups, policy, load=True),
             lambda: broadcast_sealed(full, groups, policy),
@@ -123,16 +123,16 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         yield Row(what, "one RPC a tensor", ours, each)
         yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
-        changed = FullSync(addresses, bucket_bytes=BUCKET_BYTES, **options)
+        changed = FullPush(addresses, bucket_bytes=BUCKET_BYTES, **options)
         stack.callback(changed.close)
-        changed.sync(policy, version=1)
-        (part,) = alternately(lambda: changed.sync(policy, version=1))
+        changed.push(policy, version=1)
+        (part,) = alternately(lambda: changed.push(policy, version=1))
         yield Row(
             f"{what}, {TRAINED_LAYERS} of {LAYERS} layers train", "everything instead of what changed", part, ours
         )
 
 
-def raw_groups(full: FullSync) -> list[Any]:
+def raw_groups(full: FullPush) -> list[Any]:
     """Form a gloo group with every server."""
     ports = free_ports(len(full.fleet.sessions))
     calls = [
@@ -166,11 +166,11 @@ def merged(
     with ExitStack() as stack:
         taken = []
         for how in ways:  # one after the other: each takes the ports of the one before
-            sync = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=how, **options)
+            sync = FullPush(addresses, bucket_bytes=BUCKET_BYTES, how=how, **options)
             stack.callback(sync.close)
-            sync.sync(policy, version=1)
-            sent = sync.sync(policy, version=1)
-            taken += [(sent.bytes / 1e6, *alternately(functools.partial(sync.sync, policy, version=1), runs=runs))]
+            sync.push(policy, version=1)
+            sent = sync.push(policy, version=1)
+            taken += [(sent.bytes / 1e6, *alternately(functools.partial(sync.push, policy, version=1), runs=runs))]
             if disk and how is ways[-1]:
                 taken += [(0.0, *alternately(functools.partial(by_disk, sync, policy), runs=runs))]
             sync.close()
@@ -183,7 +183,7 @@ def merged(
         yield Row(what, "merged at the learner, checkpoint on disk, reload", ours, seconds)
 
 
-def broadcast(full: FullSync, groups: list[Any], policy: Policy, *, load: bool = False) -> None:
+def broadcast(full: FullPush, groups: list[Any], policy: Policy, *, load: bool = False) -> None:
     """Send as many bytes in as many pieces, already packed, to servers that throw them away, or keep a copy."""
     sizes = raw_sizes(policy)
     calls = [in_background(_post, session, "/raw", {"sizes": sizes, "load": load}) for session in full.fleet.sessions]
@@ -192,7 +192,7 @@ def broadcast(full: FullSync, groups: list[Any], policy: Policy, *, load: bool =
         call.result()
 
 
-def broadcast_sealed(full: FullSync, groups: list[Any], policy: Policy) -> None:
+def broadcast_sealed(full: FullPush, groups: list[Any], policy: Policy) -> None:
     """The same, but each piece encrypted and proved as on a link, then copied to its place."""
     sizes = raw_sizes(policy)
     calls = [
@@ -204,7 +204,7 @@ def broadcast_sealed(full: FullSync, groups: list[Any], policy: Policy) -> None:
         call.result()
 
 
-def broadcast_packed(full: FullSync, groups: list[Any], policy: Policy) -> None:
+def broadcast_packed(full: FullPush, groups: list[Any], policy: Policy) -> None:
     """Send the tensors themselves as vLLM's engine packs them, over gloo where it takes NCCL."""
     source = merged_weights(policy)
     sizes = [bucket_bytes(bucket) for bucket in plan_buckets(source.metadata(), BUCKET_BYTES)]
@@ -226,7 +226,7 @@ def raw_sizes(policy: Policy) -> list[int]:
     return [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
 
 
-def tensor_by_tensor(full: FullSync, policy: Policy) -> None:
+def tensor_by_tensor(full: FullPush, policy: Policy) -> None:
     """Announce and send each tensor on its own, as TRL and ms-swift's older servers are sent weights."""
     source = merged_weights(policy)
     with full.fleet.update() as update:
@@ -235,7 +235,7 @@ def tensor_by_tensor(full: FullSync, policy: Policy) -> None:
         update.each(lambda session: ServerSession.finish(session, 1, vision_moved=False))
 
 
-def by_disk(full: FullSync, policy: nn.Module) -> None:
+def by_disk(full: FullPush, policy: nn.Module) -> None:
     """Write a checkpoint, merged where there is an adapter, and let every server read it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"

@@ -77,13 +77,13 @@ class Gpus:
         return self.train_s(tokens) + self.backward_s(tokens)
 
 
-class TimedSync:
+class TimedPush:
     """A push of weights that takes its time; the servers learn the version alone."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the version."""
         pause(SYNC_S)
         for url in self._urls:
@@ -126,7 +126,7 @@ def tokens_of(rollout: Rollout) -> int:
 
 def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
     """Return the learner's source of rollouts over these servers."""
-    weights = WeightSync("full", full=TimedSync(backend.base_urls))
+    weights = WeightSync("full", full=TimedPush(backend.base_urls))
     return ServerRollouts(backend, weights, seed=seed, wait=lambda: None, reporter=Reporter())
 
 

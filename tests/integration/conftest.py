@@ -216,15 +216,15 @@ def make_sync(token):
     """A function that returns a full sync to these servers; it is closed with the test."""
     import torch
 
-    from stage2_trainer.sync.fleet.push import FullSync
+    from stage2_trainer.sync.fleet.push import FullPush
     from tests.socket_communicator import sending_over
 
     with contextlib.ExitStack() as stack:
 
-        def make(*served: Served, timeout_s: float = 30.0, **options: Any) -> FullSync:
+        def make(*served: Served, timeout_s: float = 30.0, **options: Any) -> FullPush:
             addresses = [ServerAddress(one.base_url, one.group_port) for one in served]
             with sending_over(served[0].transport):
-                sync = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
+                sync = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
             stack.callback(sync.close)
             return sync
 

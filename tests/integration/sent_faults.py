@@ -27,14 +27,14 @@ def wrong(monkeypatch, before, policy):
 
 def lost(monkeypatch, before, policy):
     """A layer is not sent at all."""
-    honest = Shipment.merged_from
+    honest = Shipment.for_servers
 
-    def shipment(source, made):
-        whole = honest(source, made)
+    def shipment(source, merged_there):
+        whole = honest(source, merged_there)
         kept = tuple(entry for entry in whole.source.entries if LAYER not in entry.name)
         return dataclasses.replace(whole, source=dataclasses.replace(whole.source, entries=kept))
 
-    monkeypatch.setattr(Shipment, "merged_from", shipment)
+    monkeypatch.setattr(Shipment, "for_servers", shipment)
 
 
 def unmerged(monkeypatch, before, policy):

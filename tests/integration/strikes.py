@@ -20,7 +20,7 @@ from stage2_api.vllm import VllmSync
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer, Shipment
 from stage2_trainer.sync.fleet.merge_location import MergeLocation
 from stage2_trainer.sync.fleet.proof import Probe, Prover
-from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
@@ -91,7 +91,7 @@ def deadline_s(blow: signal.Signals) -> float:
     return patience(STANDSTILL_S if blow == signal.SIGSTOP else KILL_S)
 
 
-def proved(sync: FullSync, probe: Probe) -> WeightSync:
+def proved(sync: FullPush, probe: Probe) -> WeightSync:
     """Return a synchronizer that proves each sync to every server."""
     clients = [session.client for session in sync.fleet.sessions]
     return WeightSync("full", full=sync, prover=Prover(probe, clients, every=1))

@@ -21,7 +21,7 @@ import torch
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.sync.fleet.push import FullSync
+from stage2_trainer.sync.fleet.push import FullPush
 from tests.integration import policies
 from tests.integration.strikes import PUSHES, proved, when_it_comes_to
 from tests.socket_communicator import sending_over
@@ -42,7 +42,7 @@ def learn(options: dict[str, Any]) -> None:
     probe = policies.grey_probe(model, Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR"))))
     address = ServerAddress(options["base_url"], options["group_port"])
     with sending_over(options["transport"]):
-        sync = FullSync(
+        sync = FullPush(
             [address],
             token=options["token"],
             timeout_s=options["timeout_s"],

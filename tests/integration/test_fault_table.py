@@ -18,7 +18,7 @@ import yaml
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, ServerRollouts
-from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
@@ -44,7 +44,7 @@ def learner(token):
             timeout_s = patience(STANDSTILL_S)
             urls = [server.base_url for server in served]
             addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
-            full = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
+            full = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
             stack.callback(full.close)
             backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
             stack.callback(backend.close)

@@ -32,10 +32,10 @@ def test_other_weights_answer_otherwise(sync_by, client, base, probe):
     """By this it is known that equal answers are no accident of a model that always says the same."""
     sync, policy = sync_by(merge="server"), policies.adapter_of(base, "lora")
     policies.train_on(policy, 0.02)
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     answer = greedy_answer(client, probe)
     policies.train_on(policy, 0.5)
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     assert greedy_answer(client, probe) != answer
 
 
@@ -44,9 +44,9 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
     """The first update makes a server whole that was started with random weights, later ones what trains."""
     policy = policies.adapter_of(base, kind)
     merging = sync_by(merge="server")
-    first = merging.sync(policy, version=1)
+    first = merging.push(policy, version=1)
     policies.train_on(policy, 0.02)
-    later = merging.sync(policy, version=2)
+    later = merging.push(policy, version=2)
     merged, answer = server_logprobs(client, probe), greedy_answer(client, probe)
     if kind != "embedding":  # PEFT leaves a tied output layer as it was, a server has one matrix for both
         policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
@@ -54,7 +54,7 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
             assert answer == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     merging.close()
     sending = sync_by(merge="learner")
-    everything = sending.sync(policy, version=3)
+    everything = sending.push(policy, version=3)
     assert torch.equal(server_logprobs(client, probe), merged)
     assert greedy_answer(client, probe) == answer
     assert (first.merge, later.merge, everything.merge) == ("server", "server", "learner")
@@ -72,7 +72,7 @@ def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, pr
     said_after = {}
     for place, rounding in [("server", "stochastic"), ("learner", "stochastic"), ("learner", "nearest")]:
         sync = sync_by(merge=place, rounding=rounding)
-        sync.sync(policy, version=5)
+        sync.push(policy, version=5)
         said_after[place, rounding] = server_logprobs(client, probe)
         sync.close()
     assert torch.equal(said_after["server", "stochastic"], said_after["learner", "stochastic"])
@@ -83,12 +83,12 @@ def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, pr
 def test_a_restarted_learner_finds_everything_again(sync_by, client, base, probe, dtype):
     """What an earlier learner has left is neither read nor added to."""
     earlier = sync_by(merge="learner")
-    earlier.sync(policies.trained(base, "full"), version=1)
+    earlier.push(policies.trained(base, "full"), version=1)
     earlier.close()
     policy = policies.adapter_of(base, "lora")
     policies.train_on(policy, 0.02)
     for version in (2, 3):
         learner = sync_by(merge="server")
-        assert learner.sync(policy, version=version).everything
+        assert learner.push(policy, version=version).everything
         policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
         learner.close()

@@ -60,11 +60,11 @@ def test_a_wrong_layer_is_named_and_the_learner_merges_then(
     fault, sync_by, policy, client, probe, monkeypatch, caplog, dtype
 ):
     sync = sync_by()
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
     tampered(monkeypatch, fault)
     with caplog.at_level(logging.WARNING):
-        report = sync.sync(policy, version=2)
+        report = sync.push(policy, version=2)
     assert "layers.1.mlp.down_proj" in caplog.text
     assert "layers.0" not in caplog.text
     assert "the learner merges for the rest of the run" in caplog.text
@@ -83,19 +83,19 @@ def test_permuted_layers_are_named(sync_by, policy, monkeypatch):
     monkeypatch.setattr(delivery, "parts_of", parts_of)
     sync = sync_by(merge="server")
     with pytest.raises(ProofError, match=r"layers.0.mlp.gate_up_proj, .*layers.1.mlp.gate_up_proj"):
-        sync.sync(policy, version=1)
+        sync.push(policy, version=1)
 
 
 def test_a_server_that_must_merge_ends_the_run_when_it_cannot(sync_by, policy, monkeypatch):
     tampered(monkeypatch, lost_layer)
     with pytest.raises(ProofError, match=r"sync.merge is server, .*layers.1.mlp.down_proj.*set it to auto"):
-        sync_by(merge="server").sync(policy, version=1)
+        sync_by(merge="server").push(policy, version=1)
 
 
 def test_an_adapter_that_does_not_arrive_is_an_error(sync_by, policy, monkeypatch):
     monkeypatch.setattr(delivery, "_parts", lambda entry: [])
     with pytest.raises(ServerError, match=r"proj\.weight#up"):
-        sync_by().sync(policy, version=1)
+        sync_by().push(policy, version=1)
 
 
 def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtype):
@@ -112,7 +112,7 @@ def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtyp
     assert sync.location.effective == "learner"
     assert "layers.1.mlp.down_proj.weight" in caplog.text
     assert "layers.1.mlp.down_proj.weight" in sync.location.reason
-    report = sync.sync(policy, version=1)
+    report = sync.push(policy, version=1)
     assert (report.merge, report.merge_reason) == ("learner", sync.location.reason)
 
 
@@ -129,9 +129,9 @@ def test_a_folder_replaced_before_a_restart_is_noticed(start_server, make_sync, 
     folder = tmp_path / "model"
     shutil.copytree(model_path, folder)
     sync = make_sync(start_server("stub", dtype=dtype, model=folder))
-    assert sync.sync(policy, version=1).merge == "server"
+    assert sync.push(policy, version=1).merge == "server"
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor * 1.5 for name, tensor in weights.items()}, folder / "other.safetensors")
     (folder / "other.safetensors").replace(folder / "model.safetensors")
     sync.fleet.sessions[0].lose()
-    assert sync.sync(policy, version=2).merge == "learner"
+    assert sync.push(policy, version=2).merge == "learner"

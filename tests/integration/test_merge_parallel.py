@@ -59,9 +59,9 @@ def served(halved, server_settings, dtype):
 def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, make_sync, probe, token, dtype):
     policy = policies.adapter_of(policies.load(halved, getattr(torch, dtype)), "dora with vision")
     sync = make_sync(served, how=VllmSync(merge="server"))
-    reports = [sync.sync(policy, version=1)]
+    reports = [sync.push(policy, version=1)]
     policies.train_on(policy, 0.02)
-    reports.append(sync.sync(policy, version=2))
+    reports.append(sync.push(policy, version=2))
     assert [report.merge for report in reports] == ["server", "server"]
     for report in reports:
         sent = WORKERS * report.bytes

@@ -48,9 +48,9 @@ def expected(monkeypatch):
 
 
 def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, expected):
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     layers = {fused_layer(name) for name in merged_weights(policy).names()}
     assert set(expected[0]) == layers
     trained = {name: digest for name, digest in expected[1].items() if digest != expected[0][name]}
@@ -61,26 +61,26 @@ def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, expec
 @pytest.mark.parametrize("part", ["vision", "one-projection"])
 def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, expected):
     policy = policies.partly_trained(base, part)
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     assert 0 < len(expected[1]) < len(expected[0])
     assert all(("visual" in layer) is (part == "vision") for layer in expected[1])
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, client, probe, monkeypatch, dtype):
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     before = copy.deepcopy(policy)
     policies.train_on(policy, 0.02)
     with monkeypatch.context() as tampered:
         FAULTS[fault](tampered, before, policy)
         with pytest.raises(ProofError, match=rf"{LAYER}.*digests") as caught:
-            sync.sync(policy, version=2)
+            sync.push(policy, version=2)
     assert ("layers.0.mlp.down_proj" in str(caught.value)) is (fault == "permuted")
     assert "visual" not in str(caught.value)
     assert client.weight_version() == "1"
-    sync.sync(policy, version=3)
+    sync.push(policy, version=3)
     policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
@@ -88,14 +88,14 @@ def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(serv
     """`auto` moves to the learner; a fault there is not tried a third time."""
     policy = policies.adapter_of(base, "dora")
     sync = make_sync(served)
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     monkeypatch.setattr(MergeLocation, "compare_folder", refuse_folder)
     sync.fleet.sessions[0].lose()
     before = copy.deepcopy(policy)
     policies.train_on(policy, 0.02)
     FAULTS["wrong"](monkeypatch, before, policy)
     with pytest.raises(ProofError, match=LAYER):
-        sync.sync(policy, version=2)
+        sync.push(policy, version=2)
     assert sync.location.effective == "learner"
 
 

@@ -150,7 +150,7 @@ def test_a_server_reads_a_prompt_as_the_same_ids_as_the_learner(backend, encoder
 
 
 def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, base, backend, chats):
-    sync.sync(base, version=0)
+    sync.push(base, version=0)
     alone = [backend.generate([request], seed_plan=SeedPlan(1, 0, 0))[0] for request in requests(chats)]
     with make_backend([served.base_url] * 3, token) as several:
         together = several.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0), version=0)
@@ -175,14 +175,14 @@ def test_sampling_follows_the_seeds(served, token, chats):
 
 def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats):
     """A server ends an answer at the first token at which a sequence stands as often in a row as it may."""
-    sync.sync(policies.looping(base), version=0)
+    sync.push(policies.looping(base), version=0)
     whole = [rollout.token_ids for rollout in backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))]
     loops = RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=3, ngram_repeats=2))
     cuts = [[n for n in range(1, len(ids)) if loops.ends_in_loop(ids[:n])][:1] for ids in whole]
     assert any(cuts), "no answer holds a loop: the test shows nothing"
     with make_backend([served.base_url], token, repetition=loops) as ending:
         ended = ending.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     for rollout, ids, cut in zip(ended, whole, cuts, strict=True):
         assert rollout.token_ids == ids[: cut[0] if cut else None]
         assert (rollout.finish_reason == "repetition") is bool(cut)
@@ -197,10 +197,10 @@ def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, t
 
 @pytest.mark.parametrize("kind", policies.KINDS)
 def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, base, probe, chats):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     before = server_logprobs(client, probe)
     policy = policies.trained(base, kind)
-    report = sync.sync(policy, version=2)
+    report = sync.push(policy, version=2)
     (proof,) = policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert proof.gap.tokens == int(text_tokens(probe.inputs["mm_token_type_ids"]).sum()) > 0
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
@@ -214,11 +214,11 @@ def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, bas
 @pytest.mark.parametrize("kind", ["lora", "dora", "vision", "one-projection"])
 def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
     policy = policies.partly_trained(base, kind)
-    first = sync.sync(policy, version=1)
+    first = sync.push(policy, version=1)
     before = server_logprobs(client, probe)
     for version in (2, 3):
         policies.train_on(policy)
-        later = sync.sync(policy, version=version)
+        later = sync.push(policy, version=version)
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert first.everything
@@ -228,48 +228,48 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
 
 def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkeypatch):
     policy, asked, request = policies.partly_trained(base, "vision"), [], aiohttp.ClientSession.request
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
 
     def counted(session, method, url, **options):
         asked.append(urlsplit(url).path)
         return request(session, method, url, **options)
 
     monkeypatch.setattr(aiohttp.ClientSession, "request", counted)
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
 
 
 def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
-    sync.sync(policy, version=1)
-    assert not sync.sync(policy, version=2).everything
+    sync.push(policy, version=1)
+    assert not sync.push(policy, version=2).everything
     sync.close()
     again = make_sync(served, how=AT_LEARNER)
-    assert again.sync(policy, version=3).everything
+    assert again.push(policy, version=3).everything
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_server_of_another_version_is_sent_everything(sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     client.post("/update_weight_version", "test", body={"new_version": "77"})
-    assert sync.sync(policy, version=2).everything
+    assert sync.push(policy, version=2).everything
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync, client, base, probe):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     before = server_logprobs(client, probe)
-    sync.sync(policies.trained(base, "full"), version=2)
-    sync.sync(base, version=3)
+    sync.push(policies.trained(base, "full"), version=2)
+    sync.push(base, version=3)
     assert torch.equal(server_logprobs(client, probe), before)
 
 
 def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client, base, probe):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     before = server_logprobs(client, probe)
     moved = policies.with_other_vision(base)
-    sync.sync(moved, version=2)
+    sync.push(moved, version=2)
     policies.verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
 
@@ -277,15 +277,15 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
 def test_without_a_reset_known_images_are_seen_by_the_old_vision_tower(engine, sync, base, client, probe, monkeypatch):
     if engine == "stub":
         pytest.skip("the stub caches nothing")
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     server_logprobs(client, probe)
     monkeypatch.setattr("stage2_trainer.sync.fleet.server.RESET_AFTER_VISION", ())
     moved = policies.with_other_vision(base)
-    sync.sync(moved, version=2)
+    sync.push(moved, version=2)
     with pytest.raises(ProofError):
         policies.verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
     monkeypatch.undo()
-    sync.sync(base, version=3)
+    sync.push(base, version=3)
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
@@ -303,70 +303,70 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
             own = model(input_ids=encoder.prompt(chat).input_ids[None], use_cache=False).logits[0, -1].log_softmax(-1)
         return abs(float(own[token]) - said)
 
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     assert gap(base) < FLOAT32_TOLERANCE
     monkeypatch.setattr("stage2_trainer.sync.fleet.server._resets", lambda **_: [])
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     assert gap(policy) > MOVED, "without the reset it does"
     monkeypatch.undo()
-    sync.sync(policy, version=3)
+    sync.push(policy, version=3)
     assert gap(policy) < FLOAT32_TOLERANCE
 
 
 def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     with pytest.raises(ProofError, match="log-probabilities"):
         policies.verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_rollouts_of_another_version_are_refused(sync, backend, base, chats):
-    sync.sync(base, version=7)
+    sync.push(base, version=7)
     with pytest.raises(ServerError, match="weight version 7, not 8"):
         backend.generate(requests(chats), seed_plan=SeedPlan(1, 8, 0), version=8)
 
 
 def test_an_update_that_a_dead_learner_left_open_does_not_lock_the_next_one_out(sync, client, base, probe):
     client.post("/start_weight_update", "test")
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_nothing(sync, client, base, probe):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     client.post("/start_weight_update", "start")
     late = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "group": "of-a-dead-learner"}
     with pytest.raises(ServerError, match=r"of-a-dead-learner.*late one"):
         client.post("/update_weights", "push", body={"update_info": late})
-    sync.sync(base, version=2)
+    sync.push(base, version=2)
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base, probe, monkeypatch):
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     policy = policies.trained(base, "full")
     source = merged_weights(policy)
     half = tuple(source.entries[: len(source.entries) // 2])
     monkeypatch.setattr(type(source), "__iter__", lambda self: iter([(e.name, e.parameter) for e in half]))
     with pytest.raises(ValueError, match="was announced"):
-        sync.sync(policy, version=2)
+        sync.push(policy, version=2)
     monkeypatch.undo()
     assert client.weight_version() == "1"
-    sync.sync(policy, version=3)
+    sync.push(policy, version=3)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, base, client, probe, monkeypatch):
     policy = copy.deepcopy(base)
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
-    sync.sync(policy, version=2)
+    sync.push(policy, version=2)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     with monkeypatch.context() as tampered:
         sent_faults.wrong(tampered, base, policy)
         with pytest.raises(ProofError, match=rf"{sent_faults.LAYER}\b.*digests"):
-            sync.sync(policy, version=3)
+            sync.push(policy, version=3)
     assert client.weight_version() == "2"
-    sync.sync(policy, version=4)
+    sync.push(policy, version=4)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
@@ -383,9 +383,9 @@ def test_the_next_push_repairs_a_merge_that_broke_off_in_a_layer(served, make_sy
 
     monkeypatch.setattr(Recipe, "to_wire", to_wire)
     with pytest.raises(ServerError, match="of no layer"):
-        sync.sync(policy, version=2)
+        sync.push(policy, version=2)
     monkeypatch.undo()
-    assert sync.sync(policy, version=3).merge == "server"
+    assert sync.push(policy, version=3).merge == "server"
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
@@ -396,7 +396,7 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     sync = make_sync(served, how=AT_LEARNER)
     first = policies.load(model_path, torch.bfloat16)
     policy = policies.trained(first, kind)
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     policies.verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
     with pytest.raises(ProofError, match="log-probabilities"):
         policies.verify(first, probe, [client], tolerance=BF16_TOLERANCE)

@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.adapter import AdapterSync
+from stage2_trainer.sync.fleet.adapter import AdapterPush
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Prover
-from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
@@ -33,7 +33,7 @@ def full(served, make_sync):
 
 @pytest.fixture
 def adapters(full):
-    return AdapterSync(full.fleet)
+    return AdapterPush(full.fleet)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def listed(client):
 
 def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adapters, client, backend, base, probe):
     policy = policies.trained(base, "lora", amount=0.1)
-    report = adapters.sync(policy, version=4)
+    report = adapters.push(policy, version=4)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
     with pytest.raises(ProofError):
         policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
@@ -65,9 +65,9 @@ def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adap
 
 def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapters, client, base, probe):
     policy = policies.trained(base, "lora")
-    first = adapters.sync(policy, version=1)
+    first = adapters.push(policy, version=1)
     policies.train_on(policy)
-    second = adapters.sync(policy, version=2)
+    second = adapters.push(policy, version=2)
     assert first.adapter != second.adapter
     assert not second.everything
     assert second.bytes == sum(p.numel() * 4 for n, p in policy.named_parameters() if "lora_" in n)
@@ -77,8 +77,8 @@ def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapt
 
 def test_a_request_for_an_adapter_that_is_gone_is_refused(adapters, backend, base, probe):
     policy = policies.trained(base, "lora")
-    first = adapters.sync(policy, version=1)
-    adapters.sync(policy, version=2)
+    first = adapters.push(policy, version=1)
+    adapters.push(policy, version=2)
     with pytest.raises(ServerError, match="answered 404"):
         answer(backend, probe, first.adapter, 2)
 
@@ -89,26 +89,26 @@ def test_rank_and_alpha_patterns_count(adapters, client, base, probe):
     )
     policy = get_peft_model(copy.deepcopy(base), config).eval()
     policies.train_on(policy)
-    report = adapters.sync(policy, version=1)
+    report = adapters.push(policy, version=1)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client, base, probe):
-    full.sync(policies.trained(base, "full"), version=1)
+    full.push(policies.trained(base, "full"), version=1)
     policy = policies.trained(base, "lora")
-    report = adapters.sync(policy, version=2)
+    report = adapters.push(policy, version=2)
     assert report.everything
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client, base, probe):
     policy = policies.trained(base, "lora")
-    adapters.sync(policy, version=1)
+    adapters.push(policy, version=1)
     policies.train_on(policy)
-    full.sync(policy, version=2)
+    full.push(policy, version=2)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     policies.train_on(policy)
-    assert not full.sync(policy, version=3).everything
+    assert not full.push(policy, version=3).everything
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert listed(client) == ["policy"]
 
@@ -133,10 +133,10 @@ def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adap
 
 def test_a_server_without_adapters_refuses_one_by_name(start_server, base, token):
     served = start_server("stub")
-    full = FullSync(
+    full = FullPush(
         [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
     )
     with pytest.raises(ServerError, match="--enable-lora") as caught:
-        AdapterSync(full.fleet).sync(policies.trained(base, "lora"), version=1)
+        AdapterPush(full.fleet).push(policies.trained(base, "lora"), version=1)
     assert caught.value.server == served.base_url
     full.close()

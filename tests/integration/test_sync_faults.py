@@ -22,11 +22,11 @@ def hasty(make_sync):
 def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, hasty, base, token):
     healthy, lost = servers("stub"), start_server("stub")
     sync = hasty(healthy, lost)
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     strike(lost, signal.SIGKILL)
     lost.process.wait()
     with pytest.raises(ServerError) as caught:
-        sync.sync(base, version=2)
+        sync.push(base, version=2)
     assert caught.value.server == lost.base_url
     assert "ClientConnectorError" in caught.value.detail
     assert version_of(healthy, token) == "2"
@@ -36,31 +36,31 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
 def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, hasty, base, token, bucket_bytes):
     healthy, frozen = servers("stub"), start_server("stub")
     sync = hasty(healthy, frozen, bucket_bytes=bucket_bytes)
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     strike(frozen, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:
-        sync.sync(base, version=2)
+        sync.push(base, version=2)
     assert caught.value.server == frozen.base_url
     assert "no answer in time" in caught.value.detail
     assert version_of(healthy, token) == "2"
     strike(frozen, signal.SIGCONT)
-    sync.sync(base, version=3)
+    sync.push(base, version=3)
     assert {version_of(healthy, token), version_of(frozen, token)} == {"3"}
 
 
 def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, hasty, base, token):
     served = servers("stub")
     sync = hasty(served)
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     other = torch.nn.ModuleDict({"stranger": torch.nn.Linear(2, 2)})
     with pytest.raises(ServerError, match=r"phase push.*stranger\.weight"):
-        sync.sync(other, version=2)
+        sync.push(other, version=2)
     assert version_of(served, token) == "1"
-    sync.sync(base, version=3)
+    sync.push(base, version=3)
     assert version_of(served, token) == "3"
 
 
 def test_nobody_listens_is_an_error_within_the_deadline(hasty, base, servers):
     nowhere = type(servers("stub"))(**{**vars(servers("stub")), "base_url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(ServerError, match="phase connect"):
-        hasty(nowhere).sync(base, version=1)
+        hasty(nowhere).push(base, version=1)

@@ -15,7 +15,7 @@ from stage2_trainer.rollouts.build import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, sample_probe, swift_logprobs
 from stage2_trainer.sync.fleet.report import ProofError
-from stage2_trainer.sync.swift.swift_sync import SwiftSync
+from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
@@ -52,7 +52,7 @@ def clients(served, token):
 def make_sync(served, token, **options):
     addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
     options = {"timeout_s": 20, "bucket_bytes": 400_000, **options}
-    return SwiftSync(addresses, token=token, device=torch.device("cpu"), **options)
+    return SwiftPush(addresses, token=token, device=torch.device("cpu"), **options)
 
 
 def test_servers_are_waited_for_by_the_routes_that_they_have(served, token):
@@ -63,7 +63,7 @@ def test_after_a_push_every_server_is_the_learner(served, token, clients, base, 
     sync = make_sync(served, token)
     for kind in ("full", "dora"):
         policy = policies.trained(base, kind)
-        sync.sync(policy, version=1)
+        sync.push(policy, version=1)
         policies.verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
     with pytest.raises(ProofError):
         policies.verify(base, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
@@ -74,7 +74,7 @@ def test_a_learner_that_comes_after_another_is_taken(served, token, clients, bas
     for kind in ("lora", "full"):
         sync = make_sync(served, token)
         policy = policies.trained(base, kind)
-        sync.sync(policy, version=1)
+        sync.push(policy, version=1)
         policies.verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
         sync.close()
 
@@ -105,10 +105,10 @@ def test_prompts_that_are_read_differently_are_found_before_the_first_step(clien
 def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
     frozen = start_server("stub")
     sync = make_sync([served[0], frozen], token, timeout_s=patience(5.0))
-    sync.sync(base, version=1)
+    sync.push(base, version=1)
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:
-        sync.sync(base, version=2)
+        sync.push(base, version=2)
     os.killpg(frozen.process.pid, signal.SIGKILL)
     assert caught.value.server == frozen.base_url
     assert caught.value.phase == "push"

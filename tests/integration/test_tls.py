@@ -63,7 +63,7 @@ def words_in(heard, token):
 def ask_everything(served, token, sync, policy, probe):
     """What a learner asks of a server in a step: its health, to take weights and to prove them, and an answer."""
     wait_until_healthy([served.base_url], token, timeout_s=patience(30))
-    sync.sync(policy, version=1)
+    sync.push(policy, version=1)
     client = ServerClient(served.base_url, token, timeout_s=patience(60))
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
     sampling = Sampling(max_new_tokens=4)

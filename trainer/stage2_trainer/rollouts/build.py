@@ -28,11 +28,11 @@ from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
 from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
-from stage2_trainer.sync.fleet.adapter import AdapterSync, adapter_obstacle, resolve_mode
+from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_obstacle, resolve_mode
 from stage2_trainer.sync.fleet.proof import Prover, server_logprobs, swift_logprobs
-from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep
-from stage2_trainer.sync.swift.swift_sync import SwiftSync
+from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.background import all_at_once
@@ -61,8 +61,8 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     """
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
     clients = [ServerClient(one.base_url, token, timeout_s=server.timeout_s) for one in server.resolved_servers()]
-    full = _full_sync(config, policy, token, stack)
-    adapter = _adapter_sync(config, policy, full)
+    full = _full_push(config, policy, token, stack)
+    adapter = _adapter_push(config, policy, full)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
@@ -73,7 +73,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         check_swift_identity(clients, probe.messages, ids)
     else:
         check_identity(clients, policy.encoder.processor, probe.messages, ids)
-    if isinstance(full, FullSync) and adapter is None:
+    if isinstance(full, FullPush) and adapter is None:
         full.choose_location(policy.model)
     synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
     return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
@@ -98,14 +98,14 @@ def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, sta
     return backend
 
 
-def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) -> FullSync | SwiftSync:
+def _full_push(config: RunConfig, policy: Policy, token: str, stack: ExitStack) -> FullPush | SwiftPush:
     vllm = config.rollout_matching.vllm
     servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
-    full: FullSync | SwiftSync
+    full: FullPush | SwiftPush
     if vllm.server.protocol == "swift":
-        full = SwiftSync(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
+        full = SwiftPush(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
     else:
-        full = FullSync(
+        full = FullPush(
             servers,
             token=token,
             timeout_s=timeout_s,
@@ -117,20 +117,20 @@ def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) 
     return full
 
 
-def _adapter_sync(config: RunConfig, policy: Policy, full: FullSync | SwiftSync) -> AdapterSync | None:
-    """Return the sync of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
+def _adapter_push(config: RunConfig, policy: Policy, full: FullPush | SwiftPush) -> AdapterPush | None:
+    """Return the push of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
     vllm = config.rollout_matching.vllm
-    obstacle = adapter_obstacle(policy.model) if isinstance(full, FullSync) else SWIFT_OBSTACLE
+    obstacle = adapter_obstacle(policy.model) if isinstance(full, FullPush) else SWIFT_OBSTACLE
     mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle)
-    return AdapterSync(full.fleet) if isinstance(full, FullSync) and mode == "adapter" else None
+    return AdapterPush(full.fleet) if isinstance(full, FullPush) and mode == "adapter" else None
 
 
 def _weight_sync(
     config: RunConfig,
     policy: Policy,
     clients: Sequence[ServerClient],
-    full: FullSync | SwiftSync,
-    adapter: AdapterSync | None,
+    full: FullPush | SwiftPush,
+    adapter: AdapterPush | None,
     proved: ProvedStep,
 ) -> WeightSync:
     """Return the sync of weights to the servers, which are up."""
@@ -140,7 +140,7 @@ def _weight_sync(
         clients,
         every=sync.verify_every,
         tolerance=sync.verify_tolerance,
-        ask=swift_logprobs if isinstance(full, SwiftSync) else server_logprobs,
+        ask=swift_logprobs if isinstance(full, SwiftPush) else server_logprobs,
         proved=proved,
     )
     return WeightSync(

@@ -16,6 +16,7 @@ class ServerError(RuntimeError):
     The message names the server, the phase and, where there is one, the request or the tensor. It is worth another
     try (a server may have been restarted), so a learner that gives up on it exits with `EXIT_RETRYABLE`.
 
+    phase: what the call is part of, as the message names it; the `PHASES` of a push's report are another list.
     status: the HTTP status of a refusal; None if the server did not answer, or is unavailable (503, as when its engine
     has died): the learner waits for it.
     """

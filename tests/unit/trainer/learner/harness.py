@@ -109,13 +109,13 @@ CARRIED: dict[str, Any] = {"merge": "learner", "merge_reason": "as configured", 
 
 
 @dataclass
-class RecordingSync:
-    """A sync that only remembers which versions were pushed."""
+class RecordingPush:
+    """A push that only remembers which versions were pushed."""
 
     versions: list[int] = field(default_factory=list)
     planned: SyncReport = field(default_factory=lambda: SyncReport(**CARRIED))
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         self.versions.append(version)
         return SyncReport.create(
             version,
@@ -134,7 +134,7 @@ class Harness:
 
     trainer: RolloutMatchingTrainer
     backend: ScriptedBackend
-    sync: RecordingSync
+    sync: RecordingPush
     reporter: Reporter
     interrupt: Interrupt
     matched: list[Matched]
@@ -156,7 +156,7 @@ def read_log(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
     return [line for line in lines if event in (None, line["event"])]
 
 
-def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> ServerRollouts:
+def fresh_rollouts(backend: Any, sync: RecordingPush, reporter: Reporter, wait: Callable[[], None]) -> ServerRollouts:
     weights = WeightSync("full", full=sync, planned=sync.planned)
     return ServerRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
 
@@ -183,7 +183,7 @@ def build_e_step(
     **options: Any,
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
-    rollouts = fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None)
+    rollouts = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda: None)
     supervisor = Supervisor(sample_tools(encoder, **options), model)
     return EStep(model, Teaching(rollouts, supervisor, on_matched), check=check)
 
@@ -211,7 +211,7 @@ def build(
     supervised: the options of stage 1, or the `steps` that are its in a mixed run; None = stage 2.
     """
     backend = backend or ScriptedBackend(encoder, records, answer)
-    sync, reporter, interrupt, log = RecordingSync(), Reporter(), Interrupt(), RunLog(folder)
+    sync, reporter, interrupt, log = RecordingPush(), Reporter(), Interrupt(), RunLog(folder)
     rollouts = fresh_rollouts(backend, sync, reporter, lambda: None)
     bad, matched = BadSamples(most_bad, log), []
     tools = sample_tools(encoder, bad)

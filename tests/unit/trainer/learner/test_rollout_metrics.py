@@ -21,7 +21,7 @@ from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
-from tests.unit.trainer.learner.harness import RecordingSync, ScriptedBackend, fresh_rollouts, perfect, sample_tools
+from tests.unit.trainer.learner.harness import RecordingPush, ScriptedBackend, fresh_rollouts, perfect, sample_tools
 from tests.unit.trainer.scores.scenes import box, write_data
 
 GOOD = SampleStats(
@@ -128,7 +128,7 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     rollouts = JsonLines(tmp_path / "rollouts.jsonl")
     evaluation = Evaluation(
         tools=sample_tools(encoder),
-        rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None),
+        rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingPush(), Reporter(), lambda: None),
         batch_size=2,
         on_matched=log_held_out_rollouts(SilentLog(), rollouts),
     )

@@ -17,7 +17,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
-from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_rollouts, record
+from tests.unit.trainer.learner.harness import RecordingPush, box, build, fresh_rollouts, record
 
 
 @dataclass
@@ -52,7 +52,7 @@ def served():
 
 @pytest.fixture
 def sync():
-    return RecordingSync()
+    return RecordingPush()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from stage2_api.errors import ConfigError
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.sync.fleet.adapter import resolve_mode
-from stage2_trainer.sync.fleet.push import FullSync, WeightSync
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import DigestError, SyncReport
 from stage2_trainer.wire.errors import ServerError
 
@@ -25,7 +25,7 @@ class Recorder:
         self.error = None
         self.fields = fields
 
-    def sync(self, model, *, version):
+    def push(self, model, *, version):
         if self.error is not None:
             raise self.error
         self.versions.append(version)
@@ -171,9 +171,9 @@ def test_shares_are_of_the_whole_time_with_the_proof():
 
 @pytest.fixture
 def sync(monkeypatch):
-    """A full sync whose tries end as `outcomes` has it: with a report, an error, or a mismatch and an error."""
+    """A full push whose tries end as `outcomes` has it: with a report, an error, or a mismatch and an error."""
     address = ServerAddress("http://127.0.0.1:1", 1)
-    full = FullSync([address], token="t", timeout_s=1.0, device=torch.device("cpu"), adapted=False)
+    full = FullPush([address], token="t", timeout_s=1.0, device=torch.device("cpu"), adapted=False)
     full.outcomes = []
 
     def push(model, version):
@@ -185,7 +185,7 @@ def sync(monkeypatch):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(full, "_push", push)
+    monkeypatch.setattr(full, "_push_once", push)
     yield full
     full.close()
 
@@ -197,9 +197,9 @@ def end_shared_group(sync):
 def test_after_the_group_of_all_servers_has_ended_the_push_is_repeated(sync):
     end_shared_group(sync)
     sync.outcomes = [LOST, "report", LOST]
-    assert sync.sync(MODEL, version=1) == "report"
+    assert sync.push(MODEL, version=1) == "report"
     with pytest.raises(ServerError):
-        sync.sync(MODEL, version=2)
+        sync.push(MODEL, version=2)
 
 
 def test_other_weights_end_the_run_though_the_group_of_all_servers_has_ended_too(sync):
@@ -207,24 +207,24 @@ def test_other_weights_end_the_run_though_the_group_of_all_servers_has_ended_too
     sync.location.at_server = False  # no adapter trains
     sync.outcomes = ["mismatch"]
     with pytest.raises(DigestError, match="http://a:8000"):
-        sync.sync(MODEL, version=1)
+        sync.push(MODEL, version=1)
 
 
 def test_a_mismatch_of_one_push_does_not_count_in_the_next(sync):
     sync.location.mismatches.append("server http://a:8000: digests differ")
     sync.outcomes = [LOST]
     with pytest.raises(ServerError, match="http://b:8000"):
-        sync.sync(MODEL, version=2)
+        sync.push(MODEL, version=2)
 
 
 def test_a_mismatch_where_servers_merge_moves_the_merge_to_the_learner(sync):
     sync.outcomes = ["mismatch", "report"]
-    assert sync.sync(MODEL, version=1) == "report"
+    assert sync.push(MODEL, version=1) == "report"
     assert (sync.location.effective, sync.planned().merge) == ("learner", "learner")
 
 
 def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
     end_shared_group(sync)
     sync.outcomes = ["report"]
-    sync.sync(MODEL, version=1)
+    sync.push(MODEL, version=1)
     assert not sync.fleet.leave_ended_group()

@@ -90,7 +90,7 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     policy = moved(adapt(copy.deepcopy(base), ["vit", "aligner"], LORA, token_rows=ROWS))
     source = merged_weights(policy, rounding=rounding)
     made = frozenset(entry.name for entry in source.entries if entry.change is not None)
-    shipment = Shipment.merged_from(source, made)
+    shipment = Shipment.for_servers(source, made)
     server, loaded = ServerMerge(str(tmp_path), torch.device("cpu")), {}
     server.update(
         shipment.header["merge"],

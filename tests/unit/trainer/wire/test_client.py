@@ -16,7 +16,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts import build
 from stage2_trainer.sync.fleet.merge_location import FOLDERS_AGREE, MergeMismatch
-from stage2_trainer.sync.fleet.push import FullSync
+from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import DigestError
 from stage2_trainer.wire import client
 from stage2_trainer.wire.background import all_at_once
@@ -107,7 +107,7 @@ def test_identity(meet, monkeypatch):
 def test_model_folders(meet, monkeypatch):
     model = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]))
     addresses = [ServerAddress(url, 1) for url in URLS]
-    sync = FullSync(addresses, token="t", timeout_s=1, device=torch.device("cpu"))
+    sync = FullPush(addresses, token="t", timeout_s=1, device=torch.device("cpu"))
     monkeypatch.setattr(sync.location, "compare_folder", meet)
     sync.choose_location(model)
     assert (sync.planned().merge, sync.planned().merge_reason) == ("server", FOLDERS_AGREE)

@@ -87,7 +87,7 @@ def adapter_config(model: PeftModel) -> dict[str, Any]:
     }
 
 
-class AdapterSync:
+class AdapterPush:
     """Pushes the adapter to every server, each time under a new name that requests must ask for.
 
     A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
@@ -100,7 +100,7 @@ class AdapterSync:
         """Return what is known before the first push."""
         return SyncReport(transport=self._fleet.carrier)
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's adapter, under `version`; its name is in the report.
 
         A server whose base an earlier learner may have changed is sent the base first.
@@ -111,15 +111,16 @@ class AdapterSync:
         assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
         adapter = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
-        base = Shipment(base_weights(model))
+        sent = [adapter]
         with self._fleet.update() as update:
             rebased = [session for session in update.fit if not session.holds_base]
             if rebased:
+                base = Shipment(base_weights(model))
+                sent.append(base)
                 send(self._fleet, base, rebased, update)
             send(self._fleet, adapter, update.fit, update)
             with update.phases.measure("finish"):
-                update.each(_finish, version, name)
-        sent = [adapter, base] if rebased else [adapter]
+                update.each(ServerSession.finish_adapter, version, name)
         return self._fleet.report(
             update,
             version,
@@ -128,9 +129,3 @@ class AdapterSync:
             everything=bool(rebased),
             adapter=name,
         )
-
-
-def _finish(session: ServerSession, version: int, name: str) -> None:
-    session.finish(version, vision_moved=not session.holds_base)
-    session.holds_base = True
-    session.use_adapter(name)

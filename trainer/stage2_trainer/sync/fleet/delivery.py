@@ -57,9 +57,12 @@ class Shipment:
     digests: Digests | None = None
 
     @classmethod
-    def merged_from(cls, source: WeightSource, made: frozenset[str]) -> Shipment:
-        """Return what makes servers hold `source`: `made` of it by their own merge, the rest by the learner's."""
-        recipe, whole = source.only(made), source.only(source.names() - made)
+    def for_servers(cls, source: WeightSource, merged_there: frozenset[str]) -> Shipment:
+        """Return the shipment after which servers hold `source`.
+
+        They merge `merged_there` of it from adapter parts and their own model folder, and get the rest merged.
+        """
+        recipe, whole = source.only(merged_there), source.only(source.names() - merged_there)
         parts = [part for entry in recipe.entries for part in _parts(entry)]
         tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in recipe.entries]
         header = Recipe(tensors, source.rounding.version).to_wire()
@@ -93,7 +96,10 @@ class Shipment:
                 self.digests.add(name, tensor)
 
     def digest_request(self) -> str | None:
-        """Return the request by which a server compares what it has loaded; a tensor that was not sent is missed."""
+        """Return the request by which a server compares what it has loaded; a tensor that was not sent is missed.
+
+        Call it once all is sent, and digested.
+        """
         return None if self.digests is None else digest_request(self.digests.by_layer(self.names))
 
 
@@ -173,11 +179,11 @@ class Delivery:
         self._buckets: queue.SimpleQueue[PackedBucket | None] = queue.SimpleQueue()
         self._sending = in_background(self._send_all)
 
-    def send(self, bucket: PackedBucket) -> None:
+    def enqueue(self, bucket: PackedBucket) -> None:
         """Send a bucket after those before it; returns at once."""
         self._buckets.put(bucket)
 
-    def close(self) -> None:
+    def no_more(self) -> None:
         """Note that there are no more buckets."""
         self._buckets.put(None)
 
@@ -188,10 +194,11 @@ class Delivery:
     def confirm(self, timeout_s: float) -> None:
         """Wait until the server reports that it has taken everything, up to `timeout_s` after it was sent the last.
 
+        Call it after `wait`.
+
         Raises:
             ServerError: it has not. The server's own report comes first: it explains more than a broken link.
         """
-        self.wait()
         patience = ANSWER_GRACE_S if self.failure else max(0.0, self._sent_at + timeout_s - time.monotonic())
         try:
             self._call.result(timeout=patience)

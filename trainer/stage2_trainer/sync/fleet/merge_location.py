@@ -68,7 +68,7 @@ class BaseWeights:
 class MergeLocation:
     """The place where a run merges. Once it has moved to the learner, it stays there.
 
-    at_server: whether it is the servers. reason: why it is this one. mismatches: what servers of this sync objected.
+    at_server: whether it is the servers. reason: why it is this one. mismatches: what servers objected in this push.
     """
 
     def __init__(self, requested: SyncMerge) -> None:
@@ -83,7 +83,7 @@ class MergeLocation:
         """The place in use."""
         return "server" if self.at_server else "learner"
 
-    def leave_merges_without_adapters(self, source: WeightSource) -> None:
+    def merge_at_learner_without_adapters(self, source: WeightSource) -> None:
         """Merge at the learner if no adapter trains. Raises ConfigError if the configuration demands the server."""
         if self.at_server and all(entry.change is None for entry in source.entries):
             self._refuse_if_demanded(NO_ADAPTER)
@@ -134,8 +134,8 @@ class MergeLocation:
             self.mismatches.append(str(mismatch))
             raise mismatch from error
 
-    def fall_back(self) -> bool:
-        """Move to the learner after a failed sync in which a server objected; returns whether a retry makes sense.
+    def moved_to_learner(self) -> bool:
+        """Move to the learner after a failed push in which a server objected; returns whether it did: try again then.
 
         Raises:
             DigestError: a server cannot merge, or did it wrongly, and the learner was ruled out; or it has loaded other

@@ -168,9 +168,9 @@ class Prover(ProofSchedule):
         self._ask = ask or server_logprobs
         self._clients = clients
 
-    def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> list[ProbeReport]:
+    def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> None:
         """Prove a push to all servers at once, as `prove` does. adapter: the one that must answer; None = none."""
-        return self.prove(model, lambda: self._ask_all(adapter), step=step)
+        self.prove(model, lambda: self._ask_all(adapter), step=step)
 
     def _ask_all(self, adapter: str | None) -> Answers:
         return {

@@ -1,7 +1,7 @@
 """A push of weights: from "the optimizer has stepped" to "every server answers with the new weights".
 
 `WeightSync.ensure_synced` decides whether a push is due, and pushes: adapters alone (`adapter`) or the merged weights
-(`FullSync`). Either way:
+(`FullPush`). Either way:
 
     with fleet.update() as update:                        # connect to every server, and stop its generation
         for shipment, servers in what each server needs:
@@ -16,6 +16,9 @@ The first full push to a server carries everything. Later ones carry the layers 
 `changed_only` is off, or the server was restarted, reports another version, or failed in an update: then it gets
 everything again. Where servers merge, they are sent adapters and what else trains, and take the rest from their own
 model folder.
+
+A push that fails raises ServerError. Its caller, `ServerRollouts._push`, waits for the servers and pushes again: three
+attempts in all.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -48,6 +51,8 @@ SyncMode = Literal["full", "adapter", "auto"]
 EffectiveMode = Literal["full", "adapter"]
 Shipments = list[tuple[Shipment, list[ServerSession]]]
 """What is sent, and to whom."""
+StaleNames = Mapping[HeldVersions, frozenset[str]]
+"""What servers must be sent, by what they hold."""
 ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
 MOSTLY_LOST = 0.5  # of an update: below it the serving policy is nearer to the base than to the one that trains
 BY_DEFAULT = VllmSync()
@@ -56,7 +61,7 @@ BY_DEFAULT = VllmSync()
 class PushMethod(Protocol):
     """A way to bring servers up to date."""
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's weights, under `version`. Raises ServerError."""
         ...
 
@@ -128,7 +133,7 @@ class WeightSync:
         """Push the adapter, or the merged weights where there is none or it is refused."""
         if self._adapter is not None:
             try:
-                return self._adapter.sync(model, version=version)
+                return self._adapter.push(model, version=version)
             except ServerError as error:
                 # without a status the server is lost: the caller waits for it, and calls again
                 if error.status is None or not self._fallback:
@@ -137,7 +142,7 @@ class WeightSync:
             self._adapter = None
             if self._prover is not None:
                 self._prover.require_next()
-        return self._full.sync(model, version=version)
+        return self._full.push(model, version=version)
 
     def _completed(self, report: SyncReport, prove_s: float | None = None) -> SyncReport:
         return report.completed(requested=self._requested, effective=self.effective, prove_s=prove_s)
@@ -165,7 +170,7 @@ class WeightSync:
             )
 
 
-class FullSync:
+class FullPush:
     """Pushes the merged weights of a model to every server.
 
     servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
@@ -205,13 +210,13 @@ class FullSync:
             ServerError: a server does not answer.
         """
         weights = merged_weights(model)
-        self.location.leave_merges_without_adapters(weights)
+        self.location.merge_at_learner_without_adapters(weights)
         if self.location.at_server:
             self.location.digest_base(weights)
 
             def compare(session: ServerSession) -> None:
                 with contextlib.suppress(MergeMismatch):  # noted in `location`, where `settle` decides
-                    self._compare_folder(session, weights)
+                    session.compare_folder(self.location, weights)
 
             all_at_once(compare, self.fleet.sessions)
         self.location.settle()
@@ -221,11 +226,12 @@ class FullSync:
         merge, reason = self.location.effective, self.location.reason
         return SyncReport(transport=self.fleet.carrier, merge=merge, merge_reason=reason)
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights, under `version`.
 
         A push that failed because a server cannot merge is repeated with merges at the learner; one that failed because
-        the group of all servers ended, with a group for each.
+        the group of all servers ended, with a group for each. What servers hold is forgotten with their group, so that
+        push sends everything.
 
         Raises:
             ServerError: one or more servers do not hold the version. The others do. The next call tries again.
@@ -235,11 +241,11 @@ class FullSync:
         while True:
             self.location.mismatches.clear()
             try:
-                report = self._push(model, version)
+                report = self._push_once(model, version)
             except ServerError as error:
                 ended = self.fleet.leave_ended_group()
-                if self.location.fall_back():
-                    continue
+                if self.location.moved_to_learner():
+                    continue  # the next push merges here
                 if not ended:
                     raise
                 logger.warning("%s; each server has an NCCL group of its own from here on", error)
@@ -251,16 +257,18 @@ class FullSync:
         """Leave all groups."""
         self.fleet.close()
 
-    def _push(self, model: nn.Module, version: int) -> SyncReport:
+    def _push_once(self, model: nn.Module, version: int) -> SyncReport:
         kept = KeptUpdate()
         weights = merged_weights(model, rounding=rounding_for(self._how.rounding, version), kept=kept)
-        self.location.leave_merges_without_adapters(weights)
+        self.location.merge_at_learner_without_adapters(weights)
         with self.fleet.update() as update:  # leaving the block raises if a server failed
-            shipments = self._shipments(weights, update)
+            # one object for all servers that took the last push
+            stale = {held: held.stale_names(weights) for held in {session.held for session in update.fit}}
+            shipments = self._shipments(weights, stale, update)
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
             with update.phases.measure("finish"):
-                self._finish(weights, version, shipments, update)
+                self._finish(weights, version, shipments, stale, update)
         largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
         return self.fleet.report(
             update,
@@ -273,32 +281,34 @@ class FullSync:
             rounding_kept=kept.share(),
         )
 
-    def _compare_folder(self, session: ServerSession, weights: WeightSource) -> None:
-        session.folder = self.location.compare_folder(session.client, weights)
-
-    def _shipments(self, weights: WeightSource, update: Update) -> Shipments:
+    def _shipments(self, weights: WeightSource, stale: StaleNames, update: Update) -> Shipments:
         """Compare model folders that were not compared since connecting; then group the servers by what each needs."""
         if self.location.at_server:
             self.location.digest_base(weights)
-            update.each(self._compare_folder, weights, only=lambda session: session.folder is None)
+            update.each(
+                ServerSession.compare_folder, self.location, weights, only=lambda session: session.proven_base is None
+            )
 
         @functools.cache
-        def needs(held: HeldVersions, folder: BaseWeights | None) -> tuple[frozenset[str], frozenset[str]]:
-            names = held.stale_names(weights) if self._how.changed_only else weights.names()
-            if folder is None:
+        def needs(held: HeldVersions, base: BaseWeights | None) -> tuple[frozenset[str], frozenset[str]]:
+            names = stale[held] if self._how.changed_only else weights.names()
+            if base is None:
                 return names, frozenset()
             # the server has the weight below the adapter, and merges it itself
-            return names, frozenset(e.name for e in weights.only(names).entries if e.frozen and folder.covers(e))
+            return names, frozenset(e.name for e in weights.only(names).entries if e.frozen and base.covers(e))
 
         alike: dict[tuple[frozenset[str], frozenset[str]], list[ServerSession]] = {}
         for session in update.fit:
-            folder = session.folder if self.location.at_server else None
-            alike.setdefault(needs(session.held, folder), []).append(session)
+            base = session.proven_base if self.location.at_server else None
+            alike.setdefault(needs(session.held, base), []).append(session)
         return [
-            (Shipment.merged_from(weights.only(names), made), sessions) for (names, made), sessions in alike.items()
+            (Shipment.for_servers(weights.only(names), merged_there), sessions)
+            for (names, merged_there), sessions in alike.items()
         ]
 
-    def _finish(self, weights: WeightSource, version: int, shipments: Shipments, update: Update) -> None:
+    def _finish(
+        self, weights: WeightSource, version: int, shipments: Shipments, stale: StaleNames, update: Update
+    ) -> None:
         """Close the update of each server whose digests agree: caches are reset, generation resumes, old adapters go.
 
         A server whose digests differ stays paused until a later push.
@@ -306,19 +316,15 @@ class FullSync:
         requests: dict[ServerSession, str | None] = {}
         for shipment, sessions in shipments:
             requests |= dict.fromkeys(sessions, shipment.digest_request())
-        held_before = {session.held for session in update.fit}  # servers that were sent the same share one
-        vision_moved = {held: touches_vision(held.stale_names(weights)) for held in held_before}
+        vision_moved = {held: touches_vision(names) for held, names in stale.items()}
         held_now = HeldVersions.from_source(weights)
 
         def finish(session: ServerSession) -> None:
+            moved, expected = vision_moved[session.held], requests[session]
             with self.location.noting_mismatches():
-                session.finish(version, vision_moved=vision_moved[session.held], expected=requests[session])
-            session.holds_base = False
-            session.drop_adapters()
+                session.finish_full(version, held_now, vision_moved=moved, expected=expected)
 
         update.each(finish)
-        for session in update.fit:
-            session.held = held_now
 
 
 def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], update: Update) -> None:
@@ -329,10 +335,10 @@ def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], up
     try:
         for bucket in packed_buckets(plan, shipment.tensors(), fleet.packer, deliveries, phases):
             for delivery in deliveries:
-                delivery.send(bucket)
+                delivery.enqueue(bucket)
     finally:
         for delivery in deliveries:
-            delivery.close()
+            delivery.no_more()
     with phases.measure("load"):
         shipment.digest_what_servers_merge()  # while it goes out, and servers load it
     with phases.measure("send"):

@@ -1,4 +1,4 @@
-"""What a sync reports: its figures, where its time went, and how its proof ended. Importing it takes no torch."""
+"""What a push reports: its figures, where its time went, and how its proof ended. Importing it takes no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProvedStep:
 
 
 class Phases:
-    """Seconds of each phase of one sync, on the learner's clock.
+    """Seconds of each phase of one push, on the learner's clock.
 
     connect: forming groups. begin: stopping generation and opening the update. pack: merging and packing. send: waiting
     for bytes to go out. load: digesting what servers merge, and waiting for them to load. finish: closing the update.
@@ -65,7 +65,7 @@ class Phases:
 
 
 class SyncReport(SyncStatus):
-    """One finished sync, or before the first one what is known of it: as the job's status shows it, and more.
+    """One finished push, or before the first one what is known of it: as the job's status shows it, and more.
 
     version: what every server now reports (the optimizer step of the weights); servers: those that hold it.
     seconds: wall time, from the first call to the last server's confirmation, without the proof.
@@ -103,7 +103,7 @@ class SyncReport(SyncStatus):
         phase_seconds: Mapping[str, float] | None = None,
         **more: Any,
     ) -> Self:
-        """Return the report of a sync that all of `servers` (base URLs) have taken. more: other fields."""
+        """Return the report of a push that all of `servers` (base URLs) have taken. more: other fields."""
         moving = sum((phase_seconds or {}).get(phase, 0.0) for phase in MOVING)
         speed = float(f"{wire_bytes / moving / 1e9:.{DIGITS}g}") if moving else None
         report = cls(wire_bytes=wire_bytes, phase_seconds=phase_seconds or {}, gigabytes_per_second=speed, **more)
@@ -118,13 +118,13 @@ class SyncReport(SyncStatus):
         return self.model_copy(update={**changes, "phases": PhaseShares(**shares) if shares else None})
 
     def record(self) -> dict[str, Any]:
-        """Return what rollouts.jsonl has of the sync of an answer's weights."""
+        """Return what rollouts.jsonl has of the push of an answer's weights."""
         figures = self.model_dump(include=RECORDED)
         return {"requested": self.requested_mode, "effective": self.effective_mode, **figures}
 
 
 def sync_figures(report: SyncReport | None) -> dict[str, float]:
-    """Return the figures of a sync in a step's record, except the version. None: the step needed no sync."""
+    """Return the figures of a push in a step's record, except the version. None: the step needed none."""
     done = report or SyncReport()
     return {
         "sync/seconds": done.seconds,
@@ -137,7 +137,7 @@ def sync_figures(report: SyncReport | None) -> dict[str, float]:
 
 
 def sync_words(report: SyncReport | None) -> dict[str, str]:
-    """Return the words of a sync in a step's record; "" where there was none, or nothing to report."""
+    """Return the words of a push in a step's record; "" where there was none, or nothing to report."""
     done = report or SyncReport()
     return {
         "sync/transport": done.transport or "",

@@ -1,6 +1,6 @@
-"""The rollout servers of a run: a session for each, which knows what its server holds, and rounds of calls to all.
+"""The rollout servers of a run: a session for each, which knows what its server holds, and the updates of all.
 
-A server that fails in a round is given up for that round only: the others go on, and the next one starts it afresh.
+A server that fails in a push is given up for that push only: the others go on, and the next one starts it afresh.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress, SyncTransport, resolve_transport
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer
-from stage2_trainer.sync.fleet.merge_location import BaseWeights
+from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation
 from stage2_trainer.sync.fleet.report import Phases, SyncReport
-from stage2_trainer.sync.tensors.merge import HeldVersions
+from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
 from stage2_trainer.sync.transports.tcp import TcpTransfer
@@ -46,9 +46,9 @@ RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 class ServerSession:
     """One server: its transfer group, the calls of an update in their order, and what the server holds after it.
 
-    held: the tensors of full syncs that it holds.
-    holds_base: whether its served weights are those of the model directory.
-    folder: the learner's base weights that its model directory has; None = not compared yet.
+    held: the tensors of full pushes that it holds.
+    holds_base: whether its served weights are those of its model folder.
+    proven_base: the learner's base weights that its model folder has; None = not compared yet.
     connected: whether a group was formed, and not given up since.
     """
 
@@ -57,7 +57,7 @@ class ServerSession:
         self.transfer = transfer
         self.held = HeldVersions()
         self.holds_base = False
-        self.folder: BaseWeights | None = None
+        self.proven_base: BaseWeights | None = None
         self.connected = False
         self._version: int | None = None
         self._adapters: set[str] | None = None  # that it serves; None = unknown: an earlier learner may have left some
@@ -98,13 +98,30 @@ class ServerSession:
             self.holds_base = answers[0].get("weight_version") == FRESH
         return len(answers) == len(calls)
 
+    def compare_folder(self, location: MergeLocation, weights: WeightSource) -> None:
+        """Compare the server's model folder with the learner's base weights. Raises as `MergeLocation`'s."""
+        self.proven_base = location.compare_folder(self.client, weights)
+
     def deliver(self, announcement: str, timeout_s: float) -> Delivery:
         """Announce tensors to the server, which receives them from then on; returns what they are sent by.
 
         If the server's call fails, the group ends. announcement: JSON text. timeout_s: for all of it.
         """
-        call = in_background(self._receive, self._in_this_group(announcement), timeout_s, self.transfer.aborter())
+        call = in_background(self._call_update, self._in_this_group(announcement), timeout_s, self.transfer.aborter())
         return Delivery(self.client.base_url, self.transfer, call)
+
+    def finish_full(self, version: int, held: HeldVersions, *, vision_moved: bool, expected: str | None) -> None:
+        """Finish a full push: the server now holds `held`, not its base, and serves no adapter. Raises as `finish`."""
+        self.finish(version, vision_moved=vision_moved, expected=expected)
+        self.holds_base = False
+        self.drop_adapters()
+        self.held = held
+
+    def finish_adapter(self, version: int, name: str) -> None:
+        """Finish the push of an adapter: the server now holds its base, and serves this adapter. Raises as `finish`."""
+        self.finish(version, vision_moved=not self.holds_base)
+        self.holds_base = True
+        self.use_adapter(name)
 
     def finish(self, version: int, *, vision_moved: bool, expected: str | None = None) -> None:
         """Close the update under its version, drop what was cached from older weights, and resume generation.
@@ -168,7 +185,7 @@ class ServerSession:
     def _in_this_group(self, update_info: str) -> str:
         return f'{{"update_info": {{"group": {json.dumps(self.transfer.group)}, {update_info[1:]}}}'
 
-    def _receive(self, body: str, timeout_s: float, abort: Callable[[], None]) -> None:
+    def _call_update(self, body: str, timeout_s: float, abort: Callable[[], None]) -> None:
         try:
             self.client.post(UPDATE_ROUTE, "push", body=body, timeout_s=timeout_s)
         except BaseException:
@@ -180,7 +197,7 @@ class ServerSession:
         self.transfer.disconnect()
         self.held = HeldVersions()
         self.holds_base = False
-        self.folder = None
+        self.proven_base = None
         self.connected = False
         self._version = None
         self._adapters = None
@@ -193,7 +210,7 @@ def _resets(*, vision_moved: bool) -> list[Call]:
 
 
 class Update:
-    """One round: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes.
+    """One push: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes.
 
     sent_before: bytes that had gone to all servers before it.
     """
@@ -215,7 +232,7 @@ class Update:
             self.guard(session, future.result)
 
     def guard(self, session: ServerSession, step: Callable[..., Any], *arguments: Any) -> None:
-        """Run a step of one server; if it fails, give the server up for this round."""
+        """Run a step of one server; if it fails, give the server up for this push."""
         try:
             step(*arguments)
         except ServerError as error:
@@ -338,7 +355,7 @@ class Fleet:
         update.raise_failures()
 
     def report(self, update: Update, version: int, **fields: Any) -> SyncReport:
-        """Return the report of a round that brought all servers to a version. fields: other fields of the report."""
+        """Return the report of a push that brought all servers to a version. fields: other fields of the report."""
         return SyncReport.create(
             version,
             time.monotonic() - update.start,
@@ -350,7 +367,10 @@ class Fleet:
         )
 
     def leave_ended_group(self) -> bool:
-        """Leave the group of all servers if it has ended, and return whether it had: each server then gets its own."""
+        """Leave the group of all servers if it has ended, and return whether it had: each server then gets its own.
+
+        What the servers hold is forgotten with it.
+        """
         if self._shared is None or not self._shared.ended:
             return False
         self._shared = None

@@ -1,4 +1,4 @@
-"""Full sync to servers that `swift rollout` started (semantics, section 11).
+"""Full pushes to servers that `swift rollout` started (semantics, section 11).
 
 There the server listens on the group port, the learner has the highest rank, and each bucket is announced by a call of
 its own, which the server answers before it has the bytes; what goes wrong there shows only as a broadcast that does not
@@ -31,8 +31,8 @@ TAKES_MERGED = "servers of `swift rollout` take merged weights alone (vllm.serve
 CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
 
 
-class SwiftSync:
-    """A sync that pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
+class SwiftPush:
+    """Pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SwiftSync:
         """Return what is known before the first push."""
         return SyncReport(merge="learner", merge_reason=TAKES_MERGED)
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights.
 
         Raises:
@@ -103,7 +103,7 @@ class SwiftSync:
 
 
 class _SwiftServer:
-    """One server's part in a sync."""
+    """One server's part in a push."""
 
     def __init__(self, client: ServerClient, port: int, device: torch.device) -> None:
         self.client = client

@@ -15,7 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from stage2_trainer.sync.tensors.exact import GOLDEN, mixed
+# splitmix64's 0x9E3779B97F4A7C15 and 0xBF58476D1CE4E5B9, as torch's signed numbers
+GOLDEN, MULTIPLIER = -7046029254386353131, -4658895280553007687
+LOWER_HALF = 2**32 - 1
 
 WORD = 8  # bytes
 PIECE = 2**15  # words that share a row of multipliers
@@ -76,6 +78,15 @@ class Digests:
 def differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
     """Return the names whose digests differ, those that only one side has included."""
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+
+
+def mixed(words: Tensor) -> Tensor:
+    """Spread each integer over its 64 bits, as splitmix64 does; different integers stay different."""
+    return _folded(_folded(words) * MULTIPLIER)
+
+
+def _folded(words: Tensor) -> Tensor:
+    return words ^ ((words >> 32) & LOWER_HALF)
 
 
 def _short_hash(text: str) -> str:

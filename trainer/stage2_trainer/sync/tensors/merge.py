@@ -120,7 +120,7 @@ def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: Kept
 
 
 def base_weights(model: nn.Module) -> WeightSource:
-    """Return the weights under the adapters of `model`, as they are in the model directory."""
+    """Return the weights under the adapters of `model`, as they are in the model folder."""
     merged = merged_weights(model)
     return replace(merged, entries=tuple(replace(entry, change=None) for entry in merged.entries))
 

@@ -2,7 +2,7 @@
 
 Learner and server both merge, and their results are compared byte for byte. Only sums depend on the order of their
 operations, and that order changes with threads, tiles and devices. So every sum here is of whole multiples of one power
-of two, few and small enough that float64 holds each partial sum exactly (`exact`); every other step is one operation
+of two, few and small enough that float64 holds each partial sum exactly (`on_grid`); every other step is one operation
 that IEEE 754 rounds correctly. Tiles may therefore have any size. The multiples are fine: what they lose is far below
 the rounding of the float32 result (tests compare with exact sums).
 
@@ -22,7 +22,12 @@ import torch
 from torch import Tensor
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.sync.tensors.exact import GOLDEN, SIGNIFICAND_BITS, mixed, on_grid, power_of_two
+from stage2_trainer.sync.tensors.digest import GOLDEN, mixed
+
+SIGNIFICAND_BITS = 53  # whole numbers up to 2^53 are exact in float64
+EXPONENT_MASK = 0x7FF << 52
+PLACE_OF_UNITS = 1.5 * 2.0**52  # what is added to it is rounded to whole numbers
+SMALLEST_POWER = 2.0**-900  # stands for zero, so that a row of zeros divides by something
 
 DROPPED_BITS = 16  # of a float32, so that a bfloat16 is left
 SAMPLED_ROWS = 16  # one row of so many is measured
@@ -175,6 +180,22 @@ def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
 def _row_norms(matrix: Tensor) -> Tensor:
     bits = SIGNIFICAND_BITS - matrix.shape[1].bit_length()
     return _root(on_grid(matrix.square(), bits, dim=1).sum(1))
+
+
+def on_grid(values: Tensor, bits: int, *, dim: int) -> Tensor:
+    """Round to multiples of one power of two along `dim`; the largest value keeps `bits` bits.
+
+    They are so few and so small that their sums are exact in any order.
+    """
+    step = power_of_two(values, dim=dim) * 2.0 ** (1 - bits)
+    place = step * PLACE_OF_UNITS
+    return values.add(place).sub_(place)  # the first sum is rounded to whole steps, the second is exact
+
+
+def power_of_two(values: Tensor, *, dim: int) -> Tensor:
+    """Return the power of two at or below the largest value along `dim`."""
+    largest = values.abs().amax(dim, keepdim=True)
+    return (largest.view(torch.int64) & EXPONENT_MASK).view(torch.float64).clamp_min(SMALLEST_POWER)
 
 
 def _root(values: Tensor) -> Tensor:
