@@ -36,6 +36,8 @@ _COLUMNS = (
 _APPLY_AGAIN = "delete the job and apply it again"
 _FAILED: Phase = "Failed"
 
+UNOBSERVED: Final = -1
+"""`status.observedGeneration` until the controller has seen the job: without one, GitOps tools take it for ready."""
 FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image", "tls")
 """Keys of the spec that cannot change while the job has pods."""
 
@@ -91,7 +93,11 @@ def _object_schema() -> Schema:
             "kind": {"type": "string", "description": "Kind of this object."},
             "metadata": {"type": "object"},
             "spec": {**spec, "description": "Specification of the job. Required."},
-            "status": {**structural(JobStatus), "description": "Status of the job, written by the controller."},
+            "status": {
+                **structural(JobStatus),
+                "description": "Status of the job, written by the controller.",
+                "default": {"observedGeneration": UNOBSERVED},
+            },
         },
     }
 
@@ -99,11 +105,13 @@ def _object_schema() -> Schema:
 def _immutable() -> list[dict[str, str]]:
     """Return the transition rules that freeze the inputs of a job's pods while it has pods.
 
-    A failed job has none, and runs again once it is corrected. The rules are on the whole object because they read the
+    A job that the same write suspends gets none until it is resumed. A failed job has none, and runs again once it is
+    corrected. The rules are on the whole object because they read the
     status.
     """
-    way_out = f"{_APPLY_AGAIN}, or set spec.suspend to true first"
-    no_pods = f"oldSelf.spec.?suspend.orValue(false) || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
+    way_out = f"{_APPLY_AGAIN}, or set spec.suspend to true with the change"
+    suspended = " || ".join(f"{one}.spec.?suspend.orValue(false)" for one in ("self", "oldSelf"))
+    no_pods = f"{suspended} || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
     return [
         {
             "rule": f"{no_pods} || ({_same('.spec', key)})",

@@ -112,7 +112,8 @@ class JobSpec(KubernetesObject):
     """Specification of the job."""
 
     suspend: bool = False
-    """Whether the job waits without pods. Then its spec can be edited. False resumes from the last checkpoint."""
+    """Whether the job waits without pods. Then, and in the write that sets it, its spec can be edited. False resumes
+    from the last checkpoint."""
     image: Image | None = None
     """Container image of servers and learner; unset means the image of the stage2 installation."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

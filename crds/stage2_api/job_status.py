@@ -69,8 +69,8 @@ class JobStatus(ReportPart):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """List of the conditions of the job."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation of the spec that this status describes."""
+    observed_generation: Annotated[int, Field(ge=-1)] | None = None
+    """Generation of the spec that this status describes; -1 before the controller has seen the job."""
     spec_hash: _Word | None = None
     """Hash of the inputs of the job's pods. A failed job runs again when it changes."""
     current_hash: _Word | None = None

@@ -257,5 +257,5 @@ def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
     if outcome.final(status):
         return True
     placed = conditions.find(status, reasons.PLACED)
-    unplaced = not status or (placed is not None and placed["status"] == "False")
+    unplaced = "phase" not in status or (placed is not None and placed["status"] == "False")
     return unplaced and seen.deployment is None and seen.learner is None

@@ -212,11 +212,12 @@ def changes_refused(old: Mapping[str, Any], new: Mapping[str, Any], phase: str |
     return {entry["fieldPath"].rpartition(".")[2] for entry in refused}
 
 
-def may_change(key: str, old: Mapping[str, Any], phase: str | None) -> bool:
+def may_change(key: str, old: Mapping[str, Any], new: Mapping[str, Any], phase: str | None) -> bool:
     """Return whether a key of a job's spec may get another value."""
     if key == "managedBy":
         return False
-    return key not in FROZEN or old.get("suspend", False) or phase == "Failed"
+    suspended = old.get("suspend", False) or new.get("suspend", False)
+    return key not in FROZEN or suspended or phase == "Failed"
 
 
 @given(SPECS, SPECS, st.sampled_from(PHASES))
@@ -224,7 +225,7 @@ def may_change(key: str, old: Mapping[str, Any], phase: str | None) -> bool:
 def test_frozen_keys_stay_while_there_are_pods(old: dict[str, Any], new: dict[str, Any], phase: str | None) -> None:
     absent = object()
     changed = {key for key in SAMPLES if old.get(key, absent) != new.get(key, absent)}
-    assert changes_refused(old, new, phase) == {key for key in changed if not may_change(key, old, phase)}
+    assert changes_refused(old, new, phase) == {key for key in changed if not may_change(key, old, new, phase)}
 
 
 def test_an_unchanged_job_breaks_no_rule_of_changes() -> None:
