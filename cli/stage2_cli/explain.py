@@ -14,8 +14,8 @@ from rich.text import Text
 
 from stage2_api.job import GROUP, PLURAL
 from stage2_api.log_lines import one_line
-from stage2_cli.kubectl import PATIENCE, kubectl
-from stage2_controller.report.explanation import chain
+from stage2_controller import conditions, reasons
+from stage2_controller.report import explanation
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
 _TRAINS, _WAITS, _UNKNOWN = 0, 1, 2
@@ -27,12 +27,12 @@ def explain_job(name: str, options: Sequence[str], *, as_json: bool) -> int:
 
     options: kubectl's options for namespace, context and user.
     """
-    words = ["get", f"{PLURAL}.{GROUP}", name, *options, PATIENCE, "--output=json"]
-    code, found, error = kubectl(words, stdout=subprocess.PIPE)
-    if code:
-        sys.stderr.write(f"kubectl cannot read {name} from a cluster: {error}\n")
+    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *options, "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
         return _UNKNOWN
-    return show(json.loads(found), as_json=as_json)
+    return show(json.loads(done.stdout), as_json=as_json)
 
 
 def show(job: Mapping[str, Any], *, as_json: bool) -> int:
@@ -42,21 +42,25 @@ def show(job: Mapping[str, Any], *, as_json: bool) -> int:
             "no controller has reconciled this job yet: is stage2 installed, and does it watch this namespace?\n"
         )
         return _UNKNOWN
-    steps = chain(job)
-    first = next((step for step in steps if step.state != "ok"), None)
+    steps = explanation.chain(job)
+    first = explanation.first(steps)
+    code = _TRAINS if first.state == "ok" else _WAITS
     if as_json:
         sys.stdout.write(json.dumps([vars(step) for step in steps], indent=2) + "\n")
-        return _TRAINS if first is None else _WAITS
+        return code
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for step in steps:
         table.add_row(step.name, _SIGNS[step.state], Text(one_line(step.message)))
     console = Console(highlight=False)
     console.print(table)
-    if first is None:
+    if code == _TRAINS:
         console.print("\nNothing is missing.")
-        return _TRAINS
-    missing = one_line(f"Not training because of {first.name} ({first.reason}): {first.message}")
-    console.print(f"\n{missing}", soft_wrap=True, markup=False)
+        return code
+    trains = (conditions.find(job["status"], reasons.TRAINING) or {}).get("status") == "True"
+    lead = "It trains on, but look at" if trains else "Not training because of"
+    console.print(
+        f"\n{one_line(f'{lead} {first.name} ({first.reason}): {first.message}')}", soft_wrap=True, markup=False
+    )
     if first.fix:
         console.print(f"Look at: {first.fix}", soft_wrap=True, markup=False)
-    return _WAITS
+    return code

@@ -30,6 +30,7 @@ class Observed:
     progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
     unreachable: str | None = None  # why the learner's /progress gives no answer for long
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left
+    unowned: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left without an owner
     foreign: tuple[str, ...] = ()  # kind and name of other people's objects with a child's name
 
     def child(self, kind: str) -> Object | None:

@@ -79,7 +79,8 @@ def plan(
         return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
     # Each step reads the results of those before it, through properties of PlanContext.
     context = replace(context, outcome=_outcome(context))
-    context = replace(context, blocked=None if context.outcome else comparison.obstacle(observed))
+    blocked = comparison.obstacle(observed, raw["metadata"]["namespace"])
+    context = replace(context, blocked=None if context.outcome else blocked)
     context = replace(context, quota=_quota(context))
     context = replace(context, additions=_additions(context))
     context = replace(context, placement=_choose_place(context, snapshot))
@@ -100,11 +101,10 @@ def plan(
 
 def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
     """Return the plan for an invalid spec: no child is written. Children that stand, of a spec before, stay."""
-    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
-    if observed.learner or observed.deployment or outcome.final(previous):
+    if observed.learner or observed.deployment or outcome.final(raw.get("status") or {}):
         status = statuses.unplanned(raw, Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message), now)
     else:
-        status = statuses.invalid_status(previous, message, generation=generation, now=now)
+        status = statuses.invalid_status(raw, message, now)
     return Plan(status=status, keeps_place=True)
 
 

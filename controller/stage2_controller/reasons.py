@@ -23,6 +23,7 @@ NODE_CHOSEN: Final = "NodeChosen"
 NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only where a node may come
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
+NODE_DRAINED: Final = "NodeDrained"  # the same, because somebody has cordoned the node
 HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 
@@ -85,8 +86,14 @@ TRAINING: Final = "Training"
 TRAINS: Final = "Trains"
 NO_STEP_YET: Final = "NoStepYet"
 
+# Conditions Ready, Reconciling and Stalled, as kstatus reads them. The last two are present only when true.
+READY: Final = "Ready"  # the job is as its spec says: it works, is suspended, or has succeeded
+RECONCILING: Final = "Reconciling"  # it is on its way there
+STALLED: Final = "Stalled"  # it does not get there unless somebody acts
+
 # Condition Suspended, present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
+PODS_ENDING: Final = "PodsEnding"  # of a suspended job: its learner writes its checkpoint
 
 # Conditions Succeeded and Failed: present only when true.
 LEARNER_SUCCEEDED: Final = "LearnerSucceeded"

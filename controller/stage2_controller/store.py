@@ -116,8 +116,12 @@ class Store:
 
 
 def slim(kind: str, body: Object) -> Object:
-    """Return the object without managedFields, a third of its size, and a pod without most of its spec."""
-    metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    """Return the object without managedFields, a third of its size, and a pod without most of its spec.
+
+    Those of a suspended job stay: they say who has suspended it.
+    """
+    dropped = () if kind == names.KIND and body.get("spec", {}).get("suspend") else ("managedFields",)
+    metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key not in dropped}
     slimmed = {**body, "metadata": metadata}
     kept = kinds.RESOURCES[kind].spec_fields
     if kept is not None:

@@ -16,7 +16,7 @@ from stage2_controller.observed import Object, Observed, role_of, terminating
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.objects import MERGE_KEYS, parse_quantity
 
-Whose = Literal["own", "former", "foreign"]
+Whose = Literal["own", "former", "orphan", "foreign"]
 
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 """Seconds until the next look at what blocks a job; changes of watched objects start a pass at once."""
@@ -45,13 +45,16 @@ def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
         pods=tuple(pods["own"]),
         orphans=tuple(pod for pod in seen.pods if _is_orphan(pod, job)),
         leaving=(*_names_of(found, "former"), *(f"Pod {pod['metadata']['name']}" for pod in pods["former"])),
+        unowned=_names_of(found, "orphan"),
         foreign=_names_of(found, "foreign"),
     )
 
 
 def whose(child: Object, job: Mapping[str, Any]) -> Whose:
-    """Return whether a child belongs to the job, to a former job of its name, or to somebody else."""
+    """Return whether a child belongs to the job, to a former job of its name, to none any more, or to somebody else."""
     owner = controller_of(child)
+    if owner is None and _annotation(child, names.ANNOTATION_JOB) == job["name"]:
+        return "orphan"
     if owner is None or owner["kind"] != names.KIND or not owner["apiVersion"].startswith(f"{names.GROUP}/"):
         return "foreign"
     if owner["uid"] == job["uid"]:
@@ -96,8 +99,15 @@ def _names_of(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple
     return tuple(f"{kind} {child['metadata']['name']}" for kind, (child, owner) in found.items() if owner == wanted)
 
 
-def obstacle(observed: Observed) -> Condition | None:
+def obstacle(observed: Observed, namespace: str) -> Condition | None:
     """Return the condition ChildrenApplied where objects of others keep the job's children from being written."""
+    if observed.unowned:
+        objects = " ".join(name.replace(" ", "/").lower() for name in observed.unowned)
+        message = (
+            f"without an owner: {', '.join(observed.unowned)}; a job of this name was deleted with --cascade=orphan, or"
+            f" `stage2 render` wrote them: kubectl delete -n {namespace} {objects}"
+        )
+        return Condition(reasons.CHILDREN_APPLIED, "False", reasons.NAME_TAKEN, message)
     if observed.foreign:
         exists = "exist and are" if len(observed.foreign) > 1 else "exists and is"
         message = f"{', '.join(observed.foreign)} {exists} not this job's; rename the job or the object"

@@ -248,8 +248,11 @@ def _merged(seen: Observed, read: Observed) -> Observed:
     own: dict[str, Any] = {
         child.field: body for child in kinds.CHILDREN if (body := read.child(child.kind)) is not None
     }
-    leaving = tuple(sorted({*seen.leaving, *read.leaving}))
-    return replace(seen, **own, leaving=leaving, foreign=tuple(sorted({*seen.foreign, *read.foreign})))
+    others: dict[str, Any] = {
+        field: tuple(sorted({*getattr(seen, field), *getattr(read, field)}))
+        for field in ("leaving", "unowned", "foreign")
+    }
+    return replace(seen, **own, **others)
 
 
 def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
@@ -258,4 +261,4 @@ def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
         return True
     placed = conditions.find(status, reasons.PLACED)
     unplaced = "phase" not in status or (placed is not None and placed["status"] == "False")
-    return unplaced and seen.deployment is None and seen.learner is None
+    return unplaced and seen.deployment is None and seen.learner is None and not seen.unowned

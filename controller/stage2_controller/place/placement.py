@@ -137,7 +137,11 @@ def _stay(
         return _leave_node(need, reasons.NODE_LOST, f"{lost}: the whole job moves")
     if info and not info.ready:
         return _wait_for_silent(need, node, observed)
-    return _attempt(need, node, observed, status, now)
+    place = _attempt(need, node, observed, status, now)
+    if place.failed and info and info.cordoned:
+        why = f"node {node} is cordoned, as by kubectl drain: the whole job moves; kubectl uncordon {node} lets it back"
+        return _leave_node(need, reasons.NODE_DRAINED, why)
+    return place
 
 
 def _why_lost(need: Need, node: str, info: NodeInfo | None) -> str | None:

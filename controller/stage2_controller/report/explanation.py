@@ -1,14 +1,15 @@
 """What a job's conditions mean to a person: why it does not train, with the object and field to change, and events.
 
-The controller writes the explanation as the condition Training; `stage2 explain` prints the whole chain. Pure.
+The first link of the chain that is missing is told alike by `status.message`, by the reason of the condition Training
+(which a column of kubectl shows), and by `stage2 explain`, which prints the whole chain. Pure.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from stage2_controller import conditions, reasons
-from stage2_controller.conditions import Condition
+from stage2_controller.conditions import Condition, truth
 from stage2_controller.spec import names
 
 State = Literal["ok", "waits", "wrong"]
@@ -26,6 +27,8 @@ CHAIN = (
     ("weights", reasons.WEIGHTS_IN_SYNC),
 )
 
+_WORK = ("weights", "steps")  # links that a learner at work completes by itself
+
 # Reasons that pass without anybody's help, and the command that shows the progress.
 _PATIENCE = {
     reasons.NOT_CREATED: "kubectl describe job/{learner} deployment/{rollout}",
@@ -33,6 +36,7 @@ _PATIENCE = {
     reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
     reasons.WAITING_FOR_SERVERS: "",
     reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
+    reasons.PODS_ENDING: "kubectl get pods -l {label}={short}",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
     reasons.LEARNER_FINISHED: "kubectl describe job/{learner}",  # which has not counted its pod yet
     reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
@@ -40,6 +44,7 @@ _PATIENCE = {
     reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
+    reasons.NODE_DRAINED: "",
     reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe job/{learner}",
     reasons.CHECK_FAILED: "kubectl describe workload {quota}",
     reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
@@ -100,17 +105,31 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
     return [*links, _last_step(status)]
 
 
-def training(conditions: Iterable[Condition], job: Mapping[str, Any]) -> Condition:
-    """Return the condition Training: true once nothing is missing, else the first thing that is."""
-    written = [asdict(condition) for condition in conditions]
-    steps = chain({**job, "status": {**(job.get("status") or {}), "conditions": written}})
-    first = next((step for step in steps if step.state != "ok"), None)
-    if first is None:
-        ended = steps[-1].name == "outcome"
-        reason, message = (steps[-1].reason, steps[-1].message) if ended else (reasons.TRAINS, "nothing is missing")
-        return Condition(reasons.TRAINING, "False" if ended else "True", reason, message)
-    fix = f"; see: {first.fix}" if first.fix else ""
-    return Condition(reasons.TRAINING, "False", first.reason, f"{first.name}: {first.message}{fix}")
+def first(steps: Sequence[Step]) -> Step:
+    """Return the first link that is not ok, or else the last: the one that everything about the job tells."""
+    return next((step for step in steps if step.state != "ok"), steps[-1])
+
+
+SUMMARY = (reasons.TRAINING, reasons.READY, reasons.RECONCILING, reasons.STALLED)
+
+
+def summary(told: Step, *, trained: bool) -> list[Condition]:
+    """Return the conditions that follow from the first missing link: Training, Ready, and Reconciling or Stalled.
+
+    A job is ready as soon as servers and learner run: nobody waits days for the end of a training. trained: it trained
+    before a spec that is refused, or a bug; then its pods go on.
+    """
+    see = f"; see: {told.fix}" if told.fix else ""
+    trains = trained or told.reason == reasons.TRAINS
+    ready = told.state == "ok" or told.name in _WORK or told.reason == reasons.SUSPENDED_BY_SPEC
+    found = [
+        Condition(reasons.TRAINING, truth(trains), told.reason, f"{told.name}: {told.message}{see}"),
+        Condition(reasons.READY, truth(ready), told.reason, told.message),
+    ]
+    if not ready:
+        kind = reasons.STALLED if told.name in ("spec", "outcome") else reasons.RECONCILING
+        found.append(Condition(kind, "True", told.reason, told.message))
+    return found
 
 
 def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> Step:
@@ -167,7 +186,7 @@ _QUIET = {
     reasons.NOT_SYNCED_YET, reasons.NO_STEP_YET, reasons.TRAINS,
 }  # fmt: skip
 # What somebody has to act on, unless they chose it themselves, and what costs a running job its place.
-_LOSSES = {reasons.CHECK_FAILED, reasons.NODE_LOST, reasons.NODE_FULL, reasons.HALF_PLACED}
+_LOSSES = {reasons.CHECK_FAILED, reasons.NODE_LOST, reasons.NODE_FULL, reasons.NODE_DRAINED, reasons.HALF_PLACED}
 _WARNINGS = (_FIXES.keys() | _LOSSES) - {reasons.SUSPENDED_BY_SPEC}
 
 
@@ -185,7 +204,7 @@ def events(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[Even
     for item in current.get("conditions") or []:
         old = conditions.find(previous, item["type"])
         unchanged = old is not None and (old["status"], old["reason"]) == (item["status"], item["reason"])
-        if not unchanged and item["reason"] not in _QUIET:
+        if not unchanged and item["reason"] not in _QUIET and item["type"] not in SUMMARY:
             kind: Literal["Normal", "Warning"] = "Warning" if item["reason"] in _WARNINGS else "Normal"
             found.setdefault(item["reason"], Event(kind, item["reason"], item["message"]))
     return list(found.values())

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -9,12 +10,13 @@ from stage2_api.errors import shortened
 from stage2_controller import reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
 
 _BUG_CHARS = 1000  # of an exception's text
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 # Kept from the learner's last report while it does not answer.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
@@ -25,7 +27,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
     report = {**context.previous, **(learner.reported() if learner else {})}
     status: dict[str, Any] = {
         "phase": _phase(context),
-        "observedGeneration": context.job.metadata.generation,
+        "observedGeneration": context.job.metadata.generation or 0,
         "specHash": context.parsed.spec_hash,
         "currentHash": context.parsed.current_hash,
         "startTime": _start_time(context),
@@ -44,16 +46,24 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "bestScore": _finite(report.get("bestScore")),
     }
     found = _conditions(context, status["sync"], status["servers"])
-    name = {"name": context.job.metadata.name, "namespace": context.job.metadata.namespace}
-    found.append(explanation.training(found, {"metadata": name, "status": status}))
-    status["message"] = _message(context, found)
-    status["conditions"] = merged(
-        context.previous.get("conditions") or [],
-        found,
-        generation=context.job.metadata.generation or 0,
-        now=context.now,
-    )
-    return {key: value for key, value in status.items() if value not in (None, "", [], {})}
+    status = {key: value for key, value in status.items() if value not in (None, "", [], {})}
+    return _reported(status, found, context.raw, context.now)
+
+
+def _reported(
+    status: Mapping[str, Any],
+    found: Sequence[Condition],
+    raw: Mapping[str, Any],
+    now: datetime,
+    *,
+    trained: bool = False,
+) -> dict[str, Any]:
+    """Return the status with these conditions, those that follow from them, and the same as one sentence."""
+    known = [asdict(condition) for condition in found]
+    told = explanation.first(explanation.chain({**raw, "status": {**status, "conditions": known}}))
+    every, old = [*found, *explanation.summary(told, trained=trained)], (raw.get("status") or {}).get("conditions")
+    entries = merged(old or [], every, generation=status["observedGeneration"], now=now)
+    return {**status, "message": told.message, "conditions": entries}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -63,40 +73,14 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def invalid_status(previous: Mapping[str, Any], message: str, *, generation: int, now: datetime) -> dict[str, Any]:
+def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[str, Any]:
     """Return the status of a job that does not run, and whose spec breaks a rule."""
     found = [
         Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message),
         Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message),
     ]
-    return {
-        "phase": reasons.FAILED,
-        "observedGeneration": generation,
-        "conditions": merged(previous.get("conditions") or [], found, generation=generation, now=now),
-    }
-
-
-def _message(context: PlanContext, found: Sequence[Condition]) -> str:
-    """Return one sentence about the job: its outcome, else the first thing that is missing."""
-    if context.outcome:
-        return context.outcome.message
-    ordered = (
-        reasons.CHILDREN_APPLIED,
-        reasons.SUSPENDED,
-        reasons.QUOTA_RESERVED,
-        reasons.PLACED,
-        reasons.ROLLOUT_READY,
-        reasons.LEARNER_RUNNING,
-        reasons.LEARNER_REACHABLE,
-    )
-    missing = [item.message for item in found if item.type in ordered and item.status != "True"]
-    if missing:
-        return missing[0]
-    learner = context.observed.report()
-    if learner:
-        return learner.message or learner.phase
-    before = context.previous.get("message") if context.previous.get("phase") == reasons.RUNNING else None
-    return before or "the learner runs"
+    status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0)}
+    return _reported(status, found, raw, now)
 
 
 def _progress(report: Mapping[str, Any]) -> str | None:
@@ -244,8 +228,7 @@ def _conditions(
     if context.blocked:
         found.append(context.blocked)
     if context.job.spec.suspend and not context.outcome:
-        message = "spec.suspend is true: no pod exists; set it to false to resume from the last checkpoint"
-        return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+        return [*found, _suspended(context)]
     if context.quota:
         found.append(context.quota)
     if context.placement and context.placement.condition:
@@ -261,6 +244,28 @@ def _conditions(
     if context.outcome:
         found.append(Condition(context.outcome.phase, "True", context.outcome.reason, context.outcome.message))
     return found
+
+
+def _suspended(context: PlanContext) -> Condition:
+    by = f"spec.suspend is true{_set_by_hand(context.raw['metadata'])}"
+    if context.holds_secret or context.observed.old_learner():
+        message = f"{by}: the pods end, and the learner first writes its checkpoint"
+        return Condition(reasons.SUSPENDED, "False", reasons.PODS_ENDING, message)
+    message = f"{by}: no pod exists; set it to false to resume from the last checkpoint"
+    return Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)
+
+
+def _set_by_hand(metadata: Mapping[str, Any]) -> str:
+    """Return who set spec.suspend where no applied file has it: then no apply of that file takes it back."""
+    owners = {
+        item["manager"]: item["operation"]
+        for item in metadata.get("managedFields") or []
+        if "f:suspend" in item.get("fieldsV1", {}).get("f:spec", {})
+    }
+    in_file = '"suspend":true' in (metadata.get("annotations") or {}).get(_LAST_APPLIED, "")
+    if not owners or in_file or "Apply" in owners.values():
+        return ""
+    return f" (set by {', '.join(owners)}; a file that is applied without it leaves it so)"
 
 
 def _rollout_ready(context: PlanContext) -> Condition:
@@ -282,8 +287,8 @@ def _learner_running(context: PlanContext) -> Condition:
     if context.renews_secret:
         message = "certificates of the job expire soon, or its Secret is gone: its pods restart with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
-    if context.observed.old_learner():
-        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner first writes its checkpoint and ends")
+    if old := context.observed.old_learner():
+        return condition(False, reasons.OLD_LEARNER_ENDING, _how_it_ends(old, context.observed))
     pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
@@ -291,11 +296,27 @@ def _learner_running(context: PlanContext) -> Condition:
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
     if finding is None:
-        return condition(True, reasons.LEARNER_STARTED, "the learner runs")
+        return condition(True, reasons.LEARNER_STARTED, _doing(context))
     if finding.reason == reasons.SERVER_CRASHED:
         limit = context.job.spec.learner.backoff_limit
         return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} retries")
     return condition(False, finding.reason, finding.message)
+
+
+def _how_it_ends(old: Object, observed: Observed) -> str:
+    if old not in observed.orphans:
+        return "the old learner first writes its checkpoint and ends"
+    metadata = old["metadata"]
+    command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
+    return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
+
+
+def _doing(context: PlanContext) -> str:
+    """Return what a learner that runs does, by its last report."""
+    report, before = context.observed.progress, find(context.previous, reasons.LEARNER_RUNNING)
+    if report:
+        return f"the learner runs: {report.message or report.phase}"
+    return before["message"] if before and before["status"] == "True" else "the learner runs"
 
 
 def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> Condition:
@@ -319,21 +340,17 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
 def with_children_applied(
     status: Mapping[str, Any], job: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
 ) -> dict[str, Any]:
-    """Return the status with the condition ChildrenApplied: what was refused is why the job does not train."""
+    """Return the status with the condition ChildrenApplied: what was refused may be why the job does not train."""
     if refusals:
         applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
     else:
         applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server accepted every child")
-    ours = (reasons.CHILDREN_APPLIED, reasons.TRAINING)
-    known = [
-        Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]
+    first, *others = [
+        Condition(*(item[key] for key in ("type", "status", "reason", "message")))
+        for item in status["conditions"]
+        if item["type"] not in (reasons.CHILDREN_APPLIED, *explanation.SUMMARY)
     ]
-    first, *others = [item for item in known if item.type not in ours]
-    found = [first, applied, *others]
-    found.append(explanation.training(found, {"metadata": job["metadata"], "status": status}))
-    old = (job.get("status") or {}).get("conditions") or []
-    entries = merged(old, found, generation=status["observedGeneration"], now=now)
-    return {**status, "conditions": entries, **({"message": applied.message} if refusals else {})}
+    return _reported(status, [first, applied, *others], job, now)
 
 
 def after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
@@ -344,15 +361,14 @@ def after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[s
 
 def unplanned(raw: Mapping[str, Any], accepted: Condition, now: datetime) -> dict[str, Any]:
     """Return the status of a job that cannot be planned: as it was, but for the condition Accepted."""
-    previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
-    found = [accepted]
-    trains = find(previous, reasons.TRAINING)
-    if trains is None or trains["status"] != "True":
-        found.append(explanation.training(found, raw))
+    previous = raw.get("status") or {}
     old = previous.get("conditions") or []
-    replaced = {condition.type for condition in found}
+    replaced = (reasons.ACCEPTED, *explanation.SUMMARY)
     kept = [item for item in old if item["type"] not in replaced and item["reason"] != reasons.INVALID_SPEC]
     was_invalid = any(item["type"] == reasons.FAILED and item["reason"] == reasons.INVALID_SPEC for item in old)
-    first, *others = merged(old, found, generation=generation, now=now)
     phase = reasons.PENDING if was_invalid else previous.get("phase", reasons.PENDING)
-    return {**previous, "phase": phase, "observedGeneration": generation, "conditions": [first, *kept, *others]}
+    status = {**previous, "phase": phase, "observedGeneration": raw["metadata"].get("generation", 0)}
+    trained = (find(previous, reasons.TRAINING) or {}).get("status") == "True"
+    status = _reported(status, [accepted], raw, now, trained=trained)
+    first, *summary = status["conditions"]
+    return {**status, "conditions": [first, *kept, *summary]}

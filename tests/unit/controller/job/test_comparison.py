@@ -229,7 +229,7 @@ def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
     raw = b.job()
     observed = b.started(raw)
     assert seen(raw, observed) == observed
-    assert comparison.obstacle(observed) is None
+    assert comparison.obstacle(observed, "team-a") is None
 
 
 @pytest.mark.parametrize("end", [COMPLETE, b.job_condition("Failed", "BackoffLimitExceeded")])
@@ -287,6 +287,11 @@ def test_an_object_that_is_not_the_jobs_is_neither_read_nor_written_over(kind: s
     assert made.children == ()
     name = f"{kind} {there['metadata']['name']}"
     wanted = f"{name} exists and is not this job's; rename the job or the object"
+    if change == "no owner":
+        wanted = (
+            f"without an owner: {name}; a job of this name was deleted with --cascade=orphan, or `stage2 render` wrote"
+            f" them: kubectl delete -n team-a {name.replace(' ', '/').lower()}"
+        )
     assert b.message(made, reasons.CHILDREN_APPLIED) == wanted
     assert made.status["message"] == wanted
     assert made.again_after_s == 15

@@ -197,7 +197,7 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
 
 
 TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
-    reasons.TRAINING,
+    *explanation.SUMMARY,
     reasons.PENDING,
     reasons.STARTING,
     reasons.RUNNING,
@@ -218,7 +218,7 @@ OF_WHAT_HOLDS = {
 NEVER_LOOKED_UP = {reasons.RELEASED, reasons.NO_STEP_YET}  # of a job that has ended; of the last link, no condition
 WORDS = {word for name, word in vars(reasons).items() if name.isupper()}
 STOPS = WORDS - TYPES_AND_PHASES - OF_WHAT_HOLDS - NEVER_LOOKED_UP
-NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NODE_FULL}
+NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NODE_FULL, reasons.NODE_DRAINED}
 """What the controller itself makes right; another link, or the condition's own message, says why it takes a while."""
 
 

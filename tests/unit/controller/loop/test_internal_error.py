@@ -57,7 +57,7 @@ def test_what_runs_continues_and_is_reported_as_before() -> None:
     made = broken(b.with_status(raw, running))
     assert (made.children, made.deletions, made.keeps_place) == ((), (), True)
     assert (made.status["phase"], made.status["step"]) == (reasons.RUNNING, 4)
-    assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
+    assert b.condition(made, reasons.TRAINING) == ("True", reasons.INTERNAL_ERROR)
 
 
 def test_a_refused_spec_that_was_corrected_into_a_bug_is_refused_no_more() -> None:
