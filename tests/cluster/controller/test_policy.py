@@ -12,7 +12,9 @@ from tests.unit.charts.test_policy import NEEDED, RISKY
 pytestmark = pytest.mark.timeout(300)
 VALUES = (
     'policy.hostPaths=["/data"]',
-    'policy.imageRegistries=["my/"]',
+    'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',
+    'policy.labels=["team", "of"]',
+    'policy.pullSecrets=["registry"]',
     'policy.serviceAccounts=["trainer"]',
     'policy.secrets=["hub-token"]',
     'policy.resourceClaimTemplates=["one-gpu"]',
@@ -46,6 +48,10 @@ def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> 
         sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
         done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
         assert done.returncode == 0, (override, done.stderr)
+    joins = {"metadata": {"labels": {"app": "payments"}}}
+    for spec in ({"imagePullSecrets": [{"name": "others"}]}, {"rollout": {"servers": 3, "template": joins}}):
+        done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=job(image="my/trainer:1", volumes=[], **spec))
+        assert "ask the admin to add it to policy." in done.stderr
     too_large = job(image="my/trainer:1", volumes=[], rollout={"servers": 4})
     done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=too_large)
     assert f"lets a job of namespace {tenant.namespace} have 4 GPUs, and servers and learner ask for 5" in done.stderr

@@ -118,9 +118,11 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (with_container("side", lifecycle={"preStop": {"httpGet": {"host": "10.0.0.1"}}}), f"{LEARNER}.lifecycle", False),
     (with_container("side", volumeDevices=[{"devicePath": "/dev/x"}]), LEARNER, False),
     (with_container("side", image="evil.example/x"), f"{LEARNER}.image", True),
+    (with_container("side", image="my/team-evil/x:v1"), f"{LEARNER}.image", True),
+    (of_pod(imagePullSecrets=[{"name": "registry"}, {"name": "others"}]), "imagePullSecrets[1].name", True),
 ]
 NEEDED: list[dict[str, Any]] = [
-    {"metadata": {"labels": {"team": "a"}, "annotations": {"team": "a"}}},
+    {"metadata": {"labels": {"team": "a", "of": "a-b"}, "annotations": {"other": "a"}}},
     {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"gpu": "a100"}}},
     {"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}], "priorityClassName": "low"}},
     {"spec": {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 600}},
@@ -144,7 +146,9 @@ NEEDED: list[dict[str, Any]] = [
 def manifests(template: Template) -> Mapping[tuple[str, str], Mapping[str, Any]]:
     return template(
         'policy.hostPaths=["/data"]',
-        'policy.imageRegistries=["my/"]',
+        'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',
+        'policy.labels=["team", "of"]',
+        'policy.pullSecrets=["registry"]',
         'policy.serviceAccounts=["trainer"]',
         'policy.secrets=["hub-token"]',
         'policy.resourceClaimTemplates=["one-gpu"]',
@@ -198,6 +202,7 @@ def test_what_training_needs_is_taken(manifests: Any, policy: AdminPolicy, overr
             "spec.volumes[0].hostPath.path",
         ),
         ({"volumes": [{"name": "v", "mountPath": "/v", "secret": {"secretName": "x"}}]}, "spec.volumes[0].secret"),
+        ({"imagePullSecrets": [{"name": "others"}]}, "spec.imagePullSecrets[0].name"),
     ],
 )
 def test_the_policy_covers_a_jobs_fields(manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str) -> None:
@@ -216,9 +221,47 @@ def test_a_token_is_of_the_account_of_the_same_template(manifests: Any, policy: 
 def test_a_refusal_names_what_is_allowed_and_the_way_out(policy: AdminPolicy) -> None:
     reported = refusals(b.job(image="evil.example/x"), policy)
     assert reported == (
-        "spec.image: 'evil.example/x'; this cluster lets jobs use as image registry only my/; "
+        "spec.image: 'evil.example/x'; this cluster lets jobs use as image registry only my/trainer, my/x, my/team; "
         "change or remove it, or ask the admin to add it to policy.imageRegistries of the chart"
     )
+
+
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+def test_a_template_cannot_join_the_service_of_somebody_else(manifests: Any, policy: AdminPolicy, role: str) -> None:
+    raw = b.job()
+    raw["spec"][role]["template"] = {"metadata": {"labels": {"team": "a", "app": "payments"}}}
+    assert refusals(raw, policy) == (
+        f"spec.{role}.template.metadata.labels[app]: 'app'; this cluster lets jobs use as label of pods only team, of; "
+        "change or remove it, or ask the admin to add it to policy.labels of the chart"
+    )
+    assert "labels in templates of jobs are team, of;" in admitted(manifests[POLICY], raw)
+
+
+@pytest.mark.parametrize(
+    ("entry", "image", "allowed"),
+    [
+        ("registry.example/team/", "registry.example/team/x:v1", True),
+        ("registry.example/team/", "registry.example/team", False),
+        ("registry.example/team", "registry.example/team", True),
+        ("registry.example/team", "registry.example/team:v1@sha256:0", True),
+        ("registry.example/team", "registry.example/team@sha256:0", True),
+        ("registry.example/team", "registry.example/team/x/y:v1", True),
+        ("registry.example/team", "registry.example/team-evil/x", False),
+        ("registry.example/team", "registry.example/team.evil:v1", False),
+        ("registry.example/team", "registry.example/other/x", False),
+        ("registry.example", "registry.example:5000/x", False),
+        ("registry.example", "registry.example.evil/x", False),
+        ("registry.example:5000", "registry.example:5000/x:v1", True),
+        ("registry.example/x:v1", "registry.example/x:v1", True),
+        ("registry.example/x:v1", "registry.example/x:v10", False),
+    ],
+)
+def test_an_entry_of_registries_matches_whole_segments(
+    template: Template, entry: str, image: str, allowed: bool
+) -> None:
+    manifests = template(f"policy.imageRegistries={json.dumps([entry])}")
+    raw = b.job(image=image)
+    assert not refusals(raw, policy_of(manifests)) == (not admitted(manifests[POLICY], raw)) == allowed
 
 
 def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_no_secret(template: Template) -> None:
@@ -226,6 +269,8 @@ def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_n
     assert found == AdminPolicy(
         host_paths=(),
         image_registries=("*",),
+        labels=(),
+        pull_secrets=(),
         service_accounts=(),
         secrets=(),
         runtime_classes=("nvidia",),
@@ -250,16 +295,18 @@ def test_an_unknown_claim_template_is_refused(manifests: Any, policy: AdminPolic
 
 @pytest.mark.parametrize("entry", ["a: b", "a #b", "it's", 'a"b', "{{ x }}", "- a", "*a", "a\\b"])
 def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: str) -> None:
-    keys = ("imageRegistries", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
-    manifests = template(*(f"policy.{key}={json.dumps([entry])}" for key in keys))
+    keys = ("labels", "pullSecrets", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
+    manifests = template(*(f"policy.{key}={json.dumps([entry])}" for key in ("imageRegistries", *keys)))
     reported = {one.get("message", "") for one in manifests[POLICY]["spec"]["validations"]}
     way_out = "change or remove it, or ask the admin to add it to"
     assert f"images of jobs come from {entry}; {way_out} policy.imageRegistries" in reported
     assert f"service accounts of jobs are {entry}; {way_out} policy.serviceAccounts" in reported
     assert f"Secrets of jobs are {entry}; {way_out} policy.secrets" in reported
+    assert f"image pull secrets of jobs are {entry}; {way_out} policy.pullSecrets" in reported
+    assert f"labels in templates of jobs are {entry}; {way_out} policy.labels" in reported
     assert f"runtime classes of jobs are {entry}; {way_out} policy.runtimeClasses" in reported
     assert f"ResourceClaimTemplates of jobs are {entry}; {way_out} policy.resourceClaimTemplates" in reported
-    taken, refused = (b.job(image=f"{image}x") for image in (entry, "other/"))
+    taken, refused = (b.job(image=f"{image}/x") for image in (entry, "other"))
     assert (refusals(taken, policy_of(manifests)), admitted(manifests[POLICY], taken)) == ("", "")
     assert refusals(refused, policy_of(manifests))
     assert admitted(manifests[POLICY], refused)
@@ -270,14 +317,21 @@ def test_a_job_that_the_policy_refuses_by_now_may_be_suspended_and_ended(manifes
     policy = manifests[POLICY]
     for change in ({"suspend": True}, {"activeDeadlineSeconds": 60}, {"ttlSecondsAfterFinished": 1}):
         assert admitted(policy, b.edited(raw, **change), raw) == ""
-    for change in ({"image": "my/other:1"}, {"gpuResource": "amd.com/gpu"}, {"rollout": {"servers": 1}}):
+    for change in (
+        {"image": "my/x:1"},
+        {"imagePullSecrets": [{"name": "registry"}]},
+        {"gpuResource": "amd.com/gpu"},
+        {"rollout": {"servers": 1}},
+    ):
         assert "hostPath" in admitted(policy, b.edited(raw, **change), raw)
 
 
 def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
-    keys = ("hostPaths", "imageRegistries", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
-    manifests = template(*(f'policy.{key}=["*"]' for key in keys))
-    for override in ({"spec": {"serviceAccountName": "x", "runtimeClassName": "y"}}, volume(hostPath={"path": "/x"})):
+    keys = ("hostPaths", "imageRegistries", "labels", "pullSecrets", "serviceAccounts", "secrets", "runtimeClasses")
+    manifests = template(*(f'policy.{key}=["*"]' for key in (*keys, "resourceClaimTemplates")))
+    account = {"serviceAccountName": "x", "runtimeClassName": "y", "imagePullSecrets": [{"name": "z"}]}
+    of_others = {"metadata": {"labels": {"app": "x"}}}
+    for override in ({"spec": account}, of_others, volume(hostPath={"path": "/x"})):
         raw = b.job(learner={"gpus": 1, "template": override})
         assert refusals(raw, policy_of(manifests)) == ""
         assert admitted(manifests[POLICY], raw) == ""

@@ -131,6 +131,31 @@ def test_a_running_job_that_the_policy_refuses_by_now_is_managed_to_its_end() ->
     assert gone.delete_job
 
 
+@pytest.mark.parametrize(
+    ("spec", "policy", "path"),
+    [
+        ({"image": "registry/team-b/x"}, {"image_registries": ("registry/team",)}, "spec.image"),
+        ({"imagePullSecrets": [{"name": "registry"}]}, {"pull_secrets": ()}, "spec.imagePullSecrets[0].name"),
+        (
+            {"learner": {"gpus": 1, "template": {"metadata": {"labels": {"app": "x"}}}}},
+            {"labels": ()},
+            "spec.learner.template.metadata.labels[app]",
+        ),
+    ],
+    ids=["image", "pull secret", "label"],
+)
+def test_a_running_job_keeps_what_rules_of_the_policy_refuse_that_it_did_not_have(
+    spec: Any, policy: Any, path: str
+) -> None:
+    raw = b.job(**spec)
+    observed = b.started(raw)
+    raw = b.with_status(raw, b.planned(raw, observed))
+    made = b.plan(raw, observed, settings=replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, **policy)))
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
+    assert path in b.message(made, reasons.ACCEPTED)
+    assert (made.status["phase"], made.deletions, of_pods(made, observed)) == (reasons.RUNNING, (), [])
+
+
 def test_a_new_start_of_it_is_refused() -> None:
     raw = b.job(suspend=True, **WIDE)
     raw = b.with_status(raw, b.planned(raw))
