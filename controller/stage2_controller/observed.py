@@ -28,6 +28,7 @@ class Observed:
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
     progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
+    over_quota: str | None = None  # which ResourceQuota refuses pods that the job does not have yet
     unreachable: str | None = None  # why the learner's /progress gives no answer for long
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left
     unowned: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left without an owner

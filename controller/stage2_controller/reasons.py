@@ -24,6 +24,7 @@ NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; po
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
 NODE_DRAINED: Final = "NodeDrained"  # the same, because somebody has cordoned the node
+QUOTA_EXCEEDED: Final = "QuotaExceeded"  # a ResourceQuota refuses its pods: it has none, and waits
 HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import placement
 from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.quota import Quotas
 from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
@@ -59,6 +61,7 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._clock = clock
+        self.quotas = Quotas(store)
         self._parsed: dict[Key, tuple[Revision, ParsedJob | ConfigError]] = {}
         self._parser = ThreadPoolExecutor(1, "parse-jobs")  # one: more would keep the event loop from its processor
         self._logged_bugs: dict[Key, Revision] = {}  # what each was logged for
@@ -119,6 +122,7 @@ class Reconciler:
         self._parsed.pop(key, None)
         self._logged_bugs.pop(key, None)
         self._progress.forget(key)
+        self.quotas.record(key, None)
         if self._capacity:
             self._capacity.release(key)
 
@@ -151,6 +155,8 @@ class Reconciler:
     ) -> tuple[Plan, Exception | None]:
         """Return the plan. If planning meets a bug, return a plan that reports it, and the bug."""
         try:
+            if isinstance(parsed, ParsedJob) and not placement.standing(seen):  # what stands is left to the API server
+                seen = replace(seen, over_quota=self.quotas.exceeded(key, parsed.need))
             made = plan(
                 raw,
                 parsed,
@@ -169,6 +175,8 @@ class Reconciler:
         return made, None
 
     def _record_place(self, key: Key, made: Plan) -> None:
+        if not made.keeps_place:
+            self.quotas.record(key, made.placement)
         if self._capacity is None:
             return
         if made.keeps_place:
@@ -178,8 +186,10 @@ class Reconciler:
 
     def _take_back_place(self, key: Key, raw: Object) -> None:
         """After a refusal, keep no room for a job whose children stand on no node: no pod will come."""
-        if self._capacity and placement.current_node(self._observer.watched(key, raw)) is None:
-            self._capacity.unclaim(key)
+        if placement.current_node(self._observer.watched(key, raw)) is None:
+            self.quotas.record(key, None)
+            if self._capacity:
+                self._capacity.unclaim(key)
 
     async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan) -> list[str]:
         """Delete, then write children; return what the API server refused.

@@ -105,7 +105,10 @@ stage2.dev/role: controller
   verbs: [get, create, delete]  # delete: of the job's own whose certificates end, once no pod holds them
 - apiGroups: [""]
   resources: [events]
-  verbs: [list, create]  # list: those of a learner's Job whose pod nobody makes, which is said nowhere else
+  verbs: [get, list, create, patch]  # list: those of a learner's Job whose pod nobody makes; patch: to count equal ones
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [list, watch]
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

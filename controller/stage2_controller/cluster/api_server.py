@@ -13,6 +13,7 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from stage2_controller import conditions, store
+from stage2_controller.children.manifest import digest
 from stage2_controller.report.explanation import Event
 from stage2_controller.spec import kinds, names
 
@@ -212,12 +213,14 @@ class Api:
         return None if answer is None or answer.get("kind") == "Status" else answer
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
-        """Post an event about the job; `at` is an RFC 3339 time."""
-        metadata = job["metadata"]
+        """Post an event about the job, or count it if there is one like it; `at` is an RFC 3339 time."""
+        metadata, kind = job["metadata"], "Event"
+        namespace, name = metadata["namespace"], metadata["name"][:200].rstrip("-.")
+        name = f"{name}.{digest([metadata['uid'], *event])}"
         body = {
             "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{metadata['name'][:200]}.", "namespace": metadata["namespace"]},
+            "kind": kind,
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": names.API_VERSION,
                 "kind": names.KIND,
@@ -231,7 +234,10 @@ class Api:
             "lastTimestamp": at,
             "count": 1,
         }
-        await self._request("create", "Event", metadata["namespace"], body=body)
+        if await self.create(body) is None:
+            known = await self.get(kind, namespace, name) or {}
+            again = {"count": known.get("count", 0) + 1, "lastTimestamp": at}
+            await _accepting(self._request("patch", kind, namespace, name, body=again, content_type=_MERGE), 404)
 
     async def _apply(self, body: Object, subresource: str = "") -> Object:
         metadata = body["metadata"]

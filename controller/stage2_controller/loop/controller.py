@@ -231,6 +231,8 @@ async def connect(settings: Settings, options: Options) -> Controller:
     queue: WorkQueue[Key] = WorkQueue(
         reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency, rest_s=REST_S
     )
+    quotas = reconciler.quotas
+    quotas.freed = queue.add
     of_jobs = [
         Feed(
             resource.kind,
@@ -244,6 +246,10 @@ async def connect(settings: Settings, options: Options) -> Controller:
         for resource in kinds.watched(kueue=settings.kueue)
         for space in options.namespaces or (None,)
     ]
+    of_quotas = [
+        Feed(kinds.RESOURCE_QUOTA.kind, quotas.observe, quotas.vanished, namespace=space)
+        for space in options.namespaces or (None,)
+    ]
     of_nodes = [
         Feed(kind, capacity.observe, capacity.vanished, fields=fields)
         for kind, fields in (("Node", None), ("Pod", _TAKES_ROOM))
@@ -254,7 +260,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         store=store,
         queue=queue,
         reconciler=reconciler,
-        watches=Watches(api, [*of_jobs, *of_nodes]),
+        watches=Watches(api, [*of_jobs, *of_quotas, *of_nodes]),
         metrics=metrics,
         progress=progress,
         capacity=capacity,

@@ -20,7 +20,7 @@ from stage2_controller.store import key_of
 PROMISE_S = 300.0
 """How long room is kept for pods that are not bound: a busy cluster creates and binds pods one by one."""
 FIRST_PAUSE_S = 30.0
-LONGEST_PAUSE_S = 960.0
+LONGEST_PAUSE_S = 600.0
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # owners of pods that a new node would have too; Node: of static pods
 
 

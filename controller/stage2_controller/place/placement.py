@@ -15,7 +15,7 @@ from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import binding, node_fit
 from stage2_controller.place.binding import Incomplete
-from stage2_controller.place.capacity import FIRST_PAUSE_S, PROMISE_S, Capacity, Snapshot
+from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity, Snapshot
 from stage2_controller.place.node_fit import Avoided, Need, NodeInfo
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
@@ -59,6 +59,8 @@ def choose(
     nodes_may_come: a job that fits nowhere has pending pods, for an autoscaler to see; status: the one that the last
     pass wrote.
     """
+    if observed.over_quota:
+        return _over_quota(need, observed.over_quota, status, now)
     node = current_node(observed)
     if snapshot is None or by_scheduler:
         place = _follow_scheduler(need, node, observed, snapshot, status, now)
@@ -221,6 +223,15 @@ def _pause(need: Need, snapshot: Snapshot | None, status: Mapping[str, Any], now
         return None
     condition = Condition(reasons.PLACED, "False", before["reason"], before["message"]) if before and failed else None
     return Place(need, None, condition, again_after_s=left_s)
+
+
+def _over_quota(need: Need, message: str, status: Mapping[str, Any], now: datetime) -> Place:
+    """Return no place. The job looks again after as long as it has waited: in pauses that double, up to a limit."""
+    before = conditions.find(status, reasons.PLACED) or {}
+    waits = before.get("reason") == reasons.QUOTA_EXCEEDED
+    waited_s = (now - conditions.instant(before["lastTransitionTime"])).total_seconds() if waits else 0.0
+    condition = Condition(reasons.PLACED, "False", reasons.QUOTA_EXCEEDED, message)
+    return Place(need, None, condition, again_after_s=min(max(waited_s, FIRST_PAUSE_S), LONGEST_PAUSE_S))
 
 
 def _beside_old_learner(place: Place, node: str | None, observed: Observed, now: datetime) -> Place:

@@ -61,6 +61,7 @@ _FIXES = {
     reasons.NO_PRIORITY_CLASS: "the label kueue.x-k8s.io/priority-class of rmj/{job}",
     reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
     reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",
+    reasons.QUOTA_EXCEEDED: "the ResourceQuota that the message names; spec.rollout and spec.learner of rmj/{job}",
     reasons.NODE_NOT_READY: "node/{node}",
     reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
     reasons.NAME_TAKEN: "metadata.name of rmj/{job}, or the object that the message names, in namespace {namespace}",

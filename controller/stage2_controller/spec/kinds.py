@@ -64,12 +64,14 @@ KIND_OF_ROLE = {role: kind for kind, role in ROLE_OF_PODS.items()}
 ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
 POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "resourceClaims"))
 NODE = Resource("Node", "v1", "nodes")
+RESOURCE_QUOTA = Resource("ResourceQuota", "v1", "resourcequotas")
 OTHERS = (
     ROLLOUT_MATCHING_JOB,
     POD,
     NODE,
     Resource("Event", "v1", "events"),
     Resource("Lease", "coordination.k8s.io/v1", "leases"),
+    RESOURCE_QUOTA,
     Resource("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses"),
     Resource("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors"),
     Resource("WorkloadPriorityClass", "kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),

@@ -17,7 +17,16 @@ IMPLIED = {("update", "rolloutmatchingjobs/finalizers")}
 ANYBODYS = {("get", "apis")}
 # An apply that creates needs both verbs.
 APPLIED = ("configmaps", "deployments", "networkpolicies", "services")
-WATCHED = ("rolloutmatchingjobs", "deployments", "jobs", "services", "networkpolicies", "pods", "nodes")
+WATCHED = (
+    "rolloutmatchingjobs",
+    "deployments",
+    "jobs",
+    "services",
+    "networkpolicies",
+    "pods",
+    "nodes",
+    "resourcequotas",
+)
 SYSTEM = {"authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io"}
 
 
@@ -88,6 +97,8 @@ def test_rights_are_what_is_needed(kubectl: Kubectl, node: str, rights: Path, ku
         kubectl.apply(SOMEBODYS)
         kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": false}}')
         eventually(lambda: reason(kubectl, "second", "ChildrenApplied") == "NameTaken", why="it looks whose the Job is")
+        kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        eventually(lambda: ("patch", "events") in did | does(replica), why="an event like an earlier one is counted")
         kubectl("patch", "rmj", "third", "--type=merge", "-p", '{"spec": {"suspend": false}}')
         unmade = "no pod has a RuntimeClass that does not exist, as an event says"
         eventually(lambda: reason(kubectl, "third", "LearnerRunning") == "PodRefused", timeout_s=120, why=unmade)

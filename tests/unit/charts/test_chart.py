@@ -272,7 +272,7 @@ def test_of_events_the_controller_lists_those_of_the_core_alone(template: Templa
     manifests = template(f"controller.namespaces={namespaces}")
     rules = [rule for body in manifests.values() for rule in body.get("rules") or () if "events" in rule["resources"]]
     assert {(*rule["apiGroups"], *rule["resources"], *rule["verbs"]) for rule in rules} == {
-        ("", "events", "list", "create")
+        ("", "events", "get", "list", "create", "patch")
     }
 
 

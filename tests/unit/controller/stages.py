@@ -144,6 +144,9 @@ STAGES: dict[str, Stage] = {
     "a bug before its start": Stage(lambda: bug(b.job()), P, reasons.INTERNAL_ERROR, FAILED),
     "no quota": Stage(queued, P, reasons.QUOTA_PENDING, IN_PROGRESS),
     "no room": Stage(lambda: left(b.job(), gpus=3), P, reasons.NO_NODE_FITS, IN_PROGRESS),
+    "above a quota": Stage(
+        lambda: left(b.job(), Observed(over_quota="needs 4 pods")), P, reasons.QUOTA_EXCEEDED, IN_PROGRESS
+    ),
     "a child is refused": Stage(refused, P, reasons.CHILD_REFUSED, IN_PROGRESS),
     "a name is taken": Stage(lambda: owned(unowned("Service"), b.job()), P, reasons.NAME_TAKEN, IN_PROGRESS),
     "applied again": Stage(

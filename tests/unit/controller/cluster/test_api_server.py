@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
+from stage2_controller.report.explanation import Event
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
@@ -178,3 +179,41 @@ def test_requests_go_to_the_path_of_the_kind_and_a_name_leads_to_no_other() -> N
     for name in (".", ".."):
         with pytest.raises(ValueError, match="is no name of a PriorityClass"):
             path("PriorityClass", None, name)
+
+
+async def test_an_event_like_an_earlier_one_of_the_job_is_counted_and_not_made_again() -> None:
+    there: dict[str, Any] = {}
+
+    async def create(request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["metadata"]["name"]
+        taken = name in there
+        there.setdefault(name, body)
+        return web.json_response({"reason": "AlreadyExists"} if taken else body, status=409 if taken else 201)
+
+    async def read(request: web.Request) -> web.Response:
+        return web.json_response(there[request.match_info["name"]])
+
+    async def patch(request: web.Request) -> web.Response:
+        there[request.match_info["name"]] |= await request.json()
+        return web.json_response({})
+
+    where = "/api/v1/namespaces/team-a/events"
+    one = f"{where}/{{name}}"
+    full, lost = (Event("Warning", reason, "the node has no room") for reason in ("NodeFull", "NodeLost"))
+    long = "n" * 199 + "-and-more"
+    async with connected(web.post(where, create), web.get(one, read), web.patch(one, patch)) as api:
+        for event, job, at in (
+            (full, b.job(), "1"),
+            (lost, b.job(), "2"),
+            (full, b.job(long), "3"),
+            (full, b.job(), "4"),
+        ):
+            await api.emit(job, event, at=at)
+    assert [name.rpartition(".")[0] for name in there] == ["job-3v1", "job-3v1", "n" * 199]
+    keys = ("reason", "count", "firstTimestamp", "lastTimestamp")
+    assert [tuple(body[key] for key in keys) for body in there.values()] == [
+        ("NodeFull", 2, "1", "4"),
+        ("NodeLost", 1, "2", "2"),
+        ("NodeFull", 1, "3", "3"),
+    ]

@@ -87,6 +87,7 @@ NO_QUOTA = Observed(
 # what is wrong, GPUs of the node, what is observed, the link, its reason, words of the fix
 CASES: list[tuple[str, int, Observed, str, str, str]] = [
     ("no room", 3, b.NOTHING, "placement", reasons.NO_NODE_FITS, "spec.placement, spec.rollout and spec.learner"),
+    ("above a quota", 4, Observed(over_quota="needs 4"), "placement", reasons.QUOTA_EXCEEDED, "the ResourceQuota that"),
     ("quota", 4, NO_QUOTA, "servers", reasons.POD_REFUSED, "ResourceQuota"),
     ("no pod yet", 4, b.NOTHING, "servers", reasons.NOT_CREATED, "kubectl describe job/job-3v1-learner "),
     ("image", 4, Observed(pods=(NO_IMAGE,)), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),

@@ -32,7 +32,7 @@ def test_a_taken_address_is_named_with_the_flag(tmp_path, monkeypatch):
     assert failure.startswith(f"--listen: 127.0.0.1:{port}: must be a free address")
 
 
-KINDS = (*kinds.watched(kueue=True), kinds.NODE)
+KINDS = (*kinds.watched(kueue=True), kinds.NODE, kinds.RESOURCE_QUOTA)
 SERVED = (*KINDS, kinds.Resource("Namespace", "v1", "namespaces"))  # kopf waits for it, and asks for none
 PAGES = 3
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/stage2-system/leases/stage2"
