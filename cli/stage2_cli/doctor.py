@@ -12,10 +12,8 @@ from stage2_api.errors import EXIT_FAILURE
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_trainer.doctor.examination import Devices, Examination, Verdict
-from stage2_trainer.doctor.resources import Machine
 
-SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
+SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
 
 def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int:
@@ -25,6 +23,9 @@ def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int
     """
     mappings = parse_mappings(mapped)
     found = load(file, changes)
+    from stage2_trainer.doctor.examination import Devices, Examination
+    from stage2_trainer.doctor.resources import Machine
+
     if isinstance(found, RunConfig):
         examination = Examination(found, Machine.detect())
     else:

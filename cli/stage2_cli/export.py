@@ -12,6 +12,7 @@ from rich.text import Text
 from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
 from stage2_cli.console import plain_console
 from stage2_trainer.data.files import check_folder
+from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -31,24 +32,23 @@ def export_checkpoint(request: ExportRequest) -> int:
         rule = "an adapter is copied as it is (--adapter)"
         raise ConfigError([Problem("--dtype", request.dtype, rule, "remove one of the two options")])
     check_folder("--output", request.output)
+    checkpoint = open_checkpoint(request.checkpoint, model=request.model)
     from stage2_trainer.export.model_export import ExportError
 
     try:
-        _export(request)
+        _export(request, checkpoint)
     except ExportError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_FAILURE
     return os.EX_OK
 
 
-def _export(request: ExportRequest) -> None:
+def _export(request: ExportRequest, checkpoint: TrainedCheckpoint) -> None:
     import torch
 
     from stage2_trainer.export.model_export import export_adapter, export_model
-    from stage2_trainer.export.trained_checkpoint import open_checkpoint
 
     console = plain_console()
-    checkpoint = open_checkpoint(request.checkpoint, model=request.model)
     with console.status(Text(f"exporting {checkpoint.folder}")):
         if request.adapter:
             exported = export_adapter(checkpoint, request.output)

@@ -11,13 +11,16 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, with_progress
 from stage2_cli.imports import print_tally
 from stage2_trainer.data.files import check_folder
-from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
+from stage2_trainer.prepare.project_request import Annotations, ProjectRequest, check_request
+from stage2_trainer.prepare.stock_model import source_of
 
 
 def prepare_model(model: str, output: Path) -> int:
     """Add the tokens, and print the result; return 0. Raises ConfigError."""
     check_folder("--output", output)
+    source_of(model)
+    from stage2_trainer.prepare.coordinate_tokens import prepare
+
     console = plain_console()
     with console.status(Text(f"preparing {model}")):
         result = prepare(model, output)
@@ -31,6 +34,9 @@ def prepare_model(model: str, output: Path) -> int:
 
 def init_project(request: ProjectRequest) -> int:
     """Create the folder, and print its contents and the next commands; return 0. Raises ConfigError."""
+    check_request(request)
+    from stage2_trainer.prepare.project_folder import create_project
+
     project = create_project(request, with_progress)
     console = plain_console()
     print_tally(project.train, project.folders.train)

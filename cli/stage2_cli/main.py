@@ -109,7 +109,7 @@ def init(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Create a project folder from COCO annotations: records, prepared model, a job file for each stage, a README."""
     from stage2_cli.init import chosen_annotations, init_project
-    from stage2_trainer.prepare.project_folder import ProjectRequest
+    from stage2_trainer.prepare.project_request import ProjectRequest
 
     train, held_out = chosen_annotations(coco, images, val_coco, val_images)
     raise typer.Exit(init_project(ProjectRequest(train, held_out, model, gpus, output, max_objects)))

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
+from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_model
-from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.serve.server_command import environment
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Gap, learner_logprobs, server_logprobs, text_tokens

@@ -90,6 +90,30 @@ def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert loaded & HEAVY == set()
 
 
+INIT = ["--images", ".", "--model", "lost", "--output", "new"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "lost.yaml"],
+        ["validate", "lost.yaml"],
+        ["doctor", "lost.yaml"],
+        ["prepare", "lost", "--output", "new"],
+        ["init", "--coco", "lost.json", *INIT],
+        ["export", "lost", "--output", "new"],
+        ["evaluate", "lost.yaml", "--checkpoint", "lost"],
+        ["inspect", "lost.yaml", "--sample", "1"],
+        ["serve", "lost.yaml", "--server", "0"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_wrong_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path, words: list[str]) -> None:
+    done, loaded = stage2(tmp_path, *words)
+    assert (done.returncode, "lost" in done.stderr) == (64, True), done.stderr
+    assert loaded & {*HEAVY, "datasets"} == set()
+
+
 def test_data_files_are_validated_without_anything_heavy(tmp_path: Path) -> None:
     done, loaded = stage2(tmp_path, "validate", run_over(tmp_path, MATCHING, BROKEN))
     assert done.returncode == 64

@@ -26,15 +26,8 @@ from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import new_folder
-from stage2_trainer.export.trained_checkpoint import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    BASE_NAME,
-    MergedStream,
-    TrainedCheckpoint,
-    is_empty,
-    skeleton,
-)
+from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
+from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.model_folder import INDEX, folder_digests

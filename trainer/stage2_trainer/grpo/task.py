@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
-
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, blank_image, load_image
@@ -35,6 +33,8 @@ class Rows:
 
     def dataset(self) -> Any:
         """Return the dataset, a row for each record."""
+        from datasets import Dataset  # takes seconds, and the check of a configuration needs none
+
         return Dataset.from_dict({"index": list(range(len(self.records)))}).with_transform(self._rows)
 
     def row(self, index: int) -> dict[str, Any]:

@@ -5,8 +5,6 @@ The tokens are not special ones, so that text decoded without special tokens kee
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,17 +17,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
-from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import check_folder, new_folder
-from stage2_trainer.data.model_files import fetched_model, flaw_of_model, require_plain
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.prepare.stock_model import AGAIN, refused, source_of
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 
 BLUR_BINS = 3.0
 TOKENS = tuple(coord_token(number) for number in range(BINS))
-AGAIN = "download it again, or compare its files with their source"
-KIND = "qwen3_vl"  # qwen3_vl_moe starts with it too
 ROWS_MULTIPLE = 64  # of the stock models' tables; tensor-parallel servers divide them
 
 
@@ -56,11 +51,11 @@ def prepare(model: str, output: Path) -> Prepared:
     source = source_of(model)
     processor = stock_processor(source, model)
     if not lacks_tokens(processor.tokenizer, model):
-        raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
+        raise refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
     policy = _load_policy(source, model)
     if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
-        raise _refused("MODEL", model, rule, "give a Qwen3-VL")
+        raise refused("MODEL", model, rule, "give a Qwen3-VL")
     ids = _add_tokens(processor.tokenizer, policy)
     with new_folder("--output", output) as folder:
         save_as_stock(policy, folder)
@@ -72,31 +67,12 @@ def prepare(model: str, output: Path) -> Prepared:
     return Prepared(output, ids[0], ids[-1], table.shape[0], tied=head is table)
 
 
-def source_of(model: str) -> Path:
-    """Return the folder of a Qwen3-VL, downloaded if `model` is a name on a hub. Raises ConfigError."""
-    folder = fetched_model(model, path="MODEL")
-    if not os.path.isfile(folder / "config.json"):
-        rule = "must be the folder of a model (with config.json), or the name of one on a hub"
-        raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
-    if flaw := flaw_of_model(folder):
-        raise _refused("MODEL", model, flaw, AGAIN)
-    require_plain(folder, path="MODEL", value=model)
-    config = json.loads((folder / "config.json").read_bytes())
-    kind = config.get("model_type")
-    if not str(kind).startswith(KIND):
-        raise _refused("MODEL", model, f"must be a Qwen3-VL; its config.json has model_type {kind}", "give a Qwen3-VL")
-    if config.get("quantization_config"):
-        rule = "must not be quantised, because it will be trained; its config.json has a quantization_config"
-        raise _refused("MODEL", model, rule, "give the model before quantisation")
-    return folder
-
-
 def stock_processor(source: Path, model: str) -> Any:
     """Return tokenizer, image processor and chat template of a model's folder. Raises ConfigError."""
     with _loading(model):
         processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     if not processor.chat_template:
-        raise _refused("MODEL", model, "must have a chat template (chat_template.jinja)", AGAIN)
+        raise refused("MODEL", model, "must have a chat template (chat_template.jinja)", AGAIN)
     return processor
 
 
@@ -115,16 +91,16 @@ def _load_policy(source: Path, model: str) -> Any:
         policy.generation_config.validate(strict=True)  # saving checks it the same way
     if lost := sorted(report["missing_keys"]):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise _refused("MODEL", model, f"must hold all weights; it lacks {lost[0]}{more}", AGAIN)
+        raise refused("MODEL", model, f"must hold all weights; it lacks {lost[0]}{more}", AGAIN)
     if fault := layout_fault(policy):
-        raise _refused("MODEL", model, fault, "use another model")
+        raise refused("MODEL", model, fault, "use another model")
     table, head = _tables(policy)
     if policy.config.tie_word_embeddings and head is not table:  # transformers follows the weights, vLLM this
         rule = "must have one table, as in config.json (tie_word_embeddings), but its weights have another output head"
-        raise _refused("MODEL", model, rule, "write false there, or remove lm_head.weight from the weights")
+        raise refused("MODEL", model, rule, "write false there, or remove lm_head.weight from the weights")
     if not all(torch.isfinite(one).all() for one in (table, head)):
         rule = "must have finite embeddings and output head, from which the new rows are computed"
-        raise _refused("MODEL", model, rule, AGAIN)
+        raise refused("MODEL", model, rule, AGAIN)
     return policy
 
 
@@ -137,7 +113,7 @@ def _loading(model: str) -> Iterator[None]:
         raise
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise _refused("MODEL", model, f"must be a model that transformers loads ({why})", AGAIN) from error
+        raise refused("MODEL", model, f"must be a model that transformers loads ({why})", AGAIN) from error
 
 
 def lacks_tokens(tokenizer: Any, model: str) -> bool:
@@ -148,11 +124,11 @@ def lacks_tokens(tokenizer: Any, model: str) -> bool:
         return True
     if any(token.special and token.content in there for token in tokenizer.added_tokens_decoder.values()):
         rule = "has them as special tokens, which vanish from decoded answers"
-        raise _refused("MODEL", model, f"{rule}: {there[0]}", "start from the model without added tokens")
+        raise refused("MODEL", model, f"{rule}: {there[0]}", "start from the model without added tokens")
     if len(there) == BINS:
         return False
     rule = f"has {len(there)} of the {BINS} coordinate tokens: {there[0]}"
-    raise _refused("MODEL", model, rule, "start from the model without added tokens")
+    raise refused("MODEL", model, rule, "start from the model without added tokens")
 
 
 @torch.no_grad()
@@ -179,10 +155,6 @@ def _add_tokens(tokenizer: Any, policy: Any) -> list[int]:
 def _tables(policy: Any) -> list[nn.Parameter]:
     """Return the embedding table and the output head, which may be the same."""
     return [policy.get_input_embeddings().weight, policy.get_output_embeddings().weight]
-
-
-def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(path, value, rule, way_out)])
 
 
 def start_rows(table: Tensor, spell: Callable[[str], Sequence[int]]) -> Tensor:

@@ -14,21 +14,21 @@ from typing import Any, Literal
 
 import yaml
 from jinja2 import Environment, StrictUndefined
-from pydantic import TypeAdapter, ValidationError
 from transformers import AutoProcessor
 
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.kubernetes_types import MountPath
 from stage2_api.parsing import parse_job
-from stage2_trainer.data.files import check_folder, new_folder
+from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
-from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
+from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, stock_processor
+from stage2_trainer.prepare.project_request import Annotations, ProjectRequest, check_request, unmountable
 from stage2_trainer.prepare.project_sizes import Chosen, Measures, Sizes, choose, measure
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
+from stage2_trainer.prepare.stock_model import source_of
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
@@ -42,9 +42,7 @@ _REASON = "\0"  # stands between a value and its reason while a template is fill
 Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that yields items and shows progress; it gets a text for them, and their number."""
 
-MOST_GPUS = 16
 SHARE, MOST_HELD_OUT = 0.05, 1000  # how many images are held out where there is no validation set
-_MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 PREPARED = Path("models") / "prepared"
 STAGES: dict[StageName, str] = {
     "stage1": "supervised training on the ground truth",
@@ -75,26 +73,6 @@ Run these commands in this folder. On a cluster, use `kubectl apply -f` instead 
 
 
 @dataclass(frozen=True)
-class Annotations:
-    """A COCO file and the folder of its images."""
-
-    file: Path
-    images: Path
-
-
-@dataclass(frozen=True)
-class ProjectRequest:
-    """The input of a project. held_out: None = a share of the training images. gpus: of the machine."""
-
-    train: Annotations
-    held_out: Annotations | None
-    model: str
-    gpus: int
-    output: Path
-    max_objects: int | None = None
-
-
-@dataclass(frozen=True)
 class Project:
     """A new project: its folders, counts of both parts, and measures of the data."""
 
@@ -106,7 +84,7 @@ class Project:
 
 def create_project(request: ProjectRequest, shown: Shown) -> Project:
     """Create a project's folder. Raises ConfigError for a mistake, and leaves nothing behind then."""
-    _check(request)
+    check_request(request)
     parts = _parts(request)
     source, stock = _model(request)
     output = request.output.absolute()
@@ -139,39 +117,6 @@ class _Part:
     tally: Tally
 
 
-def _check(request: ProjectRequest) -> None:
-    """Raise ConfigError for every option that is wrong."""
-    problems: list[Problem] = []
-    try:
-        check_folder("--output", request.output)
-    except ConfigError as error:
-        problems += error.problems
-    if not 0 <= request.gpus <= MOST_GPUS:
-        rule = f"must be the GPUs of one machine, 0 to {MOST_GPUS}"
-        problems.append(Problem("--gpus", request.gpus, rule, "0 trains a tiny model on the CPU"))
-    pairs = [("--coco", "--images", request.train)]
-    pairs += [("--val-coco", "--val-images", request.held_out)] if request.held_out else []
-    for file, folder, one in pairs:
-        if not os.path.isfile(one.file):
-            problems.append(Problem(file, str(one.file), "must be an annotation file", "check the path"))
-        if not os.path.isdir(one.images):
-            problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
-    problems += _unmountable("--output", request.output)
-    problems += [problem for _, option, one in pairs for problem in _unmountable(option, one.images)]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _unmountable(option: str, path: Path) -> list[Problem]:
-    """Return a problem where containers cannot have a folder at its path on this machine."""
-    try:
-        _MOUNTS.validate_python(str(path.resolve()))
-    except ValidationError:
-        rule = f"is mounted at {str(path.resolve())!r}, which must be text of at most 4,096 characters without a colon"
-        return [Problem(option, str(path), rule, "name another folder, or move it")]
-    return []
-
-
 def _model(request: ProjectRequest) -> tuple[Path, bool]:
     """Return the folder of the model, and whether it lacks coordinate tokens. Raises ConfigError."""
     model = request.model
@@ -181,7 +126,7 @@ def _model(request: ProjectRequest) -> tuple[Path, bool]:
     if request.gpus and is_mixture(source):
         way_out = "give a dense model; a mixture trains in stage 1 without evaluations (docs/models.md)"
         raise ConfigError([Problem("--model", model, MIXTURE_IN_VLLM, way_out)])
-    if not lacks and os.path.isdir(model) and (problems := _unmountable("--model", source)):
+    if not lacks and os.path.isdir(model) and (problems := unmountable("--model", source)):
         raise ConfigError(problems)
     return source, lacks
 

@@ -6,8 +6,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_adapter, export_model
-from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model

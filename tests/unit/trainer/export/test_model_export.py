@@ -10,8 +10,9 @@ from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.model_files import model_fingerprint
+from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_adapter, export_model
-from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, open_checkpoint, skeleton
+from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
 from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained

@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import model_card
-from stage2_trainer.export.trained_checkpoint import MergedStream, open_checkpoint
+from stage2_trainer.export.trained_checkpoint import MergedStream
 from tests.unit.trainer.export.trained import saved, trained
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoProcessor, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
-from stage2_trainer.prepare.project_folder import Annotations
+from stage2_trainer.prepare.project_request import Annotations
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer

@@ -18,7 +18,8 @@ from stage2_cli.main import app
 from stage2_controller.spec.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import Annotations, ProjectRequest, create_project
+from stage2_trainer.prepare.project_folder import create_project
+from stage2_trainer.prepare.project_request import Annotations, ProjectRequest
 from tests.unit.trainer.prepare.stock_models import annotated, mixture_of
 from tests.unit.trainer.prepare.stock_models import stock as stock_model
 

@@ -14,7 +14,8 @@ from stage2_cli.main import app
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.prepare.project_folder import ProjectRequest, create_project
+from stage2_trainer.prepare.project_folder import create_project
+from stage2_trainer.prepare.project_request import ProjectRequest
 from tests.unit.trainer.prepare.stock_models import annotated, stock
 
 SIZE = (96, 72)
