@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ Item = TypeVar("Item")
 SHOWN = 100
 """Maximum number of problems to print for a file, which may have tens of thousands."""
 LONGEST_VALUE = 400
+
+
+def print_json(value: object) -> None:
+    """Print a value for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -11,12 +13,13 @@ from rich.table import Table
 from stage2_api.errors import EXIT_FAILURE
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
+from stage2_cli.console import print_json
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 
 SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
 
-def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int:
+def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str], as_json: bool = False) -> int:
     """Print what a job, or a training YAML, needs; return 0, or 1 where something is missing.
 
     Raises ConfigError where the file breaks a rule.
@@ -34,9 +37,13 @@ def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump()))
         examination = Examination(config, Machine.detect(), devices)
-    console = Console(soft_wrap=True, highlight=False, emoji=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
     with console.status("checking"):
         findings = list(examination.findings())
+    code = EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+        return code
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "", ""):
         table.add_column(name, overflow="fold")
@@ -44,4 +51,4 @@ def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str]) -> int
         status = finding.status if finding.verdict == "good" else f"{finding.status}; {finding.way_out}"
         table.add_row(SIGNS[finding.verdict], finding.what, status.replace("[", "\\["))
     console.print(table)
-    return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0
+    return code

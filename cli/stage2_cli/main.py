@@ -70,19 +70,22 @@ def validate(
     all_records: Annotated[
         bool, typer.Option("--all-records", help="Read whole data files instead of the first 1,000 records of each.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check job files, training YAMLs and their local data files; list every mistake and exit with 64."""
     from stage2_cli.validate import validate_files
 
-    raise typer.Exit(validate_files(files, mapped=mapped or [], changes=changes or [], all_records=all_records))
+    raise typer.Exit(
+        validate_files(files, mapped=mapped or [], changes=changes or [], all_records=all_records, as_json=as_json)
+    )
 
 
 @app.command()
-def doctor(file: ConfigFile, mapped: Mapped = None, changes: Changes = None) -> None:
+def doctor(file: ConfigFile, mapped: Mapped = None, changes: Changes = None, as_json: AsJson = False) -> None:
     """Check what a run needs (GPUs, memory, disk, data, packages) on this machine; exit code 1 if any is missing."""
     from stage2_cli.doctor import examine
 
-    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or []))
+    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json))
 
 
 @app.command()

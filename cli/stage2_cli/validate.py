@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
-from stage2_cli.console import file_progress, plain_console, show_config_error, show_idle_settings
+from stage2_cli.console import file_progress, plain_console, print_json, show_config_error, show_idle_settings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
+from stage2_trainer.grpo.rewards import known_rewards
 from stage2_trainer.preflight import check_rewards, record_rules
 
 FIRST_RECORDS = 1000
@@ -33,43 +35,71 @@ Local = Callable[[Path], Path | None]
 
 @dataclass
 class Findings:
-    """A report on the data files: one line each, and the problems of local files."""
+    """What was found in one file. kind: of the file; None where it breaks a rule. unlisted: number of more problems."""
 
-    lines: list[str] = field(default_factory=list)
+    kind: str | None = None
     problems: list[Problem] = field(default_factory=list)
+    unlisted: int = 0
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    advice: list[Problem] = field(default_factory=list)
 
 
 def validate_files(
-    files: Sequence[Path], *, mapped: Sequence[str] = (), changes: Sequence[str] = (), all_records: bool = False
+    files: Sequence[Path],
+    *,
+    mapped: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    all_records: bool = False,
+    as_json: bool = False,
 ) -> int:
-    """Check every file and its data files; return 0 if all are valid, else 64.
+    """Check every file and its data files, and print the results; return 0 if all are valid, else 64.
 
     mapped: `CONTAINER=LOCAL`, for paths of a job's containers. changes: of `--set`, for every file. all_records: read
     data files to their end.
     """
     mappings = parse_mappings(mapped)
-    invalid = [path for path in files if not _is_valid(path, mappings, changes, all_records=all_records)]
-    return EXIT_CONFIG if invalid else 0
+    results = []
+    for path in files:
+        findings = _examine(path, mappings, changes, all_records=all_records)
+        results.append({"file": str(path), "valid": not findings.problems, **_document(findings)})
+        if not as_json:
+            _print(path, findings)
+    if as_json:
+        print_json(results)
+    return os.EX_OK if all(result["valid"] for result in results) else EXIT_CONFIG
 
 
-def _is_valid(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *, all_records: bool) -> bool:
-    """Check one file, and print the result."""
+def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *, all_records: bool) -> Findings:
     try:
         kind, configs = _load(path, mappings, changes)
     except ConfigError as error:
-        show_config_error(error, source=str(path))
-        return False
-    findings = [check_data(config, local, all_records=all_records) for config, local in configs]
-    problems = [problem for one in findings for problem in one.problems]
-    out = plain_console()
-    out.print(f"{path}: {'broken data of a' if problems else 'valid'} {kind}")
-    for line in (line for one in findings for line in one.lines):
-        out.print(line)
-    if problems:
-        show_config_error(ConfigError(problems), source=str(path))
-    for config, _ in configs:
-        show_idle_settings(idle_settings(config))
-    return not problems
+        return Findings(problems=list(error.problems), unlisted=error.unlisted)
+    findings = Findings(kind)
+    for config, local in configs:
+        check_data(config, local, findings, all_records=all_records)
+        findings.not_checked += unchecked_rewards(config)
+        findings.advice += idle_settings(config)
+    findings.not_checked.append("GPUs, memory, disk and ports: `stage2 doctor` checks them where the run will be")
+    return findings
+
+
+def _document(findings: Findings) -> dict[str, Any]:
+    """Return findings for programs. A value is text: YAML has values that JSON has not."""
+    parts = {"problems": findings.problems, "advice": findings.advice}
+    listed = {key: [{**vars(one), "value": one.shown_value} for one in part] for key, part in parts.items()}
+    return {**vars(findings), **listed}
+
+
+def _print(path: Path, findings: Findings) -> None:
+    if findings.kind is not None:
+        out = plain_console()
+        out.print(f"{path}: {'broken data of a' if findings.problems else 'valid'} {findings.kind}")
+        for line in (*findings.checked, *(f"not checked: {line}" for line in findings.not_checked)):
+            out.print(f"  {line}")
+    if findings.problems:
+        show_config_error(ConfigError(findings.problems, unlisted=findings.unlisted), source=str(path))
+    show_idle_settings(findings.advice)
 
 
 def _load(
@@ -88,16 +118,27 @@ def _load(
     return "RolloutMatchingJob", [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
 
 
-def check_data(config: RunConfig, local: Local, *, all_records: bool) -> Findings:
+def unchecked_rewards(config: RunConfig) -> list[str]:
+    """Return a line for each reward of a GRPO run that a package adds: it is here, and may be missing elsewhere."""
+    names = config.rlhf.reward_funcs if config.rlhf is not None else ()
+    return [
+        f"rlhf.reward_funcs: {name}: a package of this machine adds it, and the job's image needs that package too"
+        for name in names
+        if name not in known_rewards()
+    ]
+
+
+def check_data(config: RunConfig, local: Local, findings: Findings, *, all_records: bool) -> None:
     """Check the model folder, and the first records of each data file, or all that the run reads."""
-    findings = Findings()
     model = local(Path(config.model.model))
     if model is not None and os.path.isdir(model):
         findings.problems += model_problems(config.model, model)
+    else:
+        findings.not_checked.append(f"model.model: {config.model.model}: not on this machine")
     for key, path, limit in _data_files(config):
         here = local(Path(path))
         if here is None or not os.path.exists(here):
-            findings.lines.append(f"  {key}: {path}: not on this machine, not checked")
+            findings.not_checked.append(f"{key}: {path}: not on this machine")
             continue
         most = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
         try:
@@ -108,8 +149,7 @@ def check_data(config: RunConfig, local: Local, *, all_records: bool) -> Finding
             continue
         findings.problems += found.problems
         rest = "" if found.whole or most == limit else f"; only the first {most:,} records, --all-records reads all"
-        findings.lines.append(f"  {key}: {here}: {_counts(found)}{rest}")
-    return findings
+        findings.checked.append(f"{key}: {here}: {_counts(found)}{rest}")
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:

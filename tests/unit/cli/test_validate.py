@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_cli.validate import FIRST_RECORDS, validate_files
+from stage2_cli.config_files import load_job
+from stage2_cli.validate import FIRST_RECORDS, unchecked_rewards, validate_files
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 from tests.unit.cli.test_light_start import MATCHING
 
@@ -90,6 +91,7 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/run.yaml: valid training configuration",
         f"  custom.train_jsonl: {train}: 3 valid records, 4 objects (2 bbox_2d, 2 poly)",
+        "  not checked: GPUs, memory, disk and ports: `stage2 doctor` checks them where the run will be",
     ]
 
 
@@ -121,7 +123,7 @@ def test_only_the_first_records_are_read_by_default(tmp_path: Path, capsys: pyte
 
 def test_a_file_that_is_not_here_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([write_run(tmp_path, train_jsonl="/nowhere/train.jsonl")]) == 0
-    assert "  custom.train_jsonl: /nowhere/train.jsonl: not on this machine, not checked" in capsys.readouterr().out
+    assert "  not checked: custom.train_jsonl: /nowhere/train.jsonl: not on this machine" in capsys.readouterr().out
 
 
 def test_a_folder_in_the_place_of_a_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +147,35 @@ def test_what_lies_in_a_claim_is_here_only_if_mapped(tmp_path: Path, capsys: pyt
     volume = {"name": "data", "mountPath": str(tmp_path), "persistentVolumeClaim": {"claimName": "data"}}
     job = write_job(tmp_path, [volume], str(tmp_path / "train.jsonl"))
     assert validate_files([job]) == 0
-    assert "not on this machine, not checked" in capsys.readouterr().out
+    assert "not on this machine" in capsys.readouterr().out
     assert validate_files([job], mapped=[f"{tmp_path}={tmp_path}"]) == 64
     assert "train.jsonl:1 width" in capsys.readouterr().err
+
+
+def test_what_is_not_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = ["model.model=/models/mine", "custom.train_jsonl=/data/train.jsonl"]
+    assert validate_files([ROOT / "examples" / "job-grpo-objects.yaml"], changes=changes) == 0
+    shown = capsys.readouterr().out
+    assert "  not checked: model.model: /models/mine: not on this machine\n" in shown
+    assert "  not checked: custom.train_jsonl: /data/train.jsonl: not on this machine\n" in shown
+    assert "stage2 doctor" in shown
+    assert "rlhf.reward_funcs" not in shown, "all are of stage2"
+
+
+def test_a_reward_of_a_package_here_may_be_missing_in_the_image() -> None:
+    changes = ["rlhf.reward_funcs=[mine.reward, objects.f1]", "rlhf.reward_weights=[1.0, 1.0]"]
+    job = load_job(ROOT / "examples" / "job-grpo-objects.yaml", changes)
+    (line,) = [line for line in unchecked_rewards(job.spec.config) if "mine.reward" in line]
+    assert "the job's image" in line
+
+
+def test_machines_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.yaml").write_text("training: {seed: x}\n")
+    train = write_records(tmp_path / "train.jsonl", {})
+    right = write_run(tmp_path, train_jsonl=str(train))
+    assert validate_files([right, tmp_path / "wrong.yaml"], as_json=True) == 64
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["file"], first["valid"], first["kind"]) == (str(right), True, "training configuration")
+    assert first["checked"] == [f"custom.train_jsonl: {train}: 1 valid record, 2 objects (1 bbox_2d, 1 poly)"]
+    assert (second["valid"], second["kind"]) == (False, None)
+    assert {"path", "value", "rule", "way_out"} == set(second["problems"][0])
