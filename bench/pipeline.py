@@ -61,7 +61,7 @@ def steps(folder: Path, pipelined: bool) -> list[dict[str, Any]]:
         f"{examples}/unordered={folder / 'shapes'}",
         f"{examples}/tiny-unordered={ROOT / 'examples/tiny-unordered'}",
     ]
-    options = ["--engine", "vllm", "--work-dir", str(work), *(part for text in maps for part in ("--map", text))]
+    options = ["--cpu", "--work-dir", str(work), *(part for text in maps for part in ("--map", text))]
     done = subprocess.run(
         [STAGE2, "run", str(work / "job.yaml"), *options], capture_output=True, text=True, check=False
     )

@@ -10,37 +10,44 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import EXIT_FAILURE
+from stage2_api.errors import EXIT_CONFIG
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
 from stage2_cli.console import print_json
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
+from stage2_cli.processes import asks_for_gpus
+from stage2_trainer.serve.cuda_driver import visible_names
 
 SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
 
-def examine(file: Path, *, mapped: Sequence[str], changes: Sequence[str], as_json: bool = False) -> int:
-    """Print what a job, or a training YAML, needs; return 0, or 1 where something is missing.
+def examine(
+    file: Path, *, mapped: Sequence[str], changes: Sequence[str], as_json: bool = False, cpu: bool = False
+) -> int:
+    """Print what a job, or a training YAML, needs; return 0, or EXIT_CONFIG where something is missing.
+
+    cpu: whether to use no GPU, as `stage2 run --cpu`.
 
     Raises ConfigError where the file breaks a rule.
     """
     mappings = parse_mappings(mapped)
     found = load(file, changes)
+    cpu = cpu or visible_names(os.environ) == []
     from stage2_trainer.doctor.examination import Devices, Examination
     from stage2_trainer.doctor.resources import Machine
 
     if isinstance(found, RunConfig):
-        examination = Examination(found, Machine.detect())
+        examination = Examination(found, Machine.detect(), cpu=cpu)
     else:
         spec = found.spec
         devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
         paths = PathMap({**host_paths(found), **mappings})
-        config = RunConfig.model_validate(paths.localise(spec.config.model_dump()))
-        examination = Examination(config, Machine.detect(), devices)
+        config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
+        examination = Examination(config, Machine.detect(), devices, cpu or not asks_for_gpus(found))
     console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
     with console.status("checking"):
         findings = list(examination.findings())
-    code = EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
+    code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return code

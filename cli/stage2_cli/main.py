@@ -33,6 +33,7 @@ Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast serv
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
 ]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, also where the job asks for some: for tiny models.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
@@ -81,11 +82,13 @@ def validate(
 
 
 @app.command()
-def doctor(file: ConfigFile, mapped: Mapped = None, changes: Changes = None, as_json: AsJson = False) -> None:
-    """Check what a run needs (GPUs, memory, disk, data, packages) on this machine; exit code 1 if any is missing."""
+def doctor(
+    file: ConfigFile, mapped: Mapped = None, changes: Changes = None, cpu: Cpu = False, as_json: AsJson = False
+) -> None:
+    """Check what a run needs (GPUs, memory, disk, data, packages) on this machine; exit code 64 if any is missing."""
     from stage2_cli.doctor import examine
 
-    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json))
+    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json, cpu=cpu))
 
 
 @app.command()
@@ -170,12 +173,21 @@ def run(
     engine: Engine = "vllm",
     overwrite: Overwrite = False,
     changes: Changes = None,
+    cpu: Cpu = False,
 ) -> None:
     """Run a job on this machine: the controller's containers as processes."""
     from stage2_cli.run import run_job
 
     raise typer.Exit(
-        run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine, overwrite=overwrite, changes=changes or [])
+        run_job(
+            file,
+            mapped=mapped or [],
+            work_dir=work_dir,
+            engine=engine,
+            overwrite=overwrite,
+            changes=changes or [],
+            cpu=cpu,
+        )
     )
 
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, visible_names
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, gpu_count, visible_names
 from stage2_trainer.wire.credentials import is_free
 
 _PR_SET_PDEATHSIG = 1
@@ -119,12 +120,26 @@ def learner_ports(servers: int) -> Iterator[LearnerPorts]:
         raise OSError(f"no free ports for a learner: {_MOST_RUNS} sets from {PROGRESS_PORT} on are taken")
 
 
-def require_gpus(count: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError if CUDA_VISIBLE_DEVICES names fewer GPUs than the job needs."""
+def asks_for_gpus(job: RolloutMatchingJob) -> bool:
+    """Whether a job asks for GPUs, by a resource or by claims."""
+    spec = job.spec
+    return bool(spec.gpu_resource or spec.rollout.resource_claim_template or spec.learner.resource_claim_template)
+
+
+def require_gpus(count: int, environment: Mapping[str, str] = os.environ, *, found: int | None = None) -> None:
+    """Raise ConfigError if this machine has, or CUDA_VISIBLE_DEVICES names, fewer GPUs than the job needs.
+
+    found: the GPUs of the machine, counted by default. An empty CUDA_VISIBLE_DEVICES asks for the CPU.
+    """
     visible = visible_names(environment)
     if visible and len(visible) < count:
         rule, way_out = f"must name as many GPUs as the job needs, which is {count}", "name more, or unset it"
         raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)])
+    here = gpu_count() if found is None else found
+    if visible != [] and here < count:
+        rule = f"servers and learner need all of them on this machine, which has {here}"
+        way_out = "run it on a machine that has them, or on the CPU with --cpu, which suits tiny models alone"
+        raise ConfigError([Problem("spec.rollout, spec.learner", f"{count} GPUs", rule, way_out)])
 
 
 def visible_devices(gpus: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:

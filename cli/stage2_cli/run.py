@@ -37,7 +37,7 @@ from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
-from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
+from stage2_cli.processes import LocalProcess, asks_for_gpus, learner_ports, require_gpus, visible_devices
 from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
@@ -149,6 +149,7 @@ class LocalRun:
     work_dir: Path
     paths: PathMap
     engine: str
+    cpu: bool = False
 
     @functools.cached_property
     def _opener(self) -> urllib.request.OpenerDirector:
@@ -178,8 +179,8 @@ class LocalRun:
         # The interpreter and distribution of this command, whatever PATH holds.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
         env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
-        if gpus:
-            env[VISIBLE_VARIABLE] = visible_devices(gpus)
+        if gpus or self.cpu:
+            env[VISIBLE_VARIABLE] = "" if self.cpu else visible_devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
@@ -191,11 +192,12 @@ def run_job(
     engine: str = "vllm",
     overwrite: bool = False,
     changes: Sequence[str] = (),
+    cpu: bool = False,
 ) -> int:
     """Run a job file, with the changes of `--set`, to its end on this machine; return the learner's exit code.
 
-    overwrite: first remove an earlier run's files from the output folder. Raises ConfigError if the job is invalid or
-    one of its volumes is not on this machine.
+    overwrite: first remove an earlier run's files from the output folder. cpu: use no GPU. Raises ConfigError if the
+    job is invalid, or one of its volumes or GPUs is not on this machine.
     """
     job, mappings = load_job(file, changes), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
@@ -203,7 +205,7 @@ def run_job(
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
-        local = prepare(job, mappings, work_dir.resolve(), engine, ports)
+        local = prepare(job, mappings, work_dir.resolve(), engine, ports, cpu=cpu)
         _check(local)
         try:
             code = _run(local, overwrite=overwrite)
@@ -249,13 +251,23 @@ def _run(local: LocalRun, *, overwrite: bool = False) -> int:
 
 
 def prepare(
-    job: RolloutMatchingJob, mapped: Mapping[str, Path], work_dir: Path, engine: str, ports: LearnerPorts = POD_PORTS
+    job: RolloutMatchingJob,
+    mapped: Mapping[str, Path],
+    work_dir: Path,
+    engine: str,
+    ports: LearnerPorts = POD_PORTS,
+    *,
+    cpu: bool = False,
 ) -> LocalRun:
     """Write configuration, token and certificates, and find a local folder for every volume; start nothing."""
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
     template_rules.check(job)
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=True)
-    require_gpus(sum(container.gpus for container in (*workload.servers, workload.learner)))
+    gpus = sum(container.gpus for container in (*workload.servers, workload.learner))
+    if cpu:
+        console().print(f"on the CPU: none of the {gpus} GPUs of the job are used", style="yellow")
+    elif engine != "stub" and asks_for_gpus(job):  # a stub is for trials, on whatever is there
+        require_gpus(gpus)
     config = paths.localise(yaml.safe_load(workload.config_text))
     _write(work_dir / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), mode=0o644)
     secrets = credentials.new({"local": (_HOST,)}, datetime.now(UTC))
@@ -268,7 +280,7 @@ def prepare(
     for name, key in certificates.items():
         _write(work_dir / TLS / name, secrets[key], mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
-    return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
+    return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine, cpu=cpu)
 
 
 def _check(local: LocalRun) -> None:

@@ -78,6 +78,6 @@ def test_a_job_whose_volume_has_no_place_here_is_refused(tmp_path: Path) -> None
     job = yaml.safe_load(JOB.read_text())
     job["spec"]["volumes"] = [{"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "d"}}]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    done = stage2("run", tmp_path / "job.yaml", "--work-dir", tmp_path / "work")
+    done = stage2("run", tmp_path / "job.yaml", "--work-dir", tmp_path / "work", "--cpu")
     assert done.returncode == 64
     assert "--map /data=FOLDER" in done.stderr

@@ -214,7 +214,7 @@ def named(value):
     ],
 )
 def test_places_are_counted_among_the_visible_ones(visible, first, last):
-    require_gpus(4, named(visible))
+    require_gpus(4, named(visible), found=8)
     assert visible_devices(range(3), named(visible)) == first
     assert visible_devices(range(3, 4), named(visible)) == last
 
@@ -222,6 +222,30 @@ def test_places_are_counted_among_the_visible_ones(visible, first, last):
 def test_too_few_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES: '4,5'.*needs, which is 4"):
         require_gpus(4, named("4,5"))
+
+
+@pytest.mark.parametrize("visible", [None, "0,1,2,3"])
+def test_gpus_that_are_not_here_are_missed_unless_they_are_hidden_on_purpose(visible):
+    with pytest.raises(ConfigError, match=r"spec\.rollout, spec\.learner: '4 GPUs'; .* has 0; .*--cpu"):
+        require_gpus(4, named(visible), found=0)
+    require_gpus(4, named(""), found=0)
+    require_gpus(0, named(visible), found=0)
+
+
+def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("stage2_cli.processes.gpu_count", lambda: 0)
+    job = load_job(ROOT / "examples" / "job-3v1-tiny.yaml")
+    with pytest.raises(ConfigError, match="--cpu"):
+        run.prepare(job, MAPPED, tmp_path, "vllm")
+    text = (ROOT / "examples" / "job-3v1-tiny.yaml").read_text()
+    (tmp_path / "no-gpu.yaml").write_text(text.replace("gpuResource: nvidia.com/gpu", "gpuResource: ''"))
+    run.prepare(load_job(tmp_path / "no-gpu.yaml"), MAPPED, tmp_path, "vllm")
+    local = run.prepare(job, MAPPED, tmp_path, "vllm", cpu=True)
+    assert "on the CPU: none of the 4 GPUs of the job are used" in capsys.readouterr().out
+    assert local.process(local.workload.learner, [3]).env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def used(ports: LearnerPorts) -> set[int]:

@@ -18,11 +18,20 @@ from stage2_trainer.data.model_files import model_path, require_trusted
 from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
-from stage2_trainer.doctor.resources import GIB, SHARED_MEMORY, Footprint, Machine, Part, footprint, room_at, total
+from stage2_trainer.doctor.resources import (
+    CONTEXT_BYTES,
+    GIB,
+    SHARED_MEMORY,
+    Footprint,
+    Machine,
+    Part,
+    footprint,
+    room_at,
+    total,
+)
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
-from stage2_trainer.serve.launch import installed_platform
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
 
@@ -80,11 +89,20 @@ class Devices:
 
 @dataclass
 class Examination:
-    """The examination of one run on one machine. devices: the GPUs of a job; None for a training YAML."""
+    """The examination of one run on one machine.
+
+    devices: the GPUs of a job; None for a training YAML. cpu: whether a person asks for a run on the CPU.
+    """
 
     config: RunConfig
     machine: Machine
     devices: Devices | None = None
+    cpu: bool = False
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether the run is to use GPUs: those of its job, or else those that are here."""
+        return not self.cpu and bool(self.machine.gpus or (self.devices and self.devices.count))
 
     def findings(self) -> Iterator[Requirement]:
         """Yield all requirements, the quick ones first."""
@@ -123,11 +141,11 @@ class Examination:
         if self.devices is None or not self.devices.count:
             return
         wanted, found = self.devices.count, self.machine.gpus
-        if not found and _for_cpus():
-            yield good("GPUs", f"none: the installed vLLM is for CPUs, so the {wanted} requested ones are not needed")
+        if self.cpu:
+            yield good("GPUs", f"the run is on the CPU; {wanted} of the job stay unused")
             return
         if len(found) < wanted:
-            way_out = "use a machine that has them; CUDA_VISIBLE_DEVICES may hide some"
+            way_out = "use a machine that has them (CUDA_VISIBLE_DEVICES may hide some), or the CPU with --cpu"
             yield Requirement("GPUs", "missing", f"{len(found)} visible, and the run needs {wanted}", way_out)
             return
         busy = [str(gpu.index) for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
@@ -172,9 +190,10 @@ class Examination:
             yield Requirement("model", "missing", f"model.model: {error}", "give the folder of a Qwen3-VL checkpoint")
             return
         yield good("model", f"{found.trained / 1e6:,.1f} million parameters train")
-        yield self._learner_memory(found)
+        if self.uses_gpus:
+            yield self._learner_memory(found)
         yield self._host_memory(found)
-        if not in_process(self.config):
+        if self.uses_gpus and not in_process(self.config):
             yield self._server_memory(found)
         yield self._disk(found)
 
@@ -183,16 +202,17 @@ class Examination:
         return self.config.max_length or self.config.training.packing_length or vllm.max_model_len or 0
 
     def _learner_memory(self, found: Footprint) -> Requirement:
-        parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in found.learner if part.nbytes)
-        status = f"about {_gib(total(found.learner))}: {parts}"
+        parts = (*found.learner, Part("CUDA", CONTEXT_BYTES))
+        listed = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in parts if part.nbytes)
+        status = f"about {_gib(total(parts))}: {listed}"
         room = self.machine.smallest_gpu
-        if room is None or total(found.learner) <= room:
+        if room is None or total(parts) <= room:
             return good("learner memory", status if room is None else f"{status}; a GPU here has {_gib(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
         return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_gib(room)}", way_out)
 
     def _host_memory(self, found: Footprint) -> Requirement:
-        parts = found.offloaded if self.machine.gpus else (*found.learner, *self._engines_here(found))
+        parts = found.offloaded if self.uses_gpus else (*found.learner, *self._engines_here(found))
         status = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
         if not any(part.nbytes for part in parts):
             return good("host memory", f"{_gib(self.machine.memory)} free, and nothing is offloaded to it")
@@ -251,14 +271,6 @@ class Examination:
             way_out = "set training.save_total_limit, unless you want all of them"
             return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
         return good("disk", f"{status}, and {at_once} are kept{', the best among them' if best else ''}")
-
-
-def _for_cpus() -> bool:
-    """Whether the installed vLLM is the build for CPUs."""
-    try:
-        return installed_platform() == "cpu"
-    except ConfigError:
-        return False
 
 
 def _gib(count: float) -> str:

@@ -46,9 +46,9 @@ class Part:
 class Footprint:
     """The needs of a run, in bytes.
 
-    learner: of a learner GPU. offloaded: of the host, for what leaves that GPU during generation. server: of one
-    server's GPUs, without its cache. cache_token: of a token in a server's cache. checkpoint: of one on disk. trained:
-    number of trainable parameters.
+    learner: of a learner GPU, without CUDA's own. offloaded: of the host, for what leaves that GPU during generation.
+    server: of one server's GPUs, without its cache. cache_token: of a token in a server's cache. checkpoint: of one on
+    disk. trained: number of trainable parameters.
     """
 
     learner: tuple[Part, ...]
@@ -98,7 +98,6 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
             Part("activations", row_tokens * activations_per_token(text, config.training.gradient_checkpointing)),
             Part("logits of the loss", 4 * 4 * CHUNK_ELEMENTS),
             buckets,
-            Part("CUDA", CONTEXT_BYTES),
         ),
         offloaded=offloaded(config, policy, dtype),
         server=(Part("weights", weights), buckets),

@@ -119,6 +119,19 @@ def loaded_driver() -> str | None:
     return version.value.decode()
 
 
+def gpu_count() -> int:
+    """Return how many GPUs the driver's management library finds here; without it, how many have a device file."""
+    try:
+        library = ctypes.CDLL(_NVML)
+    except OSError:
+        return sum(device.name.removeprefix("nvidia").isdecimal() for device in _DEVICE.parent.glob("nvidia*"))
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return 0
+    library.nvmlShutdown()
+    return count.value
+
+
 def kernel_driver(text: str) -> str | None:
     """Return the version that /proc/driver/nvidia/version names."""
     words = text.partition("\n")[0].split()

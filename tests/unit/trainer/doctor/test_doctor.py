@@ -39,8 +39,8 @@ def config(tmp_path, model_path, image_paths):
     return make
 
 
-def examine(config, *, on=None, devices=None):
-    findings = Examination(config, on or machine(), devices).findings()
+def examine(config, *, on=None, devices=None, cpu=False):
+    findings = Examination(config, on or machine(), devices, cpu).findings()
     return {finding.what: finding for finding in findings}
 
 
@@ -48,6 +48,18 @@ def test_a_run_that_has_all_it_needs_is_good(config):
     findings = examine(config(matching={"recipe": "recommended"}), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
+
+
+def test_a_run_without_its_gpus_lacks_them_unless_the_cpu_is_asked_for(config):
+    none = machine(gpus=0)
+    found = examine(config(), on=none, devices=Devices(3, 1, 1))
+    assert (found["GPUs"].verdict, "--cpu" in found["GPUs"].way_out) == ("missing", True)
+    assert "CUDA" in found["learner memory"].status
+    on_cpu = examine(config(), on=none, devices=Devices(3, 1, 1), cpu=True)
+    assert (on_cpu["GPUs"].verdict, "4 of the job stay unused" in on_cpu["GPUs"].status) == ("good", True)
+    assert "activations" in on_cpu["host memory"].status
+    assert not {"learner memory", "server memory"} & set(on_cpu)
+    assert not any("CUDA" in finding.status for finding in on_cpu.values())
 
 
 def test_a_recipe_that_runs_away_is_doubtful(config):
@@ -142,10 +154,11 @@ def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, de
     run = config(matching=matching)
     rows = Examination(run, machine())._row_tokens()
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
-    finding = examine(run, on=machine(gpus=0), devices=devices)["host memory"]
+    finding = examine(run, on=machine(gpus=0), devices=devices, cpu=True)["host memory"]
     assert (f"vLLM ({engines} x " in finding.status) == bool(engines)
-    less = examine(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
-    enough = examine(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
+    tight, roomy = (machine(gpus=0, memory=alone + each * GIB * engines) for each in (3, 5))
+    less = examine(run, on=tight, devices=devices, cpu=True)["host memory"]
+    enough = examine(run, on=roomy, devices=devices, cpu=True)["host memory"]
     assert (less.verdict, enough.verdict) == ("doubtful" if engines else "good", "good")
 
 
