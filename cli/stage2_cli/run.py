@@ -289,6 +289,9 @@ def _check(local: LocalRun) -> None:
     processes = max(1, local.workload.learner.gpus)
     check_supported(config, world_size=processes)
     checked_records(config, world_size=processes)
+    from stage2_trainer.doctor.examination import require_room  # takes PyTorch, and comes after all that does not
+
+    require_room(config)
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:

@@ -5,7 +5,6 @@ Mistakes of a person are found before torch is imported, which takes half a minu
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.files import FOR_GOOD, check_place
+from stage2_trainer.data.files import FOR_GOOD, FULL_DISK, check_place
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.grpo.rewards import RewardError
@@ -57,7 +56,6 @@ logger = logging.getLogger(__name__)
 MET_BY_ALL = (
     DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError, RewardError,
 )  # fmt: skip
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 

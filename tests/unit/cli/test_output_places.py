@@ -1,5 +1,6 @@
 """An output that cannot be written is reported before anything is read: exit code 64, no traceback."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
-from stage2_trainer.data.files import check_file, check_folder
+from stage2_trainer.data.files import check_file, check_folder, new_file, new_folder
 from tests.unit.report.reported import write_run
 
 NOBODY = 65534
@@ -100,6 +101,23 @@ def test_a_picture_is_a_png(folder):
 def test_the_work_folder_of_a_local_run(folder, place):
     job = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
     assert refused("run", str(job), "--work-dir", place).path == "--work-dir"
+
+
+@pytest.mark.parametrize("maker", [new_file, new_folder])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["Python", "Rust"],
+)
+def test_a_disk_that_fills_up_is_reported_as_a_place(folder, maker, error):
+    shown = r"--output: 'new'; .*disk is full.*free some space"
+    with pytest.raises(ConfigError, match=shown) as refused, maker("--output", Path("new")):
+        raise error
+    assert refused.value.__cause__ is error
+    assert not [path for path in folder.iterdir() if "new" in path.name]
 
 
 def test_a_folder_without_rights_is_reported_as_one(folder):

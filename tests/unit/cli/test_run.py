@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -99,6 +100,24 @@ def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
     places = {**MAPPED, "/opt/stage2/examples/unordered": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
+        run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+
+
+def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
+    Image.new("RGB", (97, 96)).save(tmp_path / "a.png")
+    objects = [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]
+    line = {"images": ["a.png"], "width": 97, "height": 96, "units": "pixels", "objects": objects}
+    for name in ("train", "held-out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    mapped = [
+        f"/opt/stage2/examples/unordered={tmp_path}",
+        f"/opt/stage2/examples/tiny-unordered={ROOT / 'examples' / 'tiny-unordered'}",
+    ]
+    with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; 0\.00 GiB free .* are needed; free some"):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 

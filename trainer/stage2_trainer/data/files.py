@@ -28,6 +28,7 @@ FOR_GOOD = frozenset({
     errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 })  # fmt: skip
 """Permanent errors of an output place; after any other a retry may succeed."""
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -172,20 +173,33 @@ def _is_empty(path: Path) -> bool:
 
 
 @contextmanager
+def _full_disk_named(option: str, path: Path) -> Iterator[None]:
+    """Raise ConfigError that names the option where the block fills the disk. What Rust raises has its words alone."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) not in FULL_DISK and os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        rule, way_out = "must be where all of it fits, and the disk is full", "free some space, or name another place"
+        raise ConfigError([Problem(option, str(path), rule, way_out)]) from error
+
+
+@contextmanager
 def new_file(option: str, path: Path) -> Iterator[Path]:
     """Yield a temporary path for a new file, which is renamed at the end, and removed after an error.
 
     Raises ConfigError that names the option if something is at the path already, or a file cannot be created there.
     """
     check_new_file(option, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = aside_of(path)
-    try:
-        yield aside
-        check_new_file(option, path)  # another process may have created it
-        aside.rename(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with _full_disk_named(option, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            check_new_file(option, path)  # another process may have created it
+            aside.rename(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -197,17 +211,18 @@ def new_folder(option: str, path: Path) -> Iterator[Path]:
     check_folder(option, path)
     aside = aside_of(path)
     shutil.rmtree(aside, ignore_errors=True)  # left by a command that was killed
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        for file in filter(Path.is_file, aside.iterdir()):
-            file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
-        check_folder(option, path)  # another process may have filled it
-        if path.exists():
-            path.rmdir()
-        aside.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with _full_disk_named(option, path):
+        aside.mkdir(parents=True)
+        try:
+            yield aside
+            for file in filter(Path.is_file, aside.iterdir()):
+                file.chmod(0o644)  # safetensors writes 0600; a container runs as another user
+            check_folder(option, path)  # another process may have filled it
+            if path.exists():
+                path.rmdir()
+            aside.rename(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def relative_path(file: Path, folder: Path) -> str:

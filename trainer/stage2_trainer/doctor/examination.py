@@ -11,7 +11,7 @@ from typing import Literal
 from transformers import AutoTokenizer
 
 from stage2_api.advice import idle_settings
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
@@ -30,6 +30,7 @@ from stage2_trainer.doctor.resources import (
     total,
 )
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.checkpoints import list_checkpoints, size_of
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
@@ -195,7 +196,7 @@ class Examination:
         yield self._host_memory(found)
         if self.uses_gpus and not in_process(self.config):
             yield self._server_memory(found)
-        yield self._disk(found)
+        yield check_disk(self.config, found)
 
     def _row_tokens(self) -> int:
         vllm = self.config.rollout_matching.vllm
@@ -254,23 +255,39 @@ class Examination:
         way_out = "lower vllm.max_model_len, raise vllm.tensor_parallel_size, or take larger GPUs"
         return Requirement("server memory", "missing", status, way_out)
 
-    def _disk(self, found: Footprint) -> Requirement:
-        training = self.config.training
-        folder = Path(training.output_dir)
-        kept = training.save_total_limit
-        best = self.config.best_metric is not None
-        proved = self.config.rollout_matching.rollout_backend != "hf"
-        at_once = max(kept or 1, 1 + best + proved)  # the best and the newest proved one are kept besides the newest
-        needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE)
-        free = room_at(folder.absolute())
-        status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
-        if free < needed:
-            status += f", and {_gib(needed)} are needed"
-            return Requirement("disk", "missing", status, "free some space, or name another folder")
-        if kept is None:
-            way_out = "set training.save_total_limit, unless you want all of them"
-            return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
-        return good("disk", f"{status}, and {at_once} are kept{', the best among them' if best else ''}")
+
+def check_disk(config: RunConfig, found: Footprint) -> Requirement:
+    """Return whether the checkpoints of a run fit its disk; those that are there will be replaced."""
+    training = config.training
+    folder = Path(training.output_dir)
+    kept = training.save_total_limit
+    best = config.best_metric is not None
+    proved = config.rollout_matching.rollout_backend != "hf"
+    at_once = max(kept or 1, 1 + best + proved)  # the best and the newest proved one are kept besides the newest
+    needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE) - size_of(list_checkpoints(folder))
+    free = room_at(folder.absolute())
+    status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
+    if free < needed:
+        status += f", and {_gib(needed)} are needed"
+        return Requirement("disk", "missing", status, "free some space, or name another folder")
+    if kept is None:
+        way_out = "set training.save_total_limit, unless you want all of them"
+        return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
+    return good("disk", f"{status}, and {at_once} are kept{', the best among them' if best else ''}")
+
+
+def require_room(config: RunConfig) -> None:
+    """Raise ConfigError where the checkpoints of a run do not fit its disk.
+
+    Says nothing of a model that is not here or is broken: servers and learner fetch it, or report it best.
+    """
+    try:
+        found = footprint(config, str(model_path(config.model.model)), row_tokens=0)
+    except (OSError, ValueError):
+        return
+    disk = check_disk(config, found)
+    if disk.verdict == "missing":
+        raise ConfigError([Problem("training.output_dir", config.training.output_dir, disk.status, disk.way_out)])
 
 
 def _gib(count: float) -> str:

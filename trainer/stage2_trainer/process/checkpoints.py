@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ def checkpoint_errors(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         raise CheckpointError(
             f"training.output_dir {folder}: no checkpoint could be written: {type(error).__name__}: {error}"
-            f" ({free} free, and the last checkpoint took {_gigabytes(_size_of_newest(folder))})."
+            f" ({free} free, and the last checkpoint took {_gigabytes(size_of(list_checkpoints(folder)[-1:]))})."
             " Earlier ones are whole, and the next start resumes from the newest. Make room, or lower"
             " training.save_total_limit"
         ) from error
@@ -233,9 +233,9 @@ def _manifest(checkpoint: Path) -> Any:
     return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
 
 
-def _size_of_newest(folder: Path) -> int:
-    """Return the bytes of the newest checkpoint; 0 without one."""
-    return sum(file.stat().st_size for newest in list_checkpoints(folder)[-1:] for file in _files(newest))
+def size_of(checkpoints: Iterable[Path]) -> int:
+    """Return the bytes of these checkpoints on disk."""
+    return sum(file.stat().st_size for checkpoint in checkpoints for file in _files(checkpoint))
 
 
 def _first_flaw(folder: Path) -> str | None:

@@ -114,6 +114,16 @@ def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
     assert examine(evaluated)["disk"].verdict == "missing"
 
 
+def test_checkpoints_that_are_there_need_no_more_room(config, monkeypatch, tmp_path):
+    run = config()
+    takes = footprint(run, run.model.model, row_tokens=100).checkpoint
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(takes, 0, takes))
+    assert examine(run)["disk"].verdict == "missing"
+    (tmp_path / "out" / "checkpoint-7").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-7" / "weights").write_bytes(bytes(2 * takes))
+    assert examine(run)["disk"].verdict == "good", "a run that goes on replaces them"
+
+
 SFT = {"trainer_variant": "sft"}
 COLOCATE = {"vllm": {"mode": "colocate", "max_model_len": 1000}}
 
