@@ -14,6 +14,7 @@ from rich.text import Text
 
 from stage2_api.job import GROUP, PLURAL
 from stage2_api.log_lines import one_line
+from stage2_cli.kubectl import PATIENCE, kubectl
 from stage2_controller import conditions, reasons
 from stage2_controller.report import explanation
 
@@ -27,12 +28,12 @@ def explain_job(name: str, options: Sequence[str], *, as_json: bool) -> int:
 
     options: kubectl's options for namespace, context and user.
     """
-    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *options, "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
+    words = ["get", f"{PLURAL}.{GROUP}", name, *options, PATIENCE, "--output=json"]
+    code, found, error = kubectl(words, stdout=subprocess.PIPE)
+    if code:
+        sys.stderr.write(f"kubectl cannot read {name} from a cluster: {error}\n")
         return _UNKNOWN
-    return show(json.loads(done.stdout), as_json=as_json)
+    return show(json.loads(found), as_json=as_json)
 
 
 def show(job: Mapping[str, Any], *, as_json: bool) -> int:
