@@ -11,6 +11,7 @@ import typer
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_cli.imports import imports
+from stage2_cli.jobs import AsJson, explain, logs
 
 app = typer.Typer(name="stage2", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(imports, name="import")
@@ -34,16 +35,6 @@ Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, also where the job asks for some: for tiny models.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
-User = Annotated[str | None, typer.Option("--as", help="User that kubectl impersonates.")]
-
-
-def kubectl_options(namespace: str | None, context: str | None, user: str | None) -> list[str]:
-    """Return kubectl's own options for those that are set."""
-    options = {"namespace": namespace, "context": context, "as": user}
-    return [f"--{name}={value}" for name, value in options.items() if value]
 
 
 def _show_version(wanted: bool) -> None:
@@ -149,18 +140,8 @@ def render(
     sys.stdout.write(render_job(file, namespace=namespace, changes=changes or []))
 
 
-@app.command()
-def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.")],
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
-    as_json: AsJson = False,
-) -> None:
-    """Explain why a job is not training and which field to change; exit code 1 if it is not."""
-    from stage2_cli.explain import explain_job
-
-    raise typer.Exit(explain_job(job, kubectl_options(namespace, context, user), as_json=as_json))
+app.command()(explain)
+app.command()(logs)
 
 
 @app.command()

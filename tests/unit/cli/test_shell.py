@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from stage2_api.errors import ConfigError
 from stage2_cli.main import app
 
 PLUGIN = str(Path(sys.executable).with_name("kubectl-stage2"))
@@ -24,6 +25,29 @@ def test_namespace_context_and_whose_rights_are_handed_on_to_kubectl(tmp_path: P
     asked = (tmp_path / "kubectl.asked").read_text().split()
     assert set(WHERE) <= set(asked)
     assert done.returncode != 0
+
+
+def test_the_logs_of_a_run_of_this_machine_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("learner", "server-0", "server-1"):
+        (tmp_path / "logs" / f"{name}.log").write_text(f"of {name}\n")
+    assert CliRunner().invoke(app, ["logs", str(tmp_path)]).exit_code == 0
+    assert capfd.readouterr().out == "of learner\n"
+    assert CliRunner().invoke(app, ["logs", str(tmp_path), "--servers"]).exit_code == 0
+    assert [line for line in capfd.readouterr().out.splitlines() if "of " in line] == ["of server-0", "of server-1"]
+    with pytest.raises(ConfigError, match=r"RUN: .*must be a folder with logs/learner"):
+        CliRunner().invoke(app, ["logs", str(tmp_path / "lost")], catch_exceptions=False)
+
+
+def test_the_logs_of_a_job_come_from_kubectl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kubectl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert CliRunner().invoke(app, ["logs", "job-3v1", "--follow", *WHERE]).exit_code == 0
+    asked = capfd.readouterr().out.split()
+    assert {"logs", "--container=learner", "--follow", *WHERE} <= set(asked)
 
 
 COMPLETE = """

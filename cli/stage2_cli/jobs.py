@@ -1,0 +1,85 @@
+"""Commands about a job of a cluster, or a run of this machine: `explain` and `logs`.
+
+`stage2` and kubectl's plugin have both. What is imported here is light: the command line itself stands on it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_cli.kubectl import kubectl
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
+User = Annotated[str | None, typer.Option("--as", help="User that kubectl impersonates.")]
+
+MOST_PODS = 64
+"""Maximum number of concurrent log streams; kubectl's default is 5."""
+
+
+def kubectl_options(namespace: str | None, context: str | None, user: str | None) -> list[str]:
+    """Return kubectl's own options for those that are set."""
+    options = {"namespace": namespace, "context": context, "as": user}
+    return [f"--{name}={value}" for name, value in options.items() if value]
+
+
+def explain(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain why a job is not training and which field to change; exit code 1 if it is not."""
+    from stage2_cli.explain import explain_job
+
+    raise typer.Exit(explain_job(job, kubectl_options(namespace, context, user), as_json=as_json))
+
+
+def logs(
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A run's --work-dir, written with a slash (./work), or a job's name.")
+    ] = "out/run",
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    servers: Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")] = False,
+) -> None:
+    """Print the learner's log, or the servers', of a run on this machine or of a job in the cluster."""
+    if "/" in run:  # no job has it in its name
+        raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
+    options = kubectl_options(namespace, context, user) + (["--follow"] if follow else [])
+    raise typer.Exit(job_logs(run, options, servers=servers))
+
+
+def job_logs(job: str, options: list[str], *, servers: bool = False, stdout: IO[bytes] | None = None) -> int:
+    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
+    from stage2_controller.spec import names
+
+    role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
+    selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
+    whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
+    words = ["logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *options]
+    code, _, error = kubectl(words, stdout=stdout)
+    if error:
+        sys.stderr.write(f"kubectl logs of {job}: {error}\n")
+    return code
+
+
+def _local_logs(work_dir: Path, *, servers: bool, follow: bool) -> int:
+    """Print the logs of a local run from their beginning; return the exit code. Raises ConfigError without any."""
+    pattern = "server-*.log" if servers else "learner.log"
+    files = sorted(work_dir.glob(f"logs/{pattern}"))
+    if not files:
+        way_out = "name the --work-dir of a run, or a job of the cluster"
+        raise ConfigError([Problem("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)])
+    more = ["--follow=name"] if follow else []
+    return subprocess.run(["tail", "--lines=+1", *more, *files], check=False).returncode
