@@ -113,7 +113,7 @@ def _figures(
     """Yield name, value and further labels of each metric that one job has."""
     status = job.get("status") or {}
     phase, found = status.get("phase", "New"), {item["type"]: item for item in status.get("conditions") or ()}
-    why = found.get(reasons.TRAINING) or found.get(reasons.FAILED) or {}
+    why = found.get(reasons.TRAINING) or {}
     yield "stage2_job_phase", 1, (phase, why.get("reason", ""))
     for item in _problems(found) if phase in _UNFINISHED else ():
         yield "stage2_job_problem", 1, (item["type"], item["reason"])
