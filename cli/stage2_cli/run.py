@@ -30,11 +30,13 @@ import yaml
 from rich.console import Console
 from rich.status import Status
 
+from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
+from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, asks_for_gpus, learner_ports, require_gpus, visible_devices
@@ -210,31 +212,31 @@ def run_job(
         try:
             code = _run(local, overwrite=overwrite)
         except KeyboardInterrupt:
-            console().print(_how_to_resume(_output(local)), markup=False)
+            console().print(_how_to_resume(_training(local)), markup=False)
             raise
         if code == os.EX_OK:
-            console().print(_what_is_next(_output(local)), markup=False)
+            console().print(_what_is_next(_training(local)), markup=False)
         return code
 
 
-def _output(local: LocalRun) -> Path:
-    return Path(load_config(local.work_dir / CONFIG).training.output_dir)
+def _training(local: LocalRun) -> Training:
+    return load_config(local.work_dir / CONFIG).training
 
 
-def _how_to_resume(output: Path) -> str:
+def _how_to_resume(training: Training) -> str:
     """Return what was saved of a run that was interrupted, and the command that resumes it."""
-    saved = newest_whole(output)
+    saved = newest_whole(Path(training.output_dir))
     command = shlex.join(["stage2", *(word for word in sys.argv[1:] if word != "--overwrite")])
     return f"saved: {saved or 'nothing, so the run starts from its first step'}; to resume: {command}"
 
 
-def _what_is_next(output: Path) -> str:
+def _what_is_next(training: Training) -> str:
     """Return what may follow a run that has ended."""
-    best = best_whole(output)
+    best = best_whole(Path(training.output_dir))
     if best is None:
-        return f"the run has ended, and saved no checkpoint in {output}"
-    export = shlex.join(["stage2", "export", str(output), "--output", "DIR"])
-    more = "raise training.max_steps and set training.resume to allow-changes"
+        return f"the run has ended, and saved no checkpoint in {training.output_dir}"
+    export = shlex.join(["stage2", "export", training.output_dir, "--output", "DIR"])
+    more = to_train_on(training)
     return f"the run has ended; best checkpoint: {best}. To export it: {export}. To train for longer: {more}"
 
 

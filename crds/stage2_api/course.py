@@ -11,10 +11,14 @@ from typing import Any
 from stage2_api.rollout_matching import RECOMMENDED
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import Section
+from stage2_api.training import Training
 
 RECORDS_OF_A_STEP = "training.effective_batch_size"
-CONSTANT_RATES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau"})
-"""Schedules whose rate does not depend on the length of the run."""
+CONSTANT_RATES = frozenset({"constant", "reduce_lr_on_plateau"})
+"""Schedules whose rate does not depend on the length of the run; they do not warm up."""
+WARMED_RATES = frozenset({"constant_with_warmup", "inverse_sqrt"})
+"""Schedules whose rate depends on it only where the warm-up is a share of the run."""
+FOLLOWS_LENGTH = "the learning rates of its steps follow the length of the run (training.lr_scheduler_type: {})"
 LENGTH = frozenset({"training.max_steps", "training.num_train_epochs"})
 COMPARED_BY_CONTENT = frozenset({"model.model", "custom.train_jsonl", "custom.train_sample_limit"})
 FREE = frozenset(
@@ -58,11 +62,26 @@ def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     if config.rlhf is None:
         micro_steps = config.gradient_accumulation_steps(world_size)
         found[RECORDS_OF_A_STEP] = config.training.per_device_train_batch_size * micro_steps * world_size
-    if config.training.lr_scheduler_type in CONSTANT_RATES:
+    if not _follows_length(config.training):
         return {path: value for path, value in found.items() if path not in LENGTH}
     if config.training.max_steps > 0:
         del found["training.num_train_epochs"]
     return found
+
+
+def to_train_on(training: Training) -> str:
+    """Return what a person changes so that a run that has ended trains on."""
+    raised = "raise training.max_steps or training.num_train_epochs"
+    if not _follows_length(training):
+        return raised
+    reason = FOLLOWS_LENGTH.format(training.lr_scheduler_type)
+    return f"{raised}, and set training.resume: allow-changes, because {reason}"
+
+
+def _follows_length(training: Training) -> bool:
+    share = training.warmup_ratio > 0 and not training.warmup_steps
+    warmed = training.lr_scheduler_type in WARMED_RATES and not share
+    return training.lr_scheduler_type not in CONSTANT_RATES and not warmed
 
 
 def _collect(section: Section, prefix: str, found: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
+from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
@@ -257,12 +258,12 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
     if step is None:
         return False
     logger.info(
-        "training.output_dir %s: this run ended at step %d, there is nothing left to train (%s). To train on, raise"
-        " training.max_steps or training.num_train_epochs with training.resume: allow-changes; to train anew, use"
-        " --overwrite, or name another folder",
+        "training.output_dir %s: this run ended at step %d, there is nothing left to train (%s). To train on, %s; to"
+        " train anew, use --overwrite, or name another folder",
         training.output_dir,
         step,
         checkpoint,
+        to_train_on(training),
     )
     reporter.update(step=step, max_steps=step)
     return True

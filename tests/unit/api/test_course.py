@@ -2,8 +2,9 @@
 
 import pytest
 
-from stage2_api.course import COMPARED_BY_CONTENT, FREE, LENGTH, RECORDS_OF_A_STEP, course_of
+from stage2_api.course import COMPARED_BY_CONTENT, FREE, LENGTH, RECORDS_OF_A_STEP, course_of, to_train_on
 from stage2_api.runconfig import RunConfig
+from stage2_api.training import Training
 from stage2_api.validation.key_paths import leaves
 
 BASE = {
@@ -77,6 +78,26 @@ def test_the_length_counts_only_where_the_rate_depends_on_it():
     assert differing(training__num_train_epochs=5.0) == {"training.num_train_epochs"}
     constant = {"training__lr_scheduler_type": "constant_with_warmup"}
     assert course(**constant) == course(**constant, training__max_steps=5)
+    plain = {"training__lr_scheduler_type": "constant", "training__warmup_ratio": 0.1}
+    assert course(**plain) == course(**plain, training__max_steps=5), "it never warms up"
+
+
+def test_a_warm_up_that_is_a_share_of_the_run_depends_on_its_length():
+    share = {"training__lr_scheduler_type": "constant_with_warmup", "training__warmup_ratio": 0.1}
+    assert course(**share) != course(**share, training__max_steps=5)
+    steps = {**share, "training__warmup_steps": 7}
+    assert course(**steps) == course(**steps, training__max_steps=5)
+
+
+def test_how_to_train_on_names_allow_changes_only_where_it_is_needed():
+    assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant")) == (
+        "raise training.max_steps or training.num_train_epochs"
+    )
+    follows = to_train_on(Training(output_dir="/o", lr_scheduler_type="cosine"))
+    assert "training.resume: allow-changes" in follows
+    assert (
+        "the learning rates of its steps follow the length of the run (training.lr_scheduler_type: cosine)" in follows
+    )
 
 
 def test_a_step_has_as_many_records_however_they_are_divided():

@@ -16,6 +16,7 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_api.kubernetes_types import HostPathSource
+from stage2_api.training import Training
 from stage2_cli import run
 from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
@@ -138,16 +139,17 @@ def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) ->
 
 def test_a_run_says_what_it_saved_and_what_may_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["stage2", "run", "my job.yaml", "--overwrite"])
+    training = Training(output_dir=str(tmp_path), lr_scheduler_type="constant")
     assert "nothing, so the run starts from its first step; to resume: stage2 run 'my job.yaml'" in (
-        run._how_to_resume(tmp_path)
+        run._how_to_resume(training)
     )
     for step, best in ((2, None), (4, "/elsewhere/checkpoint-2")):
         (tmp_path / f"checkpoint-{step}").mkdir()
         state = {"global_step": step, "best_model_checkpoint": best}
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
-    assert run._how_to_resume(tmp_path).startswith(f"saved: {tmp_path}/checkpoint-4; to resume: ")
+    assert run._how_to_resume(training).startswith(f"saved: {tmp_path}/checkpoint-4; to resume: ")
     assert f"best checkpoint: {tmp_path}/checkpoint-2. To export it: stage2 export {tmp_path}" in (
-        run._what_is_next(tmp_path)
+        run._what_is_next(training)
     )
 
 

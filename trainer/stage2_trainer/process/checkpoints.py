@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from stage2_api.course import course_of
+from stage2_api.course import FOLLOWS_LENGTH, LENGTH, course_of
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import model_fingerprint
@@ -223,8 +223,13 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
             "set it back, name another training.output_dir, start over with --overwrite, or resume all the same with"
             " training.resume: allow-changes"
         )
-        rule = f"the run of {checkpoint} has {{!r}}"
-        raise ConfigError([Problem(path, now[path], rule.format(then), way_out) for path, then in changed.items()])
+        follows = f", and {FOLLOWS_LENGTH.format(now.get('training.lr_scheduler_type'))}"
+        raise ConfigError(
+            Problem(
+                path, now[path], f"the run of {checkpoint} has {then!r}{follows if path in LENGTH else ''}", way_out
+            )
+            for path, then in changed.items()
+        )
     for path, then in changed.items():
         logger.warning("%s: %r, and %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
 

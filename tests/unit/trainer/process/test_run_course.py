@@ -38,6 +38,13 @@ def test_every_difference_is_named_with_both_values_and_the_ways_out(checkpoint)
     assert "allow-changes" in words
 
 
+def test_another_length_is_refused_with_the_reason(tmp_path):
+    course = {"training.max_steps": 40, "training.lr_scheduler_type": "cosine"}
+    write_course(course, tmp_path)
+    with pytest.raises(ConfigError, match=r"has 40, and the learning rates of its steps follow the length of the run"):
+        check_course(tmp_path, {**course, "training.max_steps": 60}, allow_changes=False)
+
+
 def test_differences_that_are_allowed_are_logged(checkpoint, caplog):
     check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
     assert "training.seed: 2, and 1" in caplog.text
