@@ -240,6 +240,11 @@ def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
     kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
     granted = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in kinds]
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": granted})
+    return rights_of_the_release(kubectl)
+
+
+def rights_of_the_release(kubectl: Kubectl) -> Object:
+    """A kubeconfig with a token of the service account that a release has in this namespace."""
     config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     token = kubectl("create", "token", "stage2").strip()
     return {**config, "users": [{"name": user["name"], "user": {"token": token}} for user in config["users"]]}

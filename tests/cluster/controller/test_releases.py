@@ -1,6 +1,7 @@
 """Two releases of the chart on one cluster, by the real helm; their controllers' pods are objects that never run."""
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,13 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.cluster.controller.conftest import CRD_NAME, HERE, ROOT, Controller, Kubectl, chart_rights, eventually, job
+from tests.cluster.controller.conftest import (
+    CRD,
+    CRD_NAME,
+    HERE,
+    ROOT,
+    Controller,
+    Kubectl,
+    Kubelet,
+    chart_rights,
+    eventually,
+    job,
+    phase,
+    rights_of_the_release,
+)
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # the definition is the whole cluster's
 OF_HELM = "meta.helm.sh/release-namespace"
+EARLIER = "bcedefa"
+"""A state whose running jobs a later one restarted: their hashes depend on the defaults of whoever computes them."""
 
 
 @dataclass
@@ -110,6 +127,108 @@ def cluster_roles(kubectl: Kubectl) -> set[str]:
     found = json.loads(kubectl("get", "clusterroles", "-o", "json"))["items"]
     mine = [one for one in found if one["metadata"].get("annotations", {}).get(OF_HELM) == kubectl.namespace]
     return {one["metadata"]["name"] for one in mine}
+
+
+@pytest.fixture
+def earlier(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
+    """Chart, definition, controller and examples of an earlier state, on a cluster that has its definition alone."""
+    archive = ["git", "archive", EARLIER, "charts", "crds", "controller", "examples"]
+    found = subprocess.run(archive, cwd=ROOT, capture_output=True, check=False)
+    if found.returncode:
+        pytest.skip(f"the history of this clone does not reach {EARLIER}")
+    subprocess.run(["tar", "-x", f"--directory={tmp_path}"], input=found.stdout, check=True)
+    kubectl("replace", "-f", str(tmp_path / "crds" / CRD.name))
+    yield tmp_path
+    kubectl("replace", "-f", str(CRD))
+
+
+def _leave_to_helm(kubectl: Kubectl) -> None:
+    """Make helm the only manager of the definition's fields, as where it has created the definition."""
+    managers = json.loads(kubectl("get", "crd", CRD_NAME, "--show-managed-fields", "-o", "json"))["metadata"]
+    (helm,) = [one for one in managers["managedFields"] if one["manager"] == "helm"]
+    kubectl("patch", "crd", CRD_NAME, "--type=merge", "-p", json.dumps({"metadata": {"managedFields": [helm]}}))
+
+
+NAMES = ("job-3v1", "job-colocate")
+
+
+def _example(earlier: Path, name: str) -> dict[str, Any]:
+    """One of its example jobs, with folders that any node has, for the nodes of this test."""
+    written: dict[str, Any] = yaml.safe_load((earlier / "examples" / f"{name}.yaml").read_text())
+    volumes = [
+        {"name": one["name"], "mountPath": one["mountPath"], "emptyDir": {}} for one in written["spec"]["volumes"]
+    ]
+    return {**written, "spec": {**written["spec"], "volumes": volumes, "placement": {"nodeSelector": HERE}}}
+
+
+@pytest.mark.timeout(600)
+def test_an_upgrade_from_an_earlier_release_and_its_rollback_leave_running_jobs_alone(
+    releases: tuple[Release, Release],
+    earlier: Path,
+    kubectl: Kubectl,
+    kubelet: Kubelet,
+    node: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release, _ = releases
+    values = ("--set=controller.replicas=0", f'--set-json=controller.namespaces=["{kubectl.namespace}"]')
+    done = release.run("install", "stage2", str(earlier / "charts" / "stage2"), "--take-ownership", *values)
+    assert done.returncode == 0, done.stderr
+    _leave_to_helm(kubectl)
+    kubectl("label", "namespace", kubectl.namespace, "stage2.dev/unguarded=")  # it has keys that are gone today
+    rights = tmp_path / "kubeconfig"
+    rights.write_text(json.dumps(rights_of_the_release(kubectl)))
+    controller = Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--progress-seconds=2")
+    path_now = os.environ.get("PYTHONPATH", "")
+    path_then = os.pathsep.join(str(earlier / folder) for folder in ("crds", "controller"))
+
+    def follow(path: str, deadline_s: int) -> None:
+        """The controller of the release takes over, and an edit that no pod is made of shows that it has."""
+        controller.stop()
+        monkeypatch.setenv("PYTHONPATH", path)
+        controller.start()
+        for name in NAMES:
+            edit = json.dumps({"spec": {"activeDeadlineSeconds": deadline_s}})
+            kubectl("patch", "rmj", name, "--type=merge", "-p", edit)
+            eventually(lambda its=name: _is_current(kubectl, its), why=f"the edit of {name} is seen")
+
+    monkeypatch.setenv("PYTHONPATH", path_then)
+    controller.start()
+    try:
+        for name in NAMES:
+            kubectl("apply", "-f", "-", stdin=_example(earlier, name))
+        kubelet.servers_answer("job-3v1")
+        for name in NAMES:
+            kubelet.learner_runs(name)
+            eventually(lambda its=name: phase(kubectl, its) == "Running", why=f"{name} runs", timeout_s=60)
+        before = _uids(kubectl)
+        assert len(before) == 6, "three pods and what made them"
+        assert "currentHash" not in (kubectl.get("rmj", "job-3v1") or {})["status"], "an earlier controller wrote it"
+
+        assert release.install("--set=controller.replicas=0") == ""
+        follow(path_now, 80_000)
+        assert "currentHash" in (kubectl.get("rmj", "job-3v1") or {})["status"], "today's controller wrote it"
+        assert ([phase(kubectl, name) for name in NAMES], _uids(kubectl)) == (["Running"] * 2, before)
+
+        done = release.run("rollback", "stage2", "1")
+        assert done.returncode == 0, done.stderr
+        follow(path_then, 90_000)
+        assert ([phase(kubectl, name) for name in NAMES], _uids(kubectl)) == (["Running"] * 2, before)
+    finally:
+        controller.stop()
+        kubectl("delete", "rmj", "--all", "--timeout=60s")
+    assert "Traceback" not in controller.text(), controller.text()
+
+
+def _uids(kubectl: Kubectl) -> set[str]:
+    """Of the jobs' pods, and of what made them."""
+    return {one["metadata"]["uid"] for one in kubectl.list("pods", "deployments", "jobs", selector="stage2.dev/job")}
+
+
+def _is_current(kubectl: Kubectl, name: str) -> bool:
+    found = kubectl.get("rmj", name) or {}
+    return bool(found["status"].get("observedGeneration") == found["metadata"]["generation"])
 
 
 def test_a_drain_takes_one_controller(releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes) -> None:
