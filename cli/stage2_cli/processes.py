@@ -129,14 +129,15 @@ def asks_for_gpus(job: RolloutMatchingJob) -> bool:
 def require_gpus(count: int, environment: Mapping[str, str] = os.environ, *, found: int | None = None) -> None:
     """Raise ConfigError if this machine has, or CUDA_VISIBLE_DEVICES names, fewer GPUs than the job needs.
 
-    found: the GPUs of the machine, counted by default. An empty CUDA_VISIBLE_DEVICES asks for the CPU.
+    found: the GPUs of the machine, counted by default. An empty CUDA_VISIBLE_DEVICES asks for the CPU. One that
+    names enough is believed where there is a GPU: parts of a GPU (MIG) are not counted.
     """
     visible = visible_names(environment)
     if visible and len(visible) < count:
         rule, way_out = f"must name as many GPUs as the job needs, which is {count}", "name more, or unset it"
         raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)])
     here = gpu_count() if found is None else found
-    if visible != [] and here < count:
+    if visible != [] and here < (min(count, 1) if visible else count):
         rule = f"servers and learner need all of them on this machine, which has {here}"
         way_out = "run it on a machine that has them, or on the CPU with --cpu, which suits tiny models alone"
         raise ConfigError([Problem("spec.rollout, spec.learner", f"{count} GPUs", rule, way_out)])

@@ -253,6 +253,10 @@ def test_gpus_that_are_not_here_are_missed_unless_they_are_hidden_on_purpose(vis
     require_gpus(0, named(visible), found=0)
 
 
+def test_parts_of_a_gpu_that_are_named_count_as_gpus():
+    require_gpus(4, named("MIG-a,MIG-b,MIG-c,MIG-d"), found=1)
+
+
 def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
