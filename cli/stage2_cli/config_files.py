@@ -89,7 +89,8 @@ def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]
         documents = parse_documents(text, f"--set {key}")
         if len(documents) > 1:
             raise _problem(f"--set {key}", f"{len(documents)} documents", "must be one value", "leave out `---`")
-        value: Any = documents[0] if documents else None
+        empty = "" if text.strip()[:1] in ("'", '"') else None  # documents without content are left out
+        value: Any = documents[0] if documents else empty
         for part in reversed(["spec", "config", *keys] if is_job(raw) else keys):
             value = {part: value}
         raw = merged(raw, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import EXIT_CONFIG
+from stage2_api.job import RolloutMatchingJob
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
 from stage2_cli.console import print_json
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_cli.processes import asks_for_gpus
+from stage2_cli.processes import asks_for_gpus, gpus_hidden
 from stage2_trainer.serve.cuda_driver import visible_names
 
 SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
@@ -32,7 +33,12 @@ def examine(
     """
     mappings = parse_mappings(mapped)
     found = load(file, changes)
-    cpu = cpu or visible_names(os.environ) == []
+    with gpus_hidden(cpu or not (isinstance(found, RunConfig) or asks_for_gpus(found))):
+        return _examine(found, mappings, as_json=as_json)
+
+
+def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path], *, as_json: bool) -> int:
+    cpu = visible_names(os.environ) == []
     from stage2_trainer.doctor.examination import Devices, Examination
     from stage2_trainer.doctor.resources import Machine
 
@@ -43,7 +49,7 @@ def examine(
         devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
-        examination = Examination(config, Machine.detect(), devices, cpu or not asks_for_gpus(found))
+        examination = Examination(config, Machine.detect(), devices, cpu)
     console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
     with console.status("checking"):
         findings = list(examination.findings())

@@ -19,6 +19,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 User = Annotated[str | None, typer.Option("--as", help="User that kubectl impersonates.")]
+Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")]
 
 MOST_PODS = 64
 """Maximum number of concurrent log streams; kubectl's default is 5."""
@@ -50,8 +52,8 @@ def logs(
     namespace: Namespace = None,
     context: Context = None,
     user: User = None,
-    servers: Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")] = False,
+    servers: Servers = False,
+    follow: Follow = False,
 ) -> None:
     """Print the learner's log, or the servers', of a run on this machine or of a job in the cluster."""
     if "/" in run:  # no job has it in its name
@@ -70,7 +72,8 @@ def job_logs(job: str, options: list[str], *, servers: bool = False, stdout: IO[
     words = ["logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *options]
     code, _, error = kubectl(words, stdout=stdout)
     if error:
-        sys.stderr.write(f"kubectl logs of {job}: {error}\n")
+        local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
+        sys.stderr.write(f"kubectl logs of {job}: {error}{local}\n")
     return code
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.jobs import Context, Namespace, User, explain, job_logs, kubectl_options, logs
+from stage2_cli.jobs import Context, Follow, Namespace, Servers, User, explain, job_logs, kubectl_options
 from stage2_cli.main import call
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -24,7 +24,20 @@ def kubectl_stage2() -> None:
 
 
 app.command()(explain)
-app.command()(logs)
+
+
+@app.command()
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    servers: Servers = False,
+    follow: Follow = False,
+) -> None:
+    """Print the log of a job's learner, or of its servers."""
+    options = kubectl_options(namespace, context, user) + (["--follow"] if follow else [])
+    raise typer.Exit(job_logs(job, options, servers=servers))
 
 
 @app.command()

@@ -126,6 +126,20 @@ def asks_for_gpus(job: RolloutMatchingJob) -> bool:
     return bool(spec.gpu_resource or spec.rollout.resource_claim_template or spec.learner.resource_claim_template)
 
 
+@contextmanager
+def gpus_hidden(wanted: bool) -> Iterator[None]:
+    """Hide all GPUs from this process and its children until the block ends, if that is wanted."""
+    before = os.environ.get(VISIBLE_VARIABLE)
+    if wanted:
+        os.environ[VISIBLE_VARIABLE] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop(VISIBLE_VARIABLE, None)
+        if before is not None:
+            os.environ[VISIBLE_VARIABLE] = before
+
+
 def require_gpus(count: int, environment: Mapping[str, str] = os.environ, *, found: int | None = None) -> None:
     """Raise ConfigError if this machine has, or CUDA_VISIBLE_DEVICES names, fewer GPUs than the job needs.
 

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.status import Status
 
 from stage2_api.course import to_train_on
-from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
@@ -39,7 +39,7 @@ from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
 from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
-from stage2_cli.processes import LocalProcess, asks_for_gpus, learner_ports, require_gpus, visible_devices
+from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learner_ports, require_gpus, visible_devices
 from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
@@ -47,7 +47,7 @@ from stage2_trainer.data.files import check_place
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import best_whole, newest_whole
 from stage2_trainer.process.supported import check_supported
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, Installation, server_problem, visible_names
 
 _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 """Phases that alternate many times a step. They are shown in the status line of a terminal, not in a log."""
@@ -151,7 +151,6 @@ class LocalRun:
     work_dir: Path
     paths: PathMap
     engine: str
-    cpu: bool = False
 
     @functools.cached_property
     def _opener(self) -> urllib.request.OpenerDirector:
@@ -181,8 +180,8 @@ class LocalRun:
         # The interpreter and distribution of this command, whatever PATH holds.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
         env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
-        if gpus or self.cpu:
-            env[VISIBLE_VARIABLE] = "" if self.cpu else visible_devices(gpus)
+        if gpus:
+            env[VISIBLE_VARIABLE] = visible_devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
@@ -206,8 +205,8 @@ def run_job(
     if ignored := set_fields(job, CLUSTER):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
-    with learner_ports(job.spec.rollout.servers) as ports:
-        local = prepare(job, mappings, work_dir.resolve(), engine, ports, cpu=cpu)
+    with gpus_hidden(cpu or not asks_for_gpus(job)), learner_ports(job.spec.rollout.servers) as ports:
+        local = prepare(job, mappings, work_dir.resolve(), engine, ports)
         _check(local)
         try:
             code = _run(local, overwrite=overwrite)
@@ -258,18 +257,16 @@ def prepare(
     work_dir: Path,
     engine: str,
     ports: LearnerPorts = POD_PORTS,
-    *,
-    cpu: bool = False,
 ) -> LocalRun:
     """Write configuration, token and certificates, and find a local folder for every volume; start nothing."""
     paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
     template_rules.check(job)
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=True)
     gpus = sum(container.gpus for container in (*workload.servers, workload.learner))
-    if cpu:
+    if asks_for_gpus(job):
+        require_gpus(gpus, found=gpus if engine == "stub" else None)  # a stub is for trials, on whatever is there
+    if gpus and visible_names(os.environ) == []:
         console().print(f"on the CPU: none of the {gpus} GPUs of the job are used", style="yellow")
-    elif engine != "stub" and asks_for_gpus(job):  # a stub is for trials, on whatever is there
-        require_gpus(gpus)
     config = paths.localise(yaml.safe_load(workload.config_text))
     _write(work_dir / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), mode=0o644)
     secrets = credentials.new({"local": (_HOST,)}, datetime.now(UTC))
@@ -282,7 +279,7 @@ def prepare(
     for name, key in certificates.items():
         _write(work_dir / TLS / name, secrets[key], mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
-    return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine, cpu=cpu)
+    return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
 
 
 def _check(local: LocalRun) -> None:
@@ -290,10 +287,19 @@ def _check(local: LocalRun) -> None:
     config = load_config(local.work_dir / CONFIG)
     processes = max(1, local.workload.learner.gpus)
     check_supported(config, world_size=processes)
+    if local.workload.servers and local.engine == "vllm":
+        _check_servers()
     checked_records(config, world_size=processes)
     from stage2_trainer.doctor.examination import require_room  # takes PyTorch, and comes after all that does not
 
     require_room(config)
+
+
+def _check_servers() -> None:
+    from stage2_trainer.serve.launch import installed_platform
+
+    if installed_platform() == "cuda" and (problem := server_problem(Installation.detect(os.environ))):
+        raise ConfigError([problem])
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:

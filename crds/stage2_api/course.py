@@ -71,7 +71,7 @@ def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
 
 def to_train_on(training: Training) -> str:
     """Return what a person changes so that a run that has ended trains on."""
-    raised = "raise training.max_steps or training.num_train_epochs"
+    raised = f"raise training.{'max_steps' if training.max_steps > 0 else 'num_train_epochs'}"
     if not _follows_length(training):
         return raised
     reason = FOLLOWS_LENGTH.format(training.lr_scheduler_type)

@@ -50,8 +50,9 @@ def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | N
         raise ConfigError([Problem("--picture", str(path), rule, "draw each run alone")])
     chosen = _spread(sorted(common, key=lambda name: -_gain(name, columns)))
     bars = [_bar([one.images[name] for name in common]) for _, one in columns]
+    first = "largest gain" if len(columns) > 1 else "best"
     legend = draw_lines(
-        [(f"{len(chosen)} of {len(common)} images, the largest gain first", "black"),
+        [(f"{len(chosen)} of {len(common)} images, the {first} first", "black"),
          ("right", _COLORS["right"]), ("another name", _COLORS["misnamed"]),
          ("wrong place", _COLORS["wrong"]), ("repeated", _COLORS["duplicate"])])  # fmt: skip
     try:
@@ -100,8 +101,11 @@ def _bar(images: Sequence[ScoredImage]) -> Image.Image:
 
 def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path | None) -> list[Image.Image]:
     record = columns[0][1].rollouts[name].record
-    path = Path(record.images[0])
-    image = load_image(str(images / path.name if images is not None else path))
+    if record.images:
+        path = Path(record.images[0])
+        image = load_image(str(images / path.name if images is not None else path))
+    else:  # the data file holds the image itself, which the log leaves out
+        image = Image.new("RGB", (record.width, record.height), "white")
     truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in record.objects]
     return [draw_outlines(image, truth), *(draw_outlines(image, _answered(one.images[name])) for _, one in columns)]
 

@@ -180,7 +180,7 @@ class EvaluationRows:
     """One row for each evaluation on the held-out records."""
 
     def __init__(self) -> None:
-        self.steps: set[int] = set()
+        self.steps: set[int] = set()  # those whose answers were matched
         self._keys: dict[str, str] = {}
         self._rows: list[list[str]] = []
 
@@ -190,7 +190,8 @@ class EvaluationRows:
             rewards = f"eval_{REWARD}" in evaluation
             prefix, known = ("eval_", {REWARD: REWARD}) if rewards else ("eval_rollout_", _EVALUATION_COLUMNS)
             self._keys = {prefix + name: title for name, title in known.items() if prefix + name in evaluation}
-        self.steps.add(evaluation["step"])
+        if "eval_rollout_f1" in evaluation:
+            self.steps.add(evaluation["step"])
         self._rows.append([str(evaluation["step"]), *(f"{evaluation[key]:.3f}" for key in self._keys)])
 
     def table(self) -> Table | None:

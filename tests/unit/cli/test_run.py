@@ -19,7 +19,7 @@ from stage2_api.kubernetes_types import HostPathSource
 from stage2_api.training import Training
 from stage2_cli import run
 from stage2_cli.config_files import load_job
-from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
+from stage2_cli.processes import LocalProcess, gpus_hidden, learner_ports, require_gpus, visible_devices
 from stage2_cli.run import Watcher, console, describe
 from stage2_controller.spec.containers import Container, LearnerPorts
 
@@ -118,7 +118,7 @@ def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts
         f"/opt/stage2/examples/unordered={tmp_path}",
         f"/opt/stage2/examples/tiny-unordered={ROOT / 'examples' / 'tiny-unordered'}",
     ]
-    with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; 0\.00 GiB free .* are needed; free some"):
+    with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; a checkpoint takes .* 0\.00 GiB are free"):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 
@@ -268,9 +268,26 @@ def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_as
     text = (ROOT / "examples" / "job-3v1-tiny.yaml").read_text()
     (tmp_path / "no-gpu.yaml").write_text(text.replace("gpuResource: nvidia.com/gpu", "gpuResource: ''"))
     run.prepare(load_job(tmp_path / "no-gpu.yaml"), MAPPED, tmp_path, "vllm")
-    local = run.prepare(job, MAPPED, tmp_path, "vllm", cpu=True)
+    with gpus_hidden(True):
+        local = run.prepare(job, MAPPED, tmp_path, "vllm")
+        assert local.process(local.workload.learner, [3]).env["CUDA_VISIBLE_DEVICES"] == ""
     assert "on the CPU: none of the 4 GPUs of the job are used" in capsys.readouterr().out
-    assert local.process(local.workload.learner, [3]).env["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+@pytest.mark.parametrize("engine", ["vllm", "stub"])
+def test_a_list_of_gpus_that_is_too_short_is_refused_for_every_engine(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES: '0'"):
+        run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, tmp_path, engine)
+
+
+def test_servers_on_the_cpu_are_refused_at_once_where_vllm_is_built_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage2_trainer.serve.launch.installed_platform", lambda: "cuda")
+    with gpus_hidden(True), pytest.raises(ConfigError, match=r"the build for GPUs.*stage2\[trainer,cpu\]"):
+        run._check_servers()
 
 
 def used(ports: LearnerPorts) -> set[int]:

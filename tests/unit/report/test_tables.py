@@ -77,9 +77,10 @@ def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
     assert "matched" not in shown
 
 
-def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(tmp_path):
+@pytest.mark.parametrize("evaluations", [[], [{"event": "evaluation", "step": 1, "eval_reward": 0.5}]])
+def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(evaluations, tmp_path):
     with pytest.raises(ConfigError, match=r"--picture.*needs held-out rollouts.*--html"):
-        report_runs([write_log(tmp_path, [grpo_step(1)])], picture=tmp_path / "out.png")
+        report_runs([write_log(tmp_path, [grpo_step(1), *evaluations])], picture=tmp_path / "out.png")
 
 
 def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_path, capsys):
@@ -153,7 +154,8 @@ def evaluated(folder, answers, *, samples=("better", "same", "worse")):
     for step, found in answers.items():
         for index, (name, is_right) in enumerate(zip(samples, found, strict=True)):
             text = right if is_right else wrong
-            sample = {"sample_id": name, "record_index": index, "image": f"{name}.png", "ground_truth": truth}
+            sample = {"sample_id": name, "record_index": index, "image": f"{name}.png", "width": 20, "height": 10}
+            sample["ground_truth"] = truth
             lines.append({"event": "evaluation_sample", "step": step, **sample, "text": text})
         lines.append(OLD_EVALUATION | {"step": step})
     folder.mkdir()
@@ -179,6 +181,14 @@ def test_the_picture_has_both_ends_of_a_run_and_the_end_of_another(tmp_path, ima
     strange = evaluated(tmp_path / "strange", {1: (0,)}, samples=("unknown",))
     with pytest.raises(ConfigError, match="the same held-out records"):
         report_runs([one, strange], picture=tmp_path / "out.png", images=images)
+
+
+def test_an_image_that_the_log_leaves_out_is_white(tmp_path, images):
+    log = evaluated(tmp_path / "one", {3: (0, 0, 1)})
+    log.write_text(log.read_text().replace('"better.png"', "null"))
+    report_runs([log], picture=tmp_path / "out.png", images=images)
+    with Image.open(tmp_path / "out.png") as image:
+        assert sorted(image.getpixel((150, top)) for top in (140, 290, 440)) == [BLUE, RED, (255, 255, 255)]
 
 
 def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_images(tmp_path, images):

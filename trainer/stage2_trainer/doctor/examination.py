@@ -256,6 +256,12 @@ class Examination:
         return Requirement("server memory", "missing", status, way_out)
 
 
+_MORE_ROOM = (
+    "free some space, name another folder, lower training.save_total_limit, or set training.save_only_model (such a"
+    " run cannot resume)"
+)
+
+
 def check_disk(config: RunConfig, found: Footprint) -> Requirement:
     """Return whether the checkpoints of a run fit its disk; those that are there will be replaced."""
     training = config.training
@@ -264,12 +270,15 @@ def check_disk(config: RunConfig, found: Footprint) -> Requirement:
     best = config.best_metric is not None
     proved = config.rollout_matching.rollout_backend != "hf"
     at_once = max(kept or 1, 1 + best + proved)  # the best and the newest proved one are kept besides the newest
-    needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE) - size_of(list_checkpoints(folder))
+    if training.save_strategy == "steps" and training.max_steps > 0:
+        at_once = min(at_once, 1 + training.max_steps // training.save_steps)
+    replaced = size_of(list_checkpoints(folder)) if kept else 0
+    needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE) - replaced
     free = room_at(folder.absolute())
     status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
     if free < needed:
         status += f", and {_gib(needed)} are needed"
-        return Requirement("disk", "missing", status, "free some space, or name another folder")
+        return Requirement("disk", "missing", status, _MORE_ROOM)
     if kept is None:
         way_out = "set training.save_total_limit, unless you want all of them"
         return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
@@ -277,17 +286,20 @@ def check_disk(config: RunConfig, found: Footprint) -> Requirement:
 
 
 def require_room(config: RunConfig) -> None:
-    """Raise ConfigError where the checkpoints of a run do not fit its disk.
+    """Raise ConfigError where not even one checkpoint of a run fits its disk.
 
     Says nothing of a model that is not here or is broken: servers and learner fetch it, or report it best.
     """
+    if config.training.save_strategy == "no":
+        return
     try:
         found = footprint(config, str(model_path(config.model.model)), row_tokens=0)
     except (OSError, ValueError):
         return
-    disk = check_disk(config, found)
-    if disk.verdict == "missing":
-        raise ConfigError([Problem("training.output_dir", config.training.output_dir, disk.status, disk.way_out)])
+    free = room_at(Path(config.training.output_dir).absolute())
+    if free < found.checkpoint:
+        rule = f"a checkpoint takes about {_gib(found.checkpoint)}, and {_gib(free)} are free there"
+        raise ConfigError([Problem("training.output_dir", config.training.output_dir, rule, _MORE_ROOM)])
 
 
 def _gib(count: float) -> str:

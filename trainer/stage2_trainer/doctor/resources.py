@@ -102,7 +102,8 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
         offloaded=offloaded(config, policy, dtype),
         server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
-        checkpoint=(adapters * 4 if adapters else weights) + optimizer.nbytes,
+        checkpoint=(adapters * 4 if adapters else weights)
+        + (0 if config.training.save_only_model else optimizer.nbytes),
         trained=trained,
     )
 

@@ -376,11 +376,12 @@ class RunawayWatch:
             "truncated_share": f"{truncated} of {answers} answers end within the JSON, a share of {share:.2f}",
         }
         self._first = self._first or figures
+        since = " since the resume" if self._resumed else ""
         return [
             Problem(
                 f"{KEY}.{name}",
                 getattr(self._rule, name),
-                f"answers run away: {over} {texts[name]} ({self._first[name]:.2f} in the first ones)",
+                f"answers run away: {over} {texts[name]} ({self._first[name]:.2f} in the first ones{since})",
                 _WAY_OUT if self._resumed or value > _GREW * self._first[name] else _STAGE_1_FIRST,
             )
             for name, value in figures.items()

@@ -124,6 +124,23 @@ def test_checkpoints_that_are_there_need_no_more_room(config, monkeypatch, tmp_p
     assert examine(run)["disk"].verdict == "good", "a run that goes on replaces them"
 
 
+def test_no_more_checkpoints_are_counted_than_a_run_saves(config, monkeypatch):
+    short = {"save_total_limit": 20, "max_steps": 60, "save_steps": 30}
+    run, bare = config(training=short), config(training=short | {"save_only_model": True})
+    takes, less = (footprint(one, one.model.model, row_tokens=100).checkpoint for one in (run, bare))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(4 * takes, 0, 4 * takes))
+    assert examine(run)["disk"].verdict == "good"
+    assert less < takes
+
+
+def test_endless_checkpoints_replace_none_of_those_that_are_there(config, monkeypatch, tmp_path):
+    run = config(training={"save_total_limit": None})
+    (tmp_path / "out" / "checkpoint-7").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-7" / "weights").write_bytes(bytes(10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 0, 10))
+    assert examine(run)["disk"].verdict == "missing"
+
+
 SFT = {"trainer_variant": "sft"}
 COLOCATE = {"vllm": {"mode": "colocate", "max_model_len": 1000}}
 
