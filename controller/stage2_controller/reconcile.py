@@ -175,8 +175,7 @@ class Reconciler:
         return made, None
 
     def _record_place(self, key: Key, made: Plan) -> None:
-        if not made.keeps_place:
-            self.quotas.record(key, made.placement)
+        self.quotas.record(key, None if made.keeps_place else made.placement)
         if self._capacity is None:
             return
         if made.keeps_place:

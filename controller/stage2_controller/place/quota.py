@@ -22,6 +22,9 @@ _OBJECTS: dict[str, Amounts] = {
     names.ROLE_LEARNER: {"jobs.batch": 1},
 }
 
+# Why pods may never come to exist: room that is kept for them would be kept for ever.
+_NEVER_MADE = frozenset({reasons.POD_REFUSED, reasons.QUEUED_TWICE})
+
 
 class Quotas:
     """The live quotas. `freed` is called with a waiting job whose pods no quota refuses any more."""
@@ -63,15 +66,16 @@ class Quotas:
             self._waiting[key] = place.need
         else:
             self._waiting.pop(key, None)
-        starts = place is not None and not place.is_complete and (place.node or not place.tied)
+        refused = bool(place and place.condition and place.condition.reason in _NEVER_MADE)
+        starts = place is not None and not place.is_complete and not refused and (place.node or not place.tied)
         if place and starts and self._unmade(key, place.need):
             self._starting[key] = place.need
         elif self._starting.pop(key, None):
             self._serve(key.namespace)
 
     def _serve(self, namespace: str) -> None:
-        """Let jobs that wait in the namespace start, the first one first, as far as the quotas reach."""
-        for key, need in list(self._waiting.items()):
+        """Let jobs that wait in the namespace start by priority and then age, as far as the quotas reach."""
+        for key, need in sorted(self._waiting.items(), key=lambda waiter: -waiter[1].priority):
             if key.namespace == namespace and self.exceeded(key, need) is None:
                 self._starting[key] = self._waiting.pop(key)
                 self.freed(key)
@@ -97,7 +101,7 @@ def _exceeded(quota: Object, needed: Amounts, promised: Amounts, gpu_resource: s
             wait = "" if amount > hard[name] else "wait for other pods to end, "
             return (
                 f"needs {needs} {name}; ResourceQuota {metadata['name']} of namespace {metadata['namespace']} allows"
-                f" {allows}, and {has} are used or promised; the job holds nothing meanwhile: {wait}request less"
+                f" {allows}, and {has} are used or promised; the job has no pods meanwhile: {wait}request less"
                 " (spec.rollout, spec.learner), or ask the admin to raise the quota"
             )
     return None

@@ -17,6 +17,7 @@ from stage2_controller.spec import names
 
 _BUG_CHARS = 1000  # of an exception's text
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_BY_HAND = {"kubectl-patch", "kubectl-edit"}
 # Kept from the learner's last report while it does not answer.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
@@ -114,8 +115,10 @@ def _start_time(context: PlanContext) -> str | None:
 
 def _first_step_time(context: PlanContext) -> str | None:
     """Return when the learner first reported an optimizer step since the start."""
-    learner = None if context.observed.old_learner() else context.observed.report()
-    stepped = context.previous.get("firstStepTime") or (learner and learner.step)
+    before, learner = context.previous, None if context.observed.old_learner() else context.observed.report()
+    if before.get("phase") == reasons.RUNNING and before.get("step") and "firstStepTime" not in before:
+        return None  # an older controller saw the first step, and did not write down when
+    stepped = before.get("firstStepTime") or (learner and learner.step)
     return _before_or_now(context, "firstStepTime") if stepped and _start_time(context) else None
 
 
@@ -256,7 +259,7 @@ def _suspended(context: PlanContext) -> Condition:
 
 
 def _set_by_hand(metadata: Mapping[str, Any]) -> str:
-    """Return who set spec.suspend where no applied file has it: then no apply of that file takes it back."""
+    """Return who set spec.suspend where no applied file has it; no apply of a file takes back what was set by hand."""
     owners = {
         item["manager"]: item["operation"]
         for item in metadata.get("managedFields") or []
@@ -265,7 +268,8 @@ def _set_by_hand(metadata: Mapping[str, Any]) -> str:
     in_file = '"suspend":true' in (metadata.get("annotations") or {}).get(_LAST_APPLIED, "")
     if not owners or in_file or "Apply" in owners.values():
         return ""
-    return f" (set by {', '.join(owners)}; a file that is applied without it leaves it so)"
+    stays = "; a file that is applied without it leaves it so" if _BY_HAND & owners.keys() else ""
+    return f" (set by {', '.join(owners)}{stays})"
 
 
 def _rollout_ready(context: PlanContext) -> Condition:

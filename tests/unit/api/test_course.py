@@ -90,9 +90,7 @@ def test_a_warm_up_that_is_a_share_of_the_run_depends_on_its_length():
 
 
 def test_how_to_train_on_names_allow_changes_only_where_it_is_needed():
-    assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant")) == (
-        "raise training.num_train_epochs"
-    )
+    assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant")) == ("raise training.num_train_epochs")
     assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant", max_steps=9)) == (
         "raise training.max_steps"
     )

@@ -127,10 +127,11 @@ APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": '{"spec":{"suspen
     ("manager", "operation", "annotations", "words"),
     [
         ("kubectl-patch", "Update", {}, " (set by kubectl-patch; a file that is applied without it leaves it so)"),
+        ("helm", "Update", {}, " (set by helm)"),
         ("kustomize-controller", "Apply", {}, ""),
         ("kubectl-client-side-apply", "Update", APPLIED, ""),
     ],
-    ids=["by hand", "a file, server-side", "a file, by the client"],
+    ids=["by hand", "a chart, which takes it back", "a file, server-side", "a file, by the client"],
 )
 def test_who_suspended_a_job_is_named_where_no_file_did(
     manager: str, operation: str, annotations: dict[str, str], words: str

@@ -213,6 +213,13 @@ def test_the_first_step_since_the_start_has_its_time() -> None:
     assert "firstStepTime" not in resumed.status, "the old learner's steps are none of this start"
 
 
+def test_a_first_step_before_an_upgrade_has_no_time() -> None:
+    raw = b.job()
+    status = b.planned(raw, b.started(raw)).status
+    older = {key: value for key, value in status.items() if key != "firstStepTime"}
+    assert "firstStepTime" not in b.planned({**raw, "status": older}, b.started(raw), after_s=60).status
+
+
 def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
     raw = b.job()
     text = b.termination(step=10, phase="done")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from stage2_controller import conditions, reasons
+from stage2_controller.conditions import Condition
 from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.placement import Place
 from stage2_controller.place.quota import Quotas
 from stage2_controller.plan import Plan
 from stage2_controller.spec import kinds, names
@@ -63,7 +65,7 @@ async def test_a_job_above_a_quota_waits_with_a_sentence_and_holds_nothing() -> 
     assert (cluster.placed()["status"], cluster.placed()["reason"]) == ("False", reasons.QUOTA_EXCEEDED)
     assert cluster.placed()["message"] == (
         "needs 4 requests.nvidia.com/gpu; ResourceQuota gpus of namespace team-a allows 8, and 6 are used or promised;"
-        " the job holds nothing meanwhile: wait for other pods to end, request less (spec.rollout, spec.learner), or"
+        " the job has no pods meanwhile: wait for other pods to end, request less (spec.rollout, spec.learner), or"
         " ask the admin to raise the quota"
     )
     assert cluster.server.objects[names.KIND, KEY.name]["status"]["message"] == cluster.placed()["message"]
@@ -137,6 +139,42 @@ async def test_a_job_whose_children_are_refused_takes_nothing_from_others() -> N
     cluster.server.refused.clear()
     await cluster.reconciler(OTHER)
     assert cluster.pods_of(OTHER.name) == ["Job", "Deployment"]
+
+
+@pytest.mark.parametrize("reason", [reasons.POD_REFUSED, reasons.QUEUED_TWICE])
+async def test_a_job_whose_pods_are_refused_for_good_takes_nothing_from_others(reason: str) -> None:
+    cluster = Cluster(b.job(), b.job(OTHER.name))
+    cluster.counts(quota({GPUS: "4"}))
+    await cluster.one_pass()
+    quotas, parsed = cluster.reconciler.quotas, cluster.reconciler._parsed[KEY][1]
+    refused = Place(parsed.need, node="node-a", tied=True, condition=Condition(reasons.PLACED, "False", reason, "no"))
+    quotas.record(KEY, refused)
+    assert quotas.exceeded(OTHER, parsed.need) is None
+
+
+async def test_a_waiting_job_that_becomes_invalid_takes_nothing_from_others() -> None:
+    cluster = Cluster(b.job(), b.job(OTHER.name))
+    cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
+    await cluster.one_pass()
+    broken = b.job(generation=2, rollout={"servers": 0})
+    broken["metadata"]["resourceVersion"] = "99"
+    cluster.server.objects[names.KIND, KEY.name] |= {part: broken[part] for part in ("metadata", "spec")}
+    cluster.server.unseen.append(("MODIFIED", cluster.server.objects[names.KIND, KEY.name]))
+    await cluster.one_pass()
+    cluster.counts(quota({GPUS: "4"}))
+    await cluster.reconciler(OTHER)
+    assert cluster.pods_of(OTHER.name) == ["Job", "Deployment"]
+
+
+async def test_of_jobs_that_wait_the_one_with_the_highest_priority_is_woken_first() -> None:
+    cluster = Cluster(b.job(), b.job(OTHER.name))
+    cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
+    await cluster.one_pass()
+    await cluster.reconciler(OTHER)
+    quotas = cluster.reconciler.quotas
+    quotas._waiting[OTHER] = replace(quotas._waiting[OTHER], priority=7)
+    cluster.counts(quota({GPUS: "4"}))
+    assert cluster.woken == [OTHER]
 
 
 async def test_a_job_that_runs_is_left_alone_whatever_a_quota_says() -> None:
