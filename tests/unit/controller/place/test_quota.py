@@ -156,8 +156,8 @@ async def test_a_waiting_job_that_becomes_invalid_takes_nothing_from_others() ->
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
     await cluster.one_pass()
-    broken = b.job(generation=2, rollout={"servers": 0})
-    broken["metadata"]["resourceVersion"] = "99"
+    broken = b.job(rollout={"servers": 0})
+    broken["metadata"] |= {"generation": 2, "resourceVersion": "99"}
     cluster.server.objects[names.KIND, KEY.name] |= {part: broken[part] for part in ("metadata", "spec")}
     cluster.server.unseen.append(("MODIFIED", cluster.server.objects[names.KIND, KEY.name]))
     await cluster.one_pass()
