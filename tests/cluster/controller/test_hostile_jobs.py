@@ -174,7 +174,7 @@ def test_a_repair_waits_for_no_other_tenant(kubectl: Kubectl, neighbours: Kubect
     kubectl("delete", "service", "mine-rollout")
     running.start()  # with all of them to be looked at
     eventually(lambda: kubectl.get("service", "mine-rollout"), why="the Service is there again")
-    judged = sum("status" in one for one in neighbours.list("rmj"))
+    judged = sum("conditions" in one["status"] for one in neighbours.list("rmj"))
     running.stop()
     print(f"\n{judged} of {OF_OTHERS} jobs of another tenant were looked at before the repair was seen")
     assert judged < OF_OTHERS / 2
