@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
-from stage2_cli.config_files import load_addressed, load_config, load_job, load_yaml
+from stage2_cli.config_files import changed, load_addressed, load_config, load_job, load_yaml
 from stage2_cli.main import app
 from stage2_cli.validate import validate_files
 from tests.unit.api.wrong_jobs import merge_patch
@@ -114,6 +114,8 @@ def test_a_value_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -
     assert training.output_dir == "out", "what no --set names stays"
     assert load_config(tmp_path / "run.yaml", [*changes, "training.max_steps=6"]).training.max_steps == 6
     assert load_job(JOB, ["training.seed=77"]).spec.config.training.seed == 77
+    assert changed({"a": {"b": 1}}, ['a.b=""']) == {"a": {"b": ""}}
+    assert changed({"a": {"b": 1}}, ["a.b=null"]) == changed({"a": {"b": 1}}, ["a.b="]) == {"a": {"b": None}}
 
 
 @pytest.mark.parametrize(
