@@ -36,6 +36,7 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
+from stage2_api.runconfig import RunConfig
 from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
@@ -137,6 +138,7 @@ def describe(record: dict[str, Any]) -> str | None:
 
 
 _POLL_S = 0.5
+_LARGEST_CHECKPOINT = 8  # times the weights of the model: those of bfloat16 in float32, and two moments as wide
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
 CONFIG, TOKEN, TLS = Path("etc", "config", "config.yaml"), Path("etc", "token", "token"), Path("etc", "tls")
@@ -290,9 +292,18 @@ def _check(local: LocalRun) -> None:
     if local.workload.servers and local.engine == "vllm":
         _check_servers()
     checked_records(config, world_size=processes)
-    from stage2_trainer.doctor.examination import require_room  # takes PyTorch, and comes after all that does not
+    if not _has_ample_room(config):
+        from stage2_trainer.doctor.examination import require_room  # takes PyTorch, which takes seconds
 
-    require_room(config)
+        require_room(config)
+
+
+def _has_ample_room(config: RunConfig) -> bool:
+    """Whether the disk of the output folder surely holds a checkpoint: no state of training is larger than this."""
+    folder = Path(config.training.output_dir).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    weights = sum(file.stat().st_size for file in Path(config.model.model).glob("*.safetensors"))
+    return shutil.disk_usage(existing).free > _LARGEST_CHECKPOINT * weights > 0
 
 
 def _check_servers() -> None:
