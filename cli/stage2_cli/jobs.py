@@ -58,18 +58,27 @@ def logs(
     """Print the learner's log, or the servers', of a run on this machine or of a job in the cluster."""
     if "/" in run:  # no job has it in its name
         raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
-    options = kubectl_options(namespace, context, user) + (["--follow"] if follow else [])
-    raise typer.Exit(job_logs(run, options, servers=servers))
+    raise typer.Exit(job_logs(run, kubectl_options(namespace, context, user), servers=servers, follow=follow))
 
 
-def job_logs(job: str, options: list[str], *, servers: bool = False, stdout: IO[bytes] | None = None) -> int:
+def job_logs(
+    job: str, options: list[str], *, servers: bool = False, follow: bool = False, stdout: IO[bytes] | None = None
+) -> int:
     """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
     from stage2_controller.spec import names
 
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
     selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
     whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
-    words = ["logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *options]
+    words = [
+        "logs",
+        selector,
+        *whose,
+        "--tail=-1",
+        f"--max-log-requests={MOST_PODS}",
+        *options,
+        *(["--follow"] if follow else []),
+    ]
     code, _, error = kubectl(words, stdout=stdout)
     if error:
         local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""

@@ -36,8 +36,7 @@ def logs(
     follow: Follow = False,
 ) -> None:
     """Print the log of a job's learner, or of its servers."""
-    options = kubectl_options(namespace, context, user) + (["--follow"] if follow else [])
-    raise typer.Exit(job_logs(job, options, servers=servers))
+    raise typer.Exit(job_logs(job, kubectl_options(namespace, context, user), servers=servers, follow=follow))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
+from stage2_api.job import LearnerSpec, RolloutSpec
 from stage2_controller import conditions, reasons
 from stage2_controller.observed import Object, ended, role_of
 from stage2_controller.report import explanation
@@ -19,6 +20,7 @@ from stage2_controller.store import Store
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RESULTS = ("done", "retry", "error")
+_ROLLOUT, _LEARNER = RolloutSpec(), LearnerSpec()  # with the contract's defaults
 _UNFINISHED = (reasons.PENDING, reasons.STARTING, reasons.RUNNING)
 # Each has the labels namespace and name, and those given here, whose values are few.
 _OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -143,8 +145,9 @@ def _gpus_held(spec: Mapping[str, Any], pods: Iterable[Object]) -> int:
     if value_at(spec, "gpuResource") == "" and value_at(spec, "learner", "resourceClaimTemplate") is None:
         return 0  # the job runs on the CPU
     of_role: dict[str | None, int] = {
-        names.ROLE_ROLLOUT: _count(spec, "rollout", "servers", 0) * _count(spec, "rollout", "gpusPerServer", 1),
-        names.ROLE_LEARNER: _count(spec, "learner", "gpus", 1),
+        names.ROLE_ROLLOUT: _count(spec, "rollout", "servers", _ROLLOUT.servers)
+        * _count(spec, "rollout", "gpusPerServer", _ROLLOUT.gpus_per_server),
+        names.ROLE_LEARNER: _count(spec, "learner", "gpus", _LEARNER.gpus),
     }
     return sum(of_role.get(role_of(pod), 0) for pod in pods if pod["spec"].get("nodeName") and not ended(pod))
 

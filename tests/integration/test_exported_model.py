@@ -46,7 +46,7 @@ def served_plainly(model, log):
 @pytest.mark.vllm
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_a_plain_server_of_an_exported_model_answers_as_the_learner(tmp_path, model_path, kind):
-    _answers_as_the_learner(model_path, kind, tmp_path)
+    _assert_answers_as_the_learner(model_path, kind, tmp_path)
 
 
 @pytest.mark.vllm
@@ -54,10 +54,10 @@ def test_a_plain_server_of_an_exported_mixture_of_experts_answers_as_the_learner
     """Trained in full: transformers saves its experts turned around, and vLLM would read them so without a word."""
     torch.manual_seed(3)
     prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")
-    _answers_as_the_learner(tmp_path / "prepared", "full", tmp_path)
+    _assert_answers_as_the_learner(tmp_path / "prepared", "full", tmp_path)
 
 
-def _answers_as_the_learner(base, kind, tmp_path):
+def _assert_answers_as_the_learner(base, kind, tmp_path):
     opened = open_checkpoint(saved(trained(base, kind), base, tmp_path / "run"), model=str(base))
     exported = export_model(opened, tmp_path / "out", dtype=torch.float32).folder
     asked = grey_probe(base, tmp_path)

@@ -34,8 +34,8 @@ async def serve(settings: Settings, options: Options) -> str | None:
         if options.listen:
             host, port = options.listen
             try:
-                says = controller.problem, controller.not_ready, controller.figures
-                served = await metrics.serve(*says, options.listen)
+                probes = controller.problem, controller.not_ready, controller.figures
+                served = await metrics.serve(*probes, options.listen)
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)

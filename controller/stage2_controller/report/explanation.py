@@ -1,7 +1,7 @@
 """What a job's conditions mean to a person: why it does not train, with the object and field to change, and events.
 
-The first link of the chain that is missing is told alike by `status.message`, by the reason of the condition Training
-(which a column of kubectl shows), and by `stage2 explain`, which prints the whole chain. Pure.
+`status.message`, the reason of the condition Training (which a column of kubectl shows) and `stage2 explain` report the
+same link: the first that is missing. `stage2 explain` prints the whole chain. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,29 +107,29 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
 
 
 def first(steps: Sequence[Step]) -> Step:
-    """Return the first link that is not ok, or else the last: the one that everything about the job tells."""
+    """Return the first link that is not ok, or else the last: the one that is reported."""
     return next((step for step in steps if step.state != "ok"), steps[-1])
 
 
 SUMMARY = (reasons.TRAINING, reasons.READY, reasons.RECONCILING, reasons.STALLED)
 
 
-def summary(told: Step, *, trained: bool) -> list[Condition]:
+def summary(link: Step, *, trained: bool) -> list[Condition]:
     """Return the conditions that follow from the first missing link: Training, Ready, and Reconciling or Stalled.
 
     A job is ready as soon as servers and learner run: nobody waits days for the end of a training. trained: it trained
     before a spec that is refused, or a bug; then its pods go on.
     """
-    see = f"; see: {told.fix}" if told.fix else ""
-    trains = trained or told.reason == reasons.TRAINS
-    ready = told.state == "ok" or told.name in _WORK or told.reason == reasons.SUSPENDED_BY_SPEC
+    see = f"; see: {link.fix}" if link.fix else ""
+    trains = trained or link.reason == reasons.TRAINS
+    ready = link.state == "ok" or link.name in _WORK or link.reason == reasons.SUSPENDED_BY_SPEC
     found = [
-        Condition(reasons.TRAINING, truth(trains), told.reason, f"{told.name}: {told.message}{see}"),
-        Condition(reasons.READY, truth(ready), told.reason, told.message),
+        Condition(reasons.TRAINING, truth(trains), link.reason, f"{link.name}: {link.message}{see}"),
+        Condition(reasons.READY, truth(ready), link.reason, link.message),
     ]
     if not ready:
-        kind = reasons.STALLED if told.name in ("spec", "outcome") else reasons.RECONCILING
-        found.append(Condition(kind, "True", told.reason, told.message))
+        kind = reasons.STALLED if link.name in ("spec", "outcome") else reasons.RECONCILING
+        found.append(Condition(kind, "True", link.reason, link.message))
     return found
 
 

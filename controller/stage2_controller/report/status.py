@@ -61,10 +61,10 @@ def _reported(
 ) -> dict[str, Any]:
     """Return the status with these conditions, those that follow from them, and the same as one sentence."""
     known = [asdict(condition) for condition in found]
-    told = explanation.first(explanation.chain({**raw, "status": {**status, "conditions": known}}))
-    every, old = [*found, *explanation.summary(told, trained=trained)], (raw.get("status") or {}).get("conditions")
+    link = explanation.first(explanation.chain({**raw, "status": {**status, "conditions": known}}))
+    every, old = [*found, *explanation.summary(link, trained=trained)], (raw.get("status") or {}).get("conditions")
     entries = merged(old or [], every, generation=status["observedGeneration"], now=now)
-    return {**status, "message": told.message, "conditions": entries}
+    return {**status, "message": link.message, "conditions": entries}
 
 
 def _without_nulls(value: Any) -> Any:

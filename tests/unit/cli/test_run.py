@@ -254,7 +254,9 @@ def test_gpus_that_are_not_here_are_missed_unless_they_are_hidden_on_purpose(vis
 
 
 def test_parts_of_a_gpu_that_are_named_count_as_gpus():
-    require_gpus(4, named("MIG-a,MIG-b,MIG-c,MIG-d"), found=1)
+    parts = named("MIG-a,MIG-b,MIG-c,MIG-d")
+    require_gpus(4, parts, found=1)
+    assert visible_devices([3], parts) == "MIG-d"
 
 
 def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_asked_for(

@@ -256,10 +256,7 @@ class Examination:
         return Requirement("server memory", "missing", status, way_out)
 
 
-_MORE_ROOM = (
-    "free some space, name another folder, lower training.save_total_limit, or set training.save_only_model (such a"
-    " run cannot resume)"
-)
+_MORE_ROOM = "free some space, name another folder, or set training.save_only_model (such a run cannot resume)"
 
 
 def check_disk(config: RunConfig, found: Footprint) -> Requirement:
@@ -278,7 +275,7 @@ def check_disk(config: RunConfig, found: Footprint) -> Requirement:
     status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
     if free < needed:
         status += f", and {_gib(needed)} are needed"
-        return Requirement("disk", "missing", status, _MORE_ROOM)
+        return Requirement("disk", "missing", status, f"lower training.save_total_limit, {_MORE_ROOM}")
     if kept is None:
         way_out = "set training.save_total_limit, unless you want all of them"
         return Requirement("disk", "doubtful", f"{status}, and all checkpoints are kept", way_out)
