@@ -52,7 +52,7 @@ def test_a_file_edits_a_running_job_together_with_its_suspension(
     assert kubectl.run("apply", "--server-side", "-f", "-", stdin=job(image="next:1")).returncode != 0
     kubectl.apply(job(image="next:1", suspend=True))
     kubectl("wait", "--for=condition=Suspended", "rmj/job-3v1", "--timeout=120s")
-    assert not kubectl.list("deployments", "jobs", "pods")
+    eventually(lambda: not kubectl.list("deployments", "jobs", "pods"), why="its children are gone")
     suspended = kubectl.get("rmj", "job-3v1") or {}
     assert kstatus(suspended) == [CURRENT]
     assert suspended["status"]["message"].startswith("spec.suspend is true: no pod exists")
