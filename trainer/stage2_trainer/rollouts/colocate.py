@@ -26,9 +26,9 @@ from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, SyncReport
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.sync.vllm.vllm_compat import (
+    LayerReload,
     before_each_step,
     drop_image_caches,
-    finish_layerwise_reload,
     free_shared_memory,
 )
 from stage2_trainer.wire.requests import (
@@ -88,6 +88,7 @@ class ColocateEngine:
         self._held = HeldVersions()
         self._asleep = False
         self._llm: Any = None
+        self._reload: LayerReload | None = None
         self._parallel: TensorParallel
 
     def start(self) -> None:
@@ -191,12 +192,11 @@ class ColocateEngine:
             raise Interrupted("asked to stop (SIGTERM)")
 
     def _load(self, source: WeightSource) -> None:
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
         def load(model: Any) -> None:
-            initialize_layerwise_reload(model)
-            model.load_weights(iter(source))
-            finish_layerwise_reload(model, self._llm.model_config)
+            self._reload = self._reload or LayerReload(model, self._llm.model_config)
+            self._reload.load(iter(source))
+            self._reload.require_whole()
+            self._reload.finish()
 
         self._llm.apply_model(load)
 

@@ -10,7 +10,11 @@ from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from stage2_trainer.sync.vllm.adapter_store import adapter_path
-from stage2_trainer.sync.vllm.vllm_compat import offer_model_inspections, register_transfer_engine
+from stage2_trainer.sync.vllm.vllm_compat import (
+    offer_model_inspections,
+    quiet_updates,
+    register_transfer_engine,
+)
 
 ID_OF_CALLER = 1  # vLLM replaces it by an id of its own
 
@@ -36,12 +40,13 @@ INSPECTIONS_VARIABLE = "STAGE2_MODELINFOS"
 
 
 def register() -> None:
-    """Register engines and resolver, and offer answers about models.
+    """Register engines and resolver, offer answers about models, and quiet the log.
 
     vLLM calls this in each of its processes, in some more than once.
     """
     for backend, (module, name) in ENGINES.items():
         register_transfer_engine(backend, module, name)
+    quiet_updates()
     if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
         LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())
     if kept := os.environ.get(INSPECTIONS_VARIABLE):

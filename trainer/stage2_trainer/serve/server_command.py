@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
+from stage2_trainer.wire.calls import CALLS_ROUTE
 from stage2_trainer.wire.credentials import Certificate
 from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 
@@ -24,6 +26,8 @@ MIDDLEWARE = [
     "stage2_trainer.sync.vllm.routes.Stage2Routes",
     "stage2_trainer.serve.guard.TokenGuard",
 ]
+UNLOGGED_ROUTES = (HEALTH_ROUTE, CALLS_ROUTE, "/update_weights", "/weight_info")
+"""Called at each push or every few seconds. The engine logs each push, and vLLM each call that fails."""
 TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 CPU_KV_CACHE_GIB = 1
 PRECOMPILED = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
@@ -66,6 +70,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "mm-processor-kwargs": config.template.pixel_limits() or None,
         "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
         "middleware": MIDDLEWARE,
+        "disable-access-log-for-endpoints": ",".join(UNLOGGED_ROUTES),
         **_passed_through(config),
     }
     options |= _flag_names(dummy_load_options(vllm.resolved_load_format))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,15 @@ logger = logging.getLogger(__name__)
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
 SHARED_MEMORY = Path("/dev/shm")
+NAMED_LAYERS = 8  # in an error
+
+# vLLM pauses, resets its caches and resumes in each update, with a line each. These modules log nothing else at INFO.
+# No upstream issue found. Goes when these lines are at DEBUG.
+LOUD_IN_UPDATES = (
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.core.block_pool",
+    "vllm.entrypoints.serve.dev.cache.api_router",
+)
 
 # Options that training files may still carry and that this vLLM refuses. `swap_space` went with the V0 engine; no
 # upstream issue found. Goes when such files are no longer accepted.
@@ -59,6 +68,16 @@ def register_transfer_engine(backend: str, module: str, name: str) -> None:
         WeightTransferEngineFactory.register_engine(backend, module, name)
 
 
+def quiet_updates() -> None:
+    """Keep vLLM's lines about each step of an update out of a server's log. (It configures levels anew later.)"""
+    for name in LOUD_IN_UPDATES:
+        logging.getLogger(name).addFilter(_is_warning)
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
+
+
 def offer_model_inspections(kept: Path, cache_root: Path) -> None:
     """Give vLLM what it found out about models when the image was built.
 
@@ -89,23 +108,107 @@ def receive_and_settle(engine: Any, update_info: dict[str, Any]) -> None:
         torch.accelerator.synchronize()
 
 
-def finish_layerwise_reload(model: nn.Module, model_config: Any) -> None:
-    """End a layerwise reload, output layers that share the embeddings' weight included.
+class LayerReload:
+    """Loads tensors into the layers of a running model by vLLM's layerwise reload, and leaves other layers alone.
 
-    On the CPU a linear layer multiplies by a packed copy of its weight. With tied embeddings nothing is loaded into
-    `lm_head`, so vLLM does not pack it again, and would silently sample with the old output layer. vLLM names the limit
-    itself: "tied parameters will only reflect processing from one of the parent layers"
-    (model_executor/model_loader/reload, pull request vllm-project/vllm#32133); no issue about the CPU found. Goes when
-    a reload processes both parents of a tied weight.
+    vLLM takes every layer apart for a reload, warns of each that gets nothing ("Failed to load weights", most layers in
+    a push of adapters), and fills up with garbage, silently, a layer that gets a part of its weights. Here a layer that
+    gets nothing keeps what it has, and a layer that lacks weights is an error. No upstream issue found. Goes when a
+    reload takes the names of what will come.
     """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-    finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]
-    for layer in model.modules():
-        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    def __init__(self, model: nn.Module, model_config: Any) -> None:
+        self._model = model
+        self._config = model_config
+        self._is_open = False
+        self._ever_loaded: set[int] = set()  # parameters (`_place`) that last as long as the model
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Load tensors, named as in the checkpoint."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        if not self._is_open:
+            self._is_open = True
+            initialize_layerwise_reload(self._model)
+        model: Any = self._model
+        model.load_weights(tensors)
+
+    def require_whole(self) -> None:
+        """Raise RuntimeError if a layer has got a part of its weights, or none since the engine started."""
+        if not self._is_open:
+            return
+        broken, untouched = [], []
+        for name, layer in self._model.named_modules():
+            info = _reload_info(layer)
+            held = list((info.kernel_tensors or (layer._parameters,))[0].values())
+            if info.can_load() and not info.load_numel:
+                untouched.append((name, held))
+            elif info.can_load() and _lacks_weights(layer, info):
+                broken.append(name)
+            else:
+                self._ever_loaded.update(map(_place, held))
+        broken += [name for name, held in untouched if not self._ever_loaded.issuperset(map(_place, held))]
+        if broken:
+            more = f" and {len(broken) - NAMED_LAYERS} more" if len(broken) > NAMED_LAYERS else ""
+            raise RuntimeError(f"weights did not reach {', '.join(broken[:NAMED_LAYERS])}{more}, or not all of them")
+
+    def finish(self) -> tuple[int, int]:
+        """Put new weights in the places of the old ones; return the numbers of layers that have new ones and old ones.
+
+        On the CPU a linear layer multiplies by a packed copy of its weight. With tied embeddings nothing is loaded into
+        `lm_head`, so vLLM does not pack it again, and would silently sample with the old output layer. vLLM names the
+        limit itself: "tied parameters will only reflect processing from one of the parent layers"
+        (model_executor/model_loader/reload, pull request vllm-project/vllm#32133); no issue about the CPU found. Goes
+        when a reload processes both parents of a tied weight.
+        """
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        if not self._is_open:
+            return 0, 0
+        holders = [layer for layer in self._model.modules() if any(True for _ in layer.parameters(recurse=False))]
+        kept = sum(_reload_info(layer).can_load() and not _reload_info(layer).load_numel for layer in holders)
+        self._close(keeping=lambda info: info.load_numel <= 0)
+        for layer in self._model.modules():
+            if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        return len(holders) - kept, kept
+
+    def abandon(self) -> None:
+        """Forget tensors of an update that broke off: they would count among those of the next one."""
+        if self._is_open:
+            self._close(keeping=lambda info: True)
+
+    def _close(self, *, keeping: Callable[[Any], bool]) -> None:
+        from vllm.model_executor.layers.attention import is_deferred_attention_layer
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors
+
+        for layer in self._model.modules():
+            info = _reload_info(layer)
+            if info.can_load() and keeping(info) and not is_deferred_attention_layer(layer):
+                _place_kernel_tensors(layer, info)  # as vLLM does, after its warning
+                info.reset()
+        finalize_layerwise_reload(self._model, self._config)  # type: ignore[no-untyped-call]
+        self._is_open = False
+
+
+def _lacks_weights(layer: nn.Module, info: Any) -> bool:
+    """Whether a layer that vLLM has begun and still waits for lacks more than the padding of the vocabulary."""
+    wanted = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+    padding = getattr(layer, "num_embeddings_padded", 0) - getattr(layer, "org_vocab_size", 0)
+    return bool(info.load_numel < wanted - padding * getattr(layer, "embedding_dim", 0))
+
+
+def _place(parameter: Tensor | None) -> int:
+    """Return what tied parameters share: an address, or their own identity where a packed copy has emptied them."""
+    return 0 if parameter is None else parameter.data_ptr() or id(parameter)
+
+
+def _reload_info(layer: nn.Module) -> Any:
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    return get_layerwise_info(layer)
 
 
 def free_shared_memory(ranks: Sequence[int]) -> None:

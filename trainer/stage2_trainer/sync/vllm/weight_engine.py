@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.logger import init_logger
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link
@@ -21,7 +20,9 @@ from stage2_trainer.sync.transports.receiver import Inlet, Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
-from stage2_trainer.sync.vllm.vllm_compat import finish_layerwise_reload, receive_and_settle
+from stage2_trainer.sync.vllm.vllm_compat import LayerReload, receive_and_settle
+
+logger = init_logger("vllm.stage2")  # vLLM's processes print no others
 
 
 @dataclass
@@ -58,7 +59,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self._receiver = Receiver(self.transport, self._open_inlet)
         self._merge = ServerMerge(vllm_config.model_config.model, device)
-        self._loading = False
+        self._reload = LayerReload(model, vllm_config.model_config)
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the learner's group as the rank that this worker has in it."""
@@ -68,10 +69,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Leave the layers alone until base weights come: an adapter does not touch them."""
-        if self._loading:
-            # Layers that a broken update had begun would count its tensors among those of this one.
-            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
-            self._loading = False
+        self._reload.abandon()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load tensors."""
@@ -88,22 +86,17 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
             return
         receive = partial(self._receiver.receive, metas, group=update_info.group)
         if update_info.merge is not None:
-            self._merge.update(update_info.merge, receive, self._load)
+            self._merge.update(update_info.merge, receive, self._reload.load)
+            if "expected" in update_info.merge:  # all has come
+                self._reload.require_whole()
             return
-        receive(self._load)
-
-    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        if not self._loading:
-            self._loading = True
-            initialize_layerwise_reload(self.model)
-        model: Any = self.model
-        model.load_weights(tensors)
+        receive(self._reload.load)
 
     def finish_weight_update(self) -> None:
         """Put new base weights in the places of the old ones, if any came."""
-        if self._loading:
-            finish_layerwise_reload(self.model, self.model_config)
-            self._loading = False
+        loaded, kept = self._reload.finish()
+        if loaded and self.parallel_config.rank == 0:
+            logger.info("new weights in %d layers, and %d keep theirs", loaded, kept)
 
     def shutdown(self) -> None:
         """Leave the group."""
