@@ -56,9 +56,14 @@ def logs(
     follow: Follow = False,
 ) -> None:
     """Print the learner's log, or the servers', of a run on this machine or of a job in the cluster."""
-    if "/" in run:  # no job has it in its name
-        raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
-    raise typer.Exit(job_logs(run, kubectl_options(namespace, context, user), servers=servers, follow=follow))
+    options = kubectl_options(namespace, context, user)
+    if "/" not in run:  # every folder is written with one, and no job
+        raise typer.Exit(job_logs(run, options, servers=servers, follow=follow))
+    if options:
+        option, _, value = options[0].partition("=")
+        rule = f"is for a job of the cluster, and {run} is a folder"
+        raise ConfigError([Problem(option, value, rule, "leave it out, or give a job's name")])
+    raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
 
 
 def job_logs(

@@ -39,6 +39,12 @@ def test_the_logs_of_a_run_of_this_machine_are_printed(tmp_path: Path, capfd: py
         CliRunner().invoke(app, ["logs", str(tmp_path / "lost")], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("option", [["-n", "x"], ["--context", "x"], ["--as", "x"]])
+def test_a_folder_of_logs_has_no_namespace_context_or_user(option: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--\w+: .*; is for a job of the cluster, and ./work is a folder"):
+        CliRunner().invoke(app, ["logs", "./work", *option], catch_exceptions=False)
+
+
 def test_the_logs_of_a_job_come_from_kubectl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
