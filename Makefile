@@ -35,7 +35,7 @@ test: setup ## All tests but those of test-jobs
 	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-unit test-alone
 	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-integration test-shared
 
-test-unit: setup ## Hermetic tests
+test-unit: setup ## Functions and modules, without servers or a cluster
 	$(TESTS) $(BY_FILE) tests/unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP

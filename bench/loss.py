@@ -24,8 +24,8 @@ from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.loss import LossTargets, coord_losses, stage2_loss, stage2_loss_from_hidden
 
-TIMED = (4096, 32768, 64)
-LARGE = (16384, 151936, 16)
+TIMED = (512, 32768, 4096)
+LARGE = (16384, 151936, 4096)
 SHARE = 0.5  # of the tokens are supervised, a third of those are coordinates
 OPTIONS = RolloutMatching()
 
@@ -88,9 +88,9 @@ PEERS: dict[str, Callable[[Case], torch.Tensor]] = {"supervised": supervised, "e
 def timed_rows() -> Iterator[Row]:
     """Forward and backward pass on the CPU."""
     case = Case.random(*TIMED, "cpu")
-    ours, found = seconds(lambda: portions(case).backward(), 3), portions(case)
+    ours, found = seconds(lambda: portions(case).backward()), portions(case)
     for name, form in PEERS.items():
-        theirs = seconds(lambda: form(case).backward(), 3)  # noqa: B023 called at once
+        theirs = seconds(lambda: form(case).backward())  # noqa: B023 called at once
         yield Row(described(TIMED), name, ours, theirs, f"{abs(form(case) - found).item():.2g}")
 
 
@@ -107,11 +107,9 @@ def words_rows() -> Iterator[Row]:
         return found
 
     difference = abs(theirs() - portions(case)).item()  # the first call compiles
-    ours = seconds(lambda: portions(case).backward(), 3)
+    ours = seconds(lambda: portions(case).backward())
     what = f"{described(TIMED)}, no coordinates"
-    yield Row(
-        what, "cut-cross-entropy, torch_compile", ours, seconds(lambda: theirs().backward(), 3), f"{difference:.2g}"
-    )
+    yield Row(what, "cut-cross-entropy, torch_compile", ours, seconds(lambda: theirs().backward()), f"{difference:.2g}")
 
 
 def memory_rows() -> Iterator[Row]:

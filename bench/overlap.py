@@ -43,7 +43,7 @@ def compared(
     found = mask_iou(pred, gt, pairs, resolution=FINE if mode == "supersample" else R, mode=mode)
     for peer, call in peers:
         difference = np.abs(np.asarray(call()) - found).max()
-        yield Row(what, peer, ours, seconds(call, 2), f"{difference:.2g}")
+        yield Row(what, peer, ours, seconds(call), f"{difference:.2g}")
 
 
 def coco_peers(pred: Objects, gt: Objects, pairs: np.ndarray) -> Iterator[Peer]:

@@ -26,7 +26,6 @@ RANKS = (8, 64)
 NEW_TOKENS = 32
 PROMPTS = (1, 8)  # at once
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
-RUNS = 5
 
 
 def rows() -> Iterator[Row]:
@@ -40,9 +39,9 @@ def rows() -> Iterator[Row]:
             adapter = request(model, rank)
             for count in PROMPTS:
                 tokens = count * NEW_TOKENS
-                ours = seconds(lambda: answer(merged, count), RUNS) / tokens  # noqa: B023
-                idle = seconds(lambda: answer(adding, count), RUNS) / tokens  # noqa: B023
-                theirs = seconds(lambda: answer(adding, count, lora_request=adapter), RUNS) / tokens  # noqa: B023
+                ours = seconds(lambda: answer(merged, count)) / tokens  # noqa: B023
+                idle = seconds(lambda: answer(adding, count)) / tokens  # noqa: B023
+                theirs = seconds(lambda: answer(adding, count, lora_request=adapter)) / tokens  # noqa: B023
                 what = f"{count} at once, rank {rank}"
                 yield Row(what, "native adapter", ours, theirs)
                 yield Row(what, "an engine that could take one, and is asked for none", ours, idle)

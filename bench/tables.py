@@ -49,10 +49,10 @@ class Table:
             yield f"| {row.what} | {row.peer} | {amounts} | {row.theirs / row.ours:.2f} | {row.difference} |\n"
 
 
-def seconds(call: Callable[[], object], runs: int = RUNS) -> float:
-    """The least processor time of several runs: the one that was disturbed least."""
+def seconds(call: Callable[[], object]) -> float:
+    """The least processor time of several runs, as many for each side: the one that was disturbed least."""
     times = []
-    for _ in range(runs):
+    for _ in range(RUNS):
         start = process_time()
         call()
         times.append(process_time() - start)

@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
 
         difference = max(np.abs(a - b).max() for a, b in zip(found, theirs(), strict=True))
         what = f"100 polygons, {ROUNDS} rounds"
-        yield Row(what, f"POT {method}, pair by pair", ours, seconds(theirs, 2), f"{difference:.2g} bins")
+        yield Row(what, f"POT {method}, pair by pair", ours, seconds(theirs), f"{difference:.2g} bins")
 
 
 TABLE = Table("Transport", "ms", 1e3, rows)
