@@ -1,6 +1,6 @@
 """`stage2 inspect`: one record, an answer to it, and its E-step or, in a GRPO run, its rewards.
 
-The answer comes from a file or from the configured servers.
+The answer comes from a file or from the configured servers. Stage 1 has none: it trains on the ground truth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from stage2_cli.config_files import load_config
 from stage2_report.inspection import Inspection, document, show
 from stage2_trainer.data.files import check_file, read_named
 from stage2_trainer.data.records import AS_DECLARED, Record, load_record
-from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, cut_before, vision_ids
+from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, vision_ids
+from stage2_trainer.matching.targets import ground_truth_target
 from stage2_trainer.wire.errors import ServerError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Spelling:
 
 
 def inspect_sample(request: Request) -> int:
-    """Run one sample's E-step and show it.
+    """Show what one sample is trained on.
 
     Returns 0, or EXIT_RETRYABLE if the server failed. Raises ConfigError.
     """
@@ -67,12 +68,10 @@ def inspect_sample(request: Request) -> int:
     model, option = _model(request, config)
     spelling = read_spelling(model, option=option)
     try:
-        ids, origin = _answer(request, config, record, model, spelling)
+        target, origin = _target(request, config, record, model, spelling)
     except ServerError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_RETRYABLE
-    options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
-    target = build_target(cut_before(ids, spelling.vision_ids), record.ground_truth, spelling.vocab, options)
     if request.picture:
         from stage2_report.picture import write_picture
 
@@ -140,6 +139,20 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
     return Spelling(vocab, vision_ids(tokenizer))
 
 
+def _target(
+    request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
+) -> tuple[MatchedTarget, str | None]:
+    """Return what is trained on, and the origin of the answer, None in stage 1. Raises ConfigError."""
+    if config and config.is_supervised:
+        if given := request.response_ids or request.response_file:
+            rule = "must not be given with custom.trainer_variant: sft, which trains on the ground truth"
+            raise ConfigError([Problem("--response-file", str(given), rule, "leave it out, or inspect a stage-2 run")])
+        return ground_truth_target(record.ground_truth, spelling.vocab), None
+    ids, origin = _answer(request, config, record, model, spelling)
+    options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
+    return build_target(cut_before(ids, spelling.vision_ids), record.ground_truth, spelling.vocab, options), origin
+
+
 def _answer(
     request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
 ) -> tuple[list[int], str]:
@@ -162,13 +175,6 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     Raises ConfigError if no server is configured, an image is missing, or server and learner see different prompts, and
     ServerError if the server fails.
     """
-    from stage2_trainer.data.encode import Encoder
-    from stage2_trainer.data.messages import chat_messages
-    from stage2_trainer.process.policy import load_processor
-    from stage2_trainer.rollouts.http import ServerBackend
-    from stage2_trainer.wire.credentials import read_token
-    from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
-
     matching = config.rollout_matching
     server = matching.vllm.server
     urls = [address.base_url for address in server.resolved_servers()]
@@ -176,6 +182,13 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
         path = "custom.extra.rollout_matching.vllm.server.servers"
         way_out = "name the servers there, or give an answer with --response-ids or --response-file"
         raise ConfigError([Problem(path, None, "must name the servers", way_out)])
+    from stage2_trainer.data.encode import Encoder
+    from stage2_trainer.data.messages import chat_messages
+    from stage2_trainer.process.policy import load_processor
+    from stage2_trainer.rollouts.http import ServerBackend
+    from stage2_trainer.wire.credentials import read_token
+    from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
+
     token = read_token(os.environ)
     check_images(record)
     messages = chat_messages(record, config.custom.user_prompt, system=config.template.system)

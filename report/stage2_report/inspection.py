@@ -74,11 +74,12 @@ _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 class Inspection:
     """One inspected sample.
 
-    sample: its number and name. origin: where its answer comes from, in words. picture: the file of its picture.
+    sample: its number and name. origin: where its answer comes from, in words; None in stage 1, which has no answer.
+    picture: the file of its picture.
     """
 
     sample: str
-    origin: str
+    origin: str | None
     target: MatchedTarget
     vocab: CoordVocab
     picture: Path | None
@@ -89,11 +90,16 @@ def show(inspection: Inspection) -> None:
     console = Console(highlight=False)
     target = inspection.target
     console.print(summary(inspection), soft_wrap=True)
-    legend = Text("  ").join(Text(meaning, style) for meaning, style in _ANSWER_LEGEND.items())
-    subtitle = None if console.color_system is None else legend
-    console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=subtitle))
-    console.print(supervision_table(inspection))
-    for table in (matches_table(target), unmatched_table(target), dropped_table(target), missed_table(target)):
+    if inspection.origin is None:
+        console.print(Panel(_plain(target.append_text), title="Ground truth"))
+        tables = [supervision_table(inspection)]
+    else:
+        legend = Text("  ").join(Text(meaning, style) for meaning, style in _ANSWER_LEGEND.items())
+        subtitle = None if console.color_system is None else legend
+        console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=subtitle))
+        tables = [supervision_table(inspection), matches_table(target), unmatched_table(target)]
+        tables += [dropped_table(target), missed_table(target)]
+    for table in tables:
         if table.row_count:
             console.print(table)
     if inspection.picture:
@@ -103,6 +109,9 @@ def show(inspection: Inspection) -> None:
 def summary(inspection: Inspection) -> Text:
     """Return where sample and answer come from, and the numbers of objects and tokens."""
     target = inspection.target
+    if inspection.origin is None:
+        objects, tokens = len(target.ground_truth.objects), target.train_len
+        return Text(f"sample {inspection.sample}, stage 1: the ground truth, {objects} objects in {tokens} tokens")
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
     lines = [

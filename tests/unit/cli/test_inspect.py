@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from stage2_api.errors import ConfigError
 from stage2_cli.inspect_sample import Request, inspect_sample, read_ids
 from stage2_cli.main import app
+from stage2_trainer.matching import serialize_objects
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import MATCHING
@@ -124,6 +125,24 @@ def test_the_matching_of_the_configuration_is_used(tmp_path, capsys):
 def test_a_record_and_a_tokenizer_replace_those_of_the_configuration(tmp_path, capsys):
     request = offline(tmp_path, COMPLETE, config=written_config(tmp_path), as_json=True)
     assert len(printed(request, capsys)["matches"]) == 2
+
+
+def test_stage_1_is_shown_with_the_ground_truth_that_it_trains_on(tmp_path, capsys):
+    config = written_config(tmp_path)
+    raw = yaml.safe_load(config.read_text())
+    raw["custom"]["trainer_variant"] = "sft"
+    config.write_text(yaml.safe_dump(raw))
+    request = Request(config=config, sample=1)
+    found = printed(replace(request, as_json=True), capsys)
+    assert found["y_train_text"] == serialize_objects(SCENE)
+    assert found["labels"].count("coord") == sum(len(one.bins) for one in SCENE)
+    assert inspect_sample(request) == 0
+    shown = capsys.readouterr().out
+    assert "stage 1: the ground truth, 3 objects" in shown
+    assert "missed" not in shown.lower()
+    (tmp_path / "answer.txt").write_text(COMPLETE)
+    with pytest.raises(ConfigError, match=r"--response-file: .*which trains on the ground truth"):
+        inspect_sample(replace(request, response_file=tmp_path / "answer.txt"))
 
 
 @pytest.mark.parametrize("position", [-1, 2])
