@@ -24,10 +24,12 @@ from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
+from stage2_trainer.data.records import AS_DECLARED, RecordRules
 from stage2_trainer.grpo.rewards import known_rewards
 from stage2_trainer.preflight import check_rewards, record_rules
 
 FIRST_RECORDS = 1000
+DATA_FILE = ".jsonl"
 
 Local = Callable[[Path], Path | None]
 """Maps a configured path to a local path; None for a path in a volume of another machine."""
@@ -71,6 +73,11 @@ def validate_files(
 
 
 def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *, all_records: bool) -> Findings:
+    if path.suffix == DATA_FILE:
+        data = Findings()
+        _check_records(data, "records", path, AS_DECLARED, None, all_records=all_records)
+        data.kind = None if data.problems else "data file"
+        return data
     try:
         kind, configs = _load(path, mappings, changes)
     except ConfigError as error:
@@ -140,16 +147,23 @@ def check_data(config: RunConfig, local: Local, findings: Findings, *, all_recor
         if here is None or not os.path.exists(here):
             findings.not_checked.append(f"{key}: {path}: not on this machine")
             continue
-        most = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
-        try:
-            with file_progress(here, shown=all_records) as on_line:
-                found = survey(here, record_rules(config), most, on_line)
-        except ConfigError as error:
-            findings.problems += error.problems
-            continue
-        findings.problems += found.problems
-        rest = "" if found.whole or most == limit else f"; only the first {most:,} records, --all-records reads all"
-        findings.checked.append(f"{key}: {here}: {_counts(found)}{rest}")
+        _check_records(findings, key, here, record_rules(config), limit, all_records=all_records)
+
+
+def _check_records(
+    findings: Findings, key: str, path: Path, rules: RecordRules, limit: int | None, *, all_records: bool
+) -> None:
+    """Check the first records of a data file, or all of the first `limit`."""
+    most = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
+    try:
+        with file_progress(path, shown=all_records) as on_line:
+            found = survey(path, rules, most, on_line)
+    except ConfigError as error:
+        findings.problems += error.problems
+        return
+    findings.problems += found.problems
+    rest = "" if found.whole or most == limit else f"; only the first {most:,} records, --all-records reads all"
+    findings.checked.append(f"{key}: {path}: {_counts(found)}{rest}")
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from stage2_cli.config_files import load_job
 from stage2_cli.validate import FIRST_RECORDS, unchecked_rewards, validate_files
@@ -47,6 +48,20 @@ def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
     done = validate(ROOT / "examples" / "job-3v1-tiny.yaml", tmp_path / "wrong.yaml")
     assert done.returncode == 64
     assert "job-3v1-tiny.yaml: valid" in done.stdout
+
+
+def test_a_data_file_is_checked_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "train.jsonl"
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    record = {"images": ["a.png"], "width": 64, "height": 48, "objects": []}
+    records.write_text(f"{json.dumps(record)}\n{json.dumps(record)}\n")
+    assert validate_files([records]) == 0
+    assert f"{records}: valid data file\n  records: {records}: 2 valid records, 0 objects\n" == capsys.readouterr().out
+    records.write_text(f"{json.dumps(record)}\n{json.dumps(record | {'width': 63})}\n")
+    assert validate_files([records]) == 64
+    shown = capsys.readouterr()
+    assert "train.jsonl:2" in shown.err
+    assert "data file" not in shown.out
 
 
 def test_a_reward_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
