@@ -14,7 +14,7 @@ TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ check-report: setup ## The pages of stage2 report, opened and used in a real Chr
 
 test-gpu: setup ## Checks that need a CUDA device: packed attention, what offload frees, weights over NCCL
 	pytest -q tests/gpu --log-cli-level=INFO
+
+test-mutants: setup ## Defects, each of which a test must notice, made in copies of the code; SAMPLE=8: so many, others each day
+	python -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
 fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
 	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz

@@ -1,6 +1,7 @@
 """The job around a training YAML."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -76,6 +77,26 @@ def test_colocated_tensor_parallelism_divides_the_learner_gpus() -> None:
     }
     with pytest.raises(ConfigError, match=r"must divide spec\.learner\.gpus"):
         parse_job(merge_patch(good_job(), {"spec": patch}))
+
+
+def matching(**keys: object) -> dict[str, object]:
+    return {"config": {"custom": {"extra": {"rollout_matching": keys}}}}
+
+
+BOUNDS = [
+    ("rollout.port", 65533, lambda port: {"rollout": {"servers": 3, "port": port}}),
+    ("max_model_len", 2047, lambda new: matching(max_new_tokens=new, vllm={"max_model_len": 2048})),
+    ("num_return_sequences", 4, lambda count: matching(num_beams=4, num_return_sequences=count)),
+]
+
+
+@pytest.mark.parametrize(("path", "last", "spec"), BOUNDS, ids=[row[0] for row in BOUNDS])
+def test_the_last_number_within_a_bound_is_taken_and_the_next_is_refused(
+    path: str, last: int, spec: Callable[[int], object]
+) -> None:
+    assert problems_of(parse_job, merge_patch(good_job(), {"spec": spec(last)})) == ()
+    (problem,) = problems_of(parse_job, merge_patch(good_job(), {"spec": spec(last + 1)}))
+    assert problem.path.endswith(path)
 
 
 @pytest.mark.parametrize("raw", [{}, {"spec": []}, {"apiVersion": 1, "kind": 2, "metadata": 3, "spec": 4}])

@@ -75,6 +75,7 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (with_container(envFrom=[{"secretRef": {"name": "other"}}]), f"{LEARNER}.envFrom[0].secretRef.name", True),
     (volume(hostPath={"path": "/"}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/data/../etc"}), "volumes[0].hostPath.path", True),
+    (volume(hostPath={"path": "/data/.."}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/database"}), "volumes[0].hostPath.path", True),
     (volume(csi={"driver": "secrets-store.csi.k8s.io"}), "volumes[0].csi", False),
     (volume(gitRepo={"repository": "x"}), "volumes[0].gitRepo", False),

@@ -15,4 +15,7 @@ def test_the_code_has_what_a_defect_replaces(mutant: Mutant, tmp_path: Path) -> 
     mutant.restore(tmp_path)
     mutant.change(tmp_path)
     assert copy.read_text() != (ROOT / mutant.file).read_text()
-    assert (ROOT / mutant.tests).exists()
+    for test in mutant.tests.split():
+        file, _, name = test.partition("::")
+        assert (ROOT / file).exists()
+        assert f"def {name}" in (ROOT / file).read_text() if name else True

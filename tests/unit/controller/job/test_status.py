@@ -246,6 +246,8 @@ def test_restarts_in_the_learners_pod_are_counted_with_those_of_its_pods() -> No
     job = b.learner_job(b.planned(raw, b.started(raw)), failed=1)
     status = b.planned(raw, b.started(raw, learner=job, progress=b.report(restarts=2))).status
     assert status["restarts"] == 3
+    without_a_pod = b.started(raw, learner=job, progress=None)
+    assert b.planned({**raw, "status": status}, without_a_pod).status["restarts"] == 3, "no count falls"
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:

@@ -48,13 +48,22 @@ def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -
     made = n.capacity(n.node(gpus=8))
     filler = n.foreign(gpus=8, priority=100)
     made.put("Pod", filler)
-    keys = [Key("team-a", name) for name in ("first", "second", "important")]
-    for key, priority in zip(keys, (0, 0, 7), strict=True):
-        made.wait(key, Need(n.FOUR.pods, priority=priority, gpu_resource=n.GPU))
+    keys = [Key("team-a", name) for name in ("first", "second", "important", "large")]
+    for key, priority in zip(keys, (0, 0, 7, 9), strict=True):
+        pods = n.FOUR.pods * (4 if key.name == "large" else 1)
+        made.wait(key, Need(pods, priority=priority, gpu_resource=n.GPU))
     assert made.serve() == []
     made.remove("Pod", filler)
     assert made.serve() == [keys[2], keys[0]]
-    assert [*made._waiting] == [keys[1]]
+    assert [*made._waiting] == [keys[1], keys[3]]
+
+
+def test_room_that_was_promised_by_preemption_is_the_jobs_own() -> None:
+    strong = replace(n.FOUR, priority=10)
+    made = n.capacity(n.node(), n.foreign(gpus=4))
+    made.promise(n.KEY, strong, "node-a")
+    assert node_fit.choose_node(strong, n.seen(made, strong)) == "node-a"
+    assert node_fit.choose_node(strong, n.seen(made, strong, n.OTHER)) is None
 
 
 def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:

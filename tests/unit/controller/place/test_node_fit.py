@@ -91,6 +91,7 @@ def test_the_largest_free_node_is_named_with_what_it_lacks() -> None:
 
 def test_the_fullest_node_that_fits_is_taken() -> None:
     assert chosen(need(2), n.node("a", 8), n.node("b", 4), n.node("c", 1)) == "b"
+    assert chosen(need(2), n.node("b"), n.node("a")) == "a", "of equals, by name"
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
@@ -112,6 +113,7 @@ def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_reported(n
     [
         {"operator": "Exists"},
         {"key": "gpu", "operator": "Exists"},
+        {"key": "gpu", "operator": "Exists", "effect": ""},
         {"key": "gpu", "value": "yes"},
         {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
     ],
@@ -143,8 +145,10 @@ def test_processors_and_memory_count_like_gpus() -> None:
 
 def test_amounts_that_exist_on_different_nodes_only_are_reported_together() -> None:
     asked = need(4, requests={"cpu": 16})
-    message = reported(asked, n.node("a", 4, has={"cpu": "2"}), n.node("b", 1))
-    assert message.startswith("needs 4 nvidia.com/gpu, 16 cpu, 1 pods together on one node;")
+    nodes = [n.node("a", 4, has={"cpu": "2"}), n.node("b", 0), n.node("c", 1, has={"cpu": "2", "pods": "999"})]
+    assert reported(asked, *nodes) == (
+        "needs 4 nvidia.com/gpu, 16 cpu, 1 pods together on one node; b has only 0 nvidia.com/gpu free"
+    )
 
 
 def test_pods_that_have_ended_take_no_room() -> None:

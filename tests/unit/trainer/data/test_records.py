@@ -225,6 +225,12 @@ def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
     assert found.records == 1
 
 
+def test_of_many_broken_lines_the_first_twenty_are_named(write):
+    with pytest.raises(ConfigError) as caught:
+        load_records(write(*["{"] * 25))
+    assert len(caught.value.problems) == 20
+
+
 def test_one_record_is_read_as_among_all(write):
     path = write(record(), "", record(objects=[]), record(width=200))
     assert [load_record(path, i) for i in range(3)] == load_records(path)

@@ -15,6 +15,7 @@ from stage2_trainer.learner.rows import (
     PARTS,
     PackedRowPlanner,
     SingleRowPlanner,
+    StepRowPlanner,
     WindowRowPlanner,
     load_waiting,
     save_waiting,
@@ -30,6 +31,8 @@ ROUNDING = 2e-5  # float32, another order of additions
 
 class Piece:
     """As long as it is."""
+
+    stats = None
 
     def __init__(self, length):
         self.length = length
@@ -103,6 +106,31 @@ def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
     assert len(rows.waiting) == 1
     assert sorted(pieces(rows.plan([[Piece(9)], [Piece(4)]]))) == [4, 5, 9]
     assert len(rows.waiting) == 0
+
+
+class Arriving:
+    """Pieces of a step, which come in an order."""
+
+    def __init__(self, pieces, order):
+        self.pieces, self.order = pieces, order
+
+    def __len__(self):
+        return len(self.pieces)
+
+    def as_they_come(self):
+        return ((place, self.pieces[place]) for place in self.order)
+
+
+def test_a_row_of_a_step_has_its_number_from_its_place_whenever_its_segments_come():
+    lengths = [7, 3, 5, 6, 2, 8, 4, 9, 1, 5]
+
+    def rows(order):
+        planned = StepRowPlanner(10).rows(Arriving([*map(Piece, lengths)], order))
+        return {group.place: [[len(piece) for piece in row] for row in group.rows] for group in planned}
+
+    in_order = rows(range(10))
+    assert in_order == rows(range(9, -1, -1)) == rows([4, 9, 0, 7, 1, 8, 2, 6, 3, 5])
+    assert all(len(row) == 1 and row[0][0] == lengths[place] for place, row in in_order.items())
 
 
 def test_without_packing_nothing_can_wait():

@@ -113,6 +113,10 @@ def test_windows_without_a_token_to_spare_are_packed(rows, seed):
     check(pack_window(lengths, 2000, rows), lengths, 2000, rows)
 
 
+def test_an_empty_row_gets_the_shortest_segment_of_the_row_that_has_most():
+    assert packing_window._without_empty_rows([[0, 2], [1, 3, 4], []], 3) == [[0, 2], [1, 3], [4]]
+
+
 def test_too_few_segments_for_the_rows_are_refused_with_the_way_out():
     with pytest.raises(PackingError, match=r"2 segments for 3 rows.*post_rollout_pack_scope: micro"):
         pack_window([1, 1], 10, 3)

@@ -53,10 +53,12 @@ def serve():
 
 
 @contextmanager
-def backend(*servers, infer_timeout_s=None):
+def backend(*servers, infer_timeout_s=None, timeout_s=5):
     urls = [server if isinstance(server, str) else server.url for server in servers]
     sampling = Sampling(max_new_tokens=8, repetition_penalty=1.05)
-    with ServerBackend(urls, token="t", sampling=sampling, timeout_s=5, infer_timeout_s=infer_timeout_s) as client:
+    with ServerBackend(
+        urls, token="t", sampling=sampling, timeout_s=timeout_s, infer_timeout_s=infer_timeout_s
+    ) as client:
         yield client
 
 
@@ -151,11 +153,26 @@ def test_a_server_that_is_not_there_is_named(serve):
 
 
 @pytest.mark.parametrize(
-    ("versions", "message"), [(["default"], "weight version -1, not 3"), (["3", "4"], "from weight version 3 to 4")]
+    ("versions", "message"),
+    [(["default"], "version -1, not 3"), (["4"], "version 4, not 3"), (["3", "4"], "from weight version 3 to 4")],
 )
 def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, message):
     with backend(serve(good, versions)) as client, pytest.raises(ServerError, match=message):
         client.generate(requests("a"), seed_plan=PLAN, version=3)
+
+
+def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout():
+    polls, timeout_s = threading.Semaphore(0), 2
+
+    def answer(path, body):
+        if path == "/weight_info":
+            polls.release()
+            return 200, {"weight_version": "3"}
+        seen = [polls.acquire(timeout=2 * timeout_s) for _ in range(3)]  # one before the request, two beside it
+        return good(body) if all(seen) else refuse(body)
+
+    with answering(answer) as server, backend(server, timeout_s=timeout_s) as client:
+        assert len(client.generate(requests("a"), seed_plan=PLAN, version=3)) == 1
 
 
 def test_the_next_call_after_a_failure_is_answered(serve):

@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 
 from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, ground_truth
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import AnsweringHandler, serving
+from tests.http_server import AnsweringHandler, answering, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})
@@ -94,7 +95,6 @@ RAW: dict[str, bytes] = {
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
     "a chunk of no size": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
     "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-    "a redirect to the token's thief": b"HTTP/1.1 307 T\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
     "nothing": b"",
 }
 
@@ -157,3 +157,15 @@ def test_any_rollout_can_be_learnt_from(outcome_of, vocab, response):
 def test_what_is_no_answer_of_http_is_an_error_of_the_server(outcome_of, response):
     with pytest.raises(ServerError, match="request 0"):
         outcome_of(response, raw=True)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_leads_images_or_the_token_to_a_thief(server, outcome_of, status):
+    reached = []
+    with answering(lambda path, body: reached.append(path) or (200, TRUE)) as thief:
+        redirect = f"HTTP/1.1 {status} T\r\nLocation: {thief.url}/\r\nContent-Length: 0\r\n\r\n".encode()
+        with pytest.raises(ServerError, match=f"request 0 answered {status}"):
+            outcome_of(redirect, raw=True)
+        with pytest.raises(ServerError, match=f"POST /pause answered {status}"):
+            ServerClient(server.url, "t", timeout_s=10).post("/pause", "begin")
+    assert reached == []

@@ -111,3 +111,13 @@ def test_classes_that_nobody_looked_for_are_neutral():
     found = by_class(matched(scored_images(records, answers)), np.ones(2))
     assert (found["cat"]["AP"], found["dog"]["AP"]) == pytest.approx((1, 1))
     assert found["bird"]["AP"] == pytest.approx(0.5)  # it was looked for in the first image, and is not there
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_equal_overlaps_the_last_true_object_is_matched_as_pycocotools_does(order):
+    left, between, right = (box("cat", start, 0, start + 100, 100) for start in (0, 20, 40))
+    truth = record(0, [left, right][::order], size=(1000, 1000))
+    images = scored_images([truth], [answer([between, right], [0.9, 0.8])])
+    found = average_precision(matched(images), np.ones(1))
+    assert found["AP50"] == pytest.approx(reference(images)["AP50"])
+    assert (found["AP50"] > 0.9) == (order < 0)

@@ -91,7 +91,7 @@ def test_names_can_be_compared_in_a_common_form():
 
 def test_the_worst_image_is_named():
     records = [record(0, [CAT]), record(1, [CAT, DOG]), record(2, []), record(3, [DOG])]
-    found = document(records, [answer([CAT]), answer([]), answer([]), answer([CAT])])
+    found = document(records, [answer([CAT]), answer([]), answer([]), answer([])])
     assert found["worst_image"] == {
         "sample_id": "data.jsonl:2", "f1_class@0.5": 0, "f1@0.5": 0, "misses": 2, "duplicates": 0, "objects": 2,
         "predictions": 0,
@@ -132,6 +132,10 @@ def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
     for name in ("AP", "f1@0.5", "f1_class@0.5", "parse_rate"):
         assert found[name][0] <= figures[name] <= found[name][1], name
     assert found["AP"][0] < found["AP"][1]
+
+
+def test_intervals_lie_about_the_figure_and_not_about_the_mean_of_the_draws():
+    assert intervals({"AP": np.array([0.2, 0.3, 0.4])}, {"AP": 0.5})["AP"] == pytest.approx([0.405, 0.595])
 
 
 def test_outlines_have_scores_of_their_boxes_too():

@@ -1,8 +1,12 @@
 """A sync session tells its server to forget what was computed with weights that moved, and nothing else."""
 
-import pytest
+from types import SimpleNamespace
 
-from stage2_trainer.sync.fleet.server import ServerSession
+import pytest
+import torch
+
+from stage2_api.vllm import ServerAddress
+from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import ServerError
 
@@ -100,6 +104,8 @@ def test_adapters_are_asked_for_only_where_some_may_be():
 class Leaves:
     """A transfer that counts how often it is left and formed."""
 
+    sent = 0
+
     def __init__(self):
         self.left = self.formed = 0
 
@@ -179,3 +185,43 @@ def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself
 def test_a_server_that_refuses_to_begin_at_all_is_an_error():
     with pytest.raises(ServerError, match="refused"):
         ServerSession(Refusing(start=2), transfer=None).begin()
+
+
+@pytest.fixture
+def fleet():
+    """Two servers that take every call."""
+    addresses = [ServerAddress(f"http://127.0.0.1:{port}", port) for port in (1, 2)]
+    made = Fleet(addresses, token="t", timeout_s=1.0, device=torch.device("cpu"), bucket_bytes=1)
+    made.close()
+    made.sessions = [ServerSession(Client(), Leaves()) for _ in addresses]
+    return made
+
+
+def left(fleet):
+    return [session.transfer.left for session in fleet.sessions]
+
+
+def test_a_server_that_fails_in_a_push_is_given_up_and_the_others_go_on(fleet):
+    def fail(session):
+        if session is fleet.sessions[0]:
+            raise ServerError(session.client.base_url, "push", "went away")
+
+    with pytest.raises(ServerError, match="went away"), fleet.update() as update:
+        update.each(fail)
+    assert update.fit == fleet.sessions[1:]
+    assert left(fleet) == [1, 0]
+
+
+def test_an_error_of_our_own_in_a_push_gives_every_server_up(fleet):
+    with pytest.raises(KeyError), fleet.update():
+        raise KeyError
+    assert left(fleet) == [1, 1]
+
+
+def test_with_the_group_of_all_servers_what_they_hold_is_forgotten(fleet):
+    with fleet.update():
+        pass
+    fleet._shared = SimpleNamespace(ended=True)
+    assert fleet.leave_ended_group()
+    assert left(fleet) == [1, 1]
+    assert not any(session.connected for session in fleet.sessions)

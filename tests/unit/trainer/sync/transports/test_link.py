@@ -117,6 +117,10 @@ def refusal(future):
 # Admission
 
 
+def test_no_group_has_the_name_of_another():
+    assert len({new_group_name() for _ in range(1000)}) == 1000
+
+
 def test_a_worker_proves_its_place_and_the_learner_proves_the_token_back(pair):
     learner, stranger = pair
     member = Member(GROUP, 3)
