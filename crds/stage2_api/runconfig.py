@@ -160,6 +160,7 @@ def served_rollouts(rlhf: Rlhf, custom: Custom) -> RolloutMatching:
             **{name: getattr(server, f"vllm_{name}") for name in _SAME},
             "mode": "server",
             "tensor_parallel_size": tensor_parallel_size,
+            "engine": server.passed_through() or None,
             "max_num_seqs": per_gpu * tensor_parallel_size if per_gpu else server.vllm_max_num_seqs,
             "server": own.vllm.server.model_copy(update=addresses),  # a job has filled in servers
         }

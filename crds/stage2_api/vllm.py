@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Count, Port, Positive, Scale, Section, Url, Weight
+from stage2_api.section import Count, Port, Positive, Scale, Section, Url, Weight, free_mapping
 
 ServerProtocol = Literal["vllm", "swift"]
 SyncMode = Literal["full", "adapter", "auto"]
@@ -19,6 +19,7 @@ Transport = Literal["tcp", "nccl"]
 TRANSPORT_PATH: Final = "custom.extra.rollout_matching.vllm.sync.transport"
 SyncMerge = Literal["auto", "server", "learner"]
 SyncRounding = Literal["nearest", "stochastic"]
+EIGHT_BIT_TOLERANCE: Final = 0.15  # mean difference of log-probabilities; 0.04 with the trained tiny model
 LoadFormat = Literal["auto", "dummy", "safetensors", "pt", "runai_streamer", "sharded_state"]
 
 
@@ -121,8 +122,8 @@ class VllmSync(Section):
     ends the run if the weights differ. The first sync is always proved; 0 means only that one."""
     verify_tolerance: Scale | None = None
     """Maximum mean difference of log-probabilities that rounding explains; the 99th percentile may be eight times as
-    large. Above 2.5 times either limit the run ends. Unset means 0.0001 in float32, and 0.06 in bfloat16 and
-    float16."""
+    large. Above 2.5 times either limit the run ends. Unset means 0.0001 in float32, 0.06 in bfloat16 and float16, and
+    0.15 where vLLM rounds weights or its cache to 8 bits."""
 
 
 class Vllm(Section):
@@ -152,7 +153,8 @@ class Vllm(Section):
     enforce_eager: bool = False
     """Whether vLLM runs without CUDA graphs: slower, but it starts sooner and needs less memory."""
     disable_custom_all_reduce: bool = True
-    """Whether vLLM uses NCCL for all-reduce: a little slower, but it works on every machine."""
+    """Whether vLLM uses NCCL for all-reduce instead of a kernel of its own. That is slower between GPUs with NVLink;
+    without NVLink vLLM uses NCCL anyway. Set it to false with `tensor_parallel_size` above 1."""
     max_num_seqs: Positive = 256
     """Maximum number of concurrent sequences."""
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
@@ -178,6 +180,11 @@ class Vllm(Section):
     mm_encoder_tp_mode: Literal["weights", "data"] | None = None
     """How the image encoder uses several GPUs: `weights` splits its layers, `data` its images. Unset means vLLM's
     default."""
+    engine: Annotated[dict[str, Any] | None, Field(json_schema_extra={"x-stage2-schema": free_mapping(64)})] = Field(
+        None, max_length=64
+    )
+    """Mapping of other engine arguments of vLLM for speed and memory, by vLLM's names, such as `{quantization: fp8,
+    attention_backend: FLASH_ATTN}`. `stage2 serve` and `stage2 doctor` check them with the installed vLLM."""
     server: VllmServer = VllmServer()
     """Rollout servers and their time limits (server mode only)."""
     sync: VllmSync = VllmSync()
@@ -198,7 +205,19 @@ class Vllm(Section):
             "max_num_batched_tokens", "enable_chunked_prefill", "disable_chunked_mm_input", "skip_mm_profiling",
             "kv_cache_dtype", "cpu_offload_gb", "swap_space", "limit_mm_per_prompt", "mm_encoder_tp_mode",
         )  # fmt: skip
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        named = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return named | {name.replace("-", "_"): value for name, value in (self.engine or {}).items()}
+
+    @property
+    def proof_tolerance(self) -> float | None:
+        """`sync.verify_tolerance`, or its default for 8 bits; None: the learner's number format decides."""
+        return self.sync.verify_tolerance or (EIGHT_BIT_TOLERANCE if self.rounds_to_8_bits else None)
+
+    @property
+    def rounds_to_8_bits(self) -> bool:
+        """Whether vLLM rounds weights or its cache to 8 bits, and so answers farther from the learner."""
+        options = self.passed_through()
+        return bool(options.get("quantization")) or str(options.get("kv_cache_dtype")).startswith("fp8")
 
 
 ENGINE_OPTIONS = frozenset(
@@ -219,6 +238,20 @@ ENGINE_OPTIONS = frozenset(
 )  # fmt: skip
 
 
+ONLINE_QUANTIZATION = ("fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
+"""Quantization that vLLM computes from the weights that a push brings; all others need a checkpoint made for them."""
+
+
 def foreign_options(options: dict[str, object] | None) -> list[str]:
     """Return the names of `options` that stage2 does not allow, in any spelling."""
     return sorted(name for name in options or {} if name.replace("-", "_") not in ENGINE_OPTIONS)
+
+
+def options_with_keys(options: dict[str, object] | None) -> list[str]:
+    """Return the names of `options` that have a key of their own in `Vllm`."""
+    return sorted(name for name in options or {} if name.replace("-", "_") in Vllm.model_fields)
+
+
+def is_quantized_by_checkpoint(options: dict[str, object] | None) -> bool:
+    """Whether `options` ask for a quantization that no push can bring."""
+    return (options or {}).get("quantization") not in (None, *ONLINE_QUANTIZATION)

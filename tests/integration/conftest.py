@@ -129,6 +129,7 @@ def starting(folder: Path, token_file: Path, model_path: Path):
 
         def start(
             engine: str,
+            /,
             *,
             dtype: str = "float32",
             ports: tuple[int, int] | None = None,

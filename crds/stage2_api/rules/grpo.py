@@ -9,8 +9,15 @@ from stage2_api.grpo import RolloutServer
 from stage2_api.rules.grpo_batches import BATCH_RULES
 from stage2_api.runconfig import RunConfig, server_size
 from stage2_api.validation.validate import Rule
-from stage2_api.vllm import ENGINE_OPTIONS, foreign_options
+from stage2_api.vllm import ENGINE_OPTIONS, ONLINE_QUANTIZATION, foreign_options, is_quantized_by_checkpoint
 
+SPEED_AND_MEMORY = (
+    "may hold engine arguments of speed and memory only; stage2 sets what is served, where, to whom, by which code and"
+    " how weights arrive"
+)
+UNPUSHABLE = (
+    "quantization must be computed from the weights that a push brings; other kinds need a checkpoint of theirs"
+)
 _SERVER = "custom.extra.rollout_server"
 _PLAN = "custom.grpo.batch_plan"
 _FORCED = f"{_PLAN}.rollout_server"
@@ -122,11 +129,18 @@ SERVER_RULES: tuple[Rule[RunConfig], ...] = (
             (s := c.custom.extra.rollout_server) is not None and bool(foreign_options(s.vllm_engine_kwargs))
         ),
         # Not in CEL, which cannot read the keys of a free mapping.
-        rule=(
-            "may hold engine arguments of speed and memory only; stage2 sets what is served, where, to whom, by which"
-            " code and how weights arrive"
-        ),
+        rule=SPEED_AND_MEMORY,
         way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS))}",
+    ),
+    Rule(
+        path=f"{_SERVER}.vllm_quantization",
+        breaks=lambda c: (
+            (s := c.custom.extra.rollout_server) is not None and is_quantized_by_checkpoint(s.passed_through())
+        ),
+        reads=(f"{_SERVER}.vllm_engine_kwargs",),
+        # Not in CEL: vllm_engine_kwargs may hold it too.
+        rule=UNPUSHABLE,
+        way_out=f"set it to one of {', '.join(ONLINE_QUANTIZATION)}",
     ),
     *(
         Rule(

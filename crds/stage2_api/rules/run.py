@@ -5,11 +5,19 @@ Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 
 from __future__ import annotations
 
-from stage2_api.rules.grpo import GRPO_RULES
+from stage2_api.rules.grpo import GRPO_RULES, SPEED_AND_MEMORY, UNPUSHABLE
 from stage2_api.rules.variants import VARIANT_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.validate import Rule
-from stage2_api.vllm import VllmServer
+from stage2_api.vllm import (
+    ENGINE_OPTIONS,
+    ONLINE_QUANTIZATION,
+    Vllm,
+    VllmServer,
+    foreign_options,
+    is_quantized_by_checkpoint,
+    options_with_keys,
+)
 
 _MATCHING = "custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
@@ -119,6 +127,27 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         cel=f"$({_VLLM}.load_format, '') != 'pt' || $(model.allow_pickled_weights)",
         rule="pt reads pickled weights, and a pickle may contain any command",
         way_out="set vllm.load_format to auto, or model.allow_pickled_weights to true",
+    ),
+    Rule(
+        path=f"{_VLLM}.engine",
+        breaks=lambda c: bool(options_with_keys(c.custom.extra.rollout_matching.vllm.engine)),
+        # Not in CEL, which cannot read the keys of a free mapping; nor the next two.
+        rule="holds an argument that has a key of its own, from which stage2 takes it",
+        way_out=f"write it as a key of {_VLLM} instead",
+    ),
+    Rule(
+        path=f"{_VLLM}.engine",
+        breaks=lambda c: any(
+            name not in Vllm.model_fields for name in foreign_options(c.custom.extra.rollout_matching.vllm.engine)
+        ),
+        rule=SPEED_AND_MEMORY,
+        way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS - Vllm.model_fields.keys()))}",
+    ),
+    Rule(
+        path=f"{_VLLM}.engine",
+        breaks=lambda c: is_quantized_by_checkpoint(c.custom.extra.rollout_matching.vllm.engine),
+        rule=UNPUSHABLE,
+        way_out=f"set quantization to one of {', '.join(ONLINE_QUANTIZATION)}",
     ),
     Rule(
         path="model.torch_dtype",

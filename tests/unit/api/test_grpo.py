@@ -82,6 +82,7 @@ WRONG_SERVER: list[Row] = [
     ({"vllm_data_parallel_size": 1.5}, "vllm_data_parallel_size", "an integer"),
     ({"vllm_data_parallel_size": "six"}, "vllm_data_parallel_size", "an integer"),
     ({"vllm_gpu_memory_utilization": 1.1}, "vllm_gpu_memory_utilization", "at most 1"),
+    ({"vllm_quantization": "awq"}, "vllm_quantization", "weights that a push brings"),
     ({"vllm_enable_lora": True}, "vllm_enable_lora", "sends merged weights"),
     ({"vllm_max_lora_rank": 8}, "vllm_max_lora_rank", "remove it"),
     ({"vllm_limit_mm_per_prompt": "image"}, "vllm_limit_mm_per_prompt", "mapping"),

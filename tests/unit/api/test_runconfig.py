@@ -273,6 +273,28 @@ def test_what_vllm_takes_when_unset_depends_on_its_neighbours() -> None:
     assert parse(matching({"vllm": {"swap_space": 4}})).rollout_matching.vllm.passed_through() == {"swap_space": 4}
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ({"max-num-seqs": 3}, "key of its own"),
+        ({"disable_custom_all_reduce": False}, "key of its own"),
+        ({"worker_cls": "a.B"}, "speed and memory only"),
+        ({"speculative_config": {}}, "speed and memory only"),
+        ({"quantization": "awq"}, "computed from the weights that a push brings"),
+    ],
+)
+def test_an_argument_of_the_engine_that_breaks_syncs_or_has_a_key_is_refused(engine: object, words: str) -> None:
+    (problem,) = problems_of(parse, matching({"vllm": {"engine": engine}}))
+    assert words in problem.rule
+    assert problem.path.endswith("vllm.engine")
+
+
+def test_eight_bits_of_the_engine_are_known() -> None:
+    for vllm in ({"engine": {"quantization": "fp8"}}, {"kv_cache_dtype": "fp8_e5m2"}):
+        assert parse(matching({"vllm": vllm})).rollout_matching.vllm.rounds_to_8_bits
+    assert not parse(matching({"vllm": {"kv_cache_dtype": "auto"}})).rollout_matching.vllm.rounds_to_8_bits
+
+
 def test_a_file_with_the_keys_that_people_have_is_taken_as_it_is() -> None:
     pasted = yaml.safe_load(Path(__file__).with_name("pasted.yaml").read_text(encoding="utf-8"))
     config = parse_run_config(pasted)

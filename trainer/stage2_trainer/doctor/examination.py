@@ -33,6 +33,7 @@ from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import list_checkpoints, size_of
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.serve.launch import require_engine_options
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
 
@@ -118,6 +119,7 @@ class Examination:
         processes = self.devices.learner if self.devices and in_process(self.config) else 1
         try:
             check_supported(self.config, world_size=max(1, processes))
+            require_engine_options(self.config)
         except ConfigError as error:
             yield from missing_from("configuration", error)
         else:

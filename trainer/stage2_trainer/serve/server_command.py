@@ -69,14 +69,14 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         **_adapter_options(config),
         "mm-processor-kwargs": config.template.pixel_limits() or None,
         "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
-        "middleware": MIDDLEWARE,
         "disable-access-log-for-endpoints": ",".join(UNLOGGED_ROUTES),
-        **_passed_through(config),
+        **_flag_names(without_removed_options(vllm.passed_through())),
     }
     options |= _flag_names(dummy_load_options(vllm.resolved_load_format))
     if platform == "cuda":
         options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
-    return [sys.executable, "-m", SERVER_MODULE, *_flags(options)]
+    guards = [word for middleware in MIDDLEWARE for word in ("--middleware", middleware)]  # vLLM takes one for a flag
+    return [sys.executable, "-m", SERVER_MODULE, *guards, *flags(options)]
 
 
 def transport_of(config: RunConfig, platform: Platform) -> Transport:
@@ -98,7 +98,7 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
         "transport": transport_of(config, "cpu"),
         **_adapter_options(config),
     }
-    return [sys.executable, "-m", STUB_MODULE, *_flags(options)]
+    return [sys.executable, "-m", STUB_MODULE, *flags(options)]
 
 
 def environment(
@@ -146,24 +146,18 @@ def _adapter_options(config: RunConfig) -> dict[str, Any]:
     return {"enable-lora": True, "max-lora-rank": rank}
 
 
-def _passed_through(config: RunConfig) -> dict[str, Any]:
-    server = config.custom.extra.rollout_server
-    options = {**config.rollout_matching.vllm.passed_through(), **(server.passed_through() if server else {})}
-    return _flag_names(without_removed_options(options))
-
-
 def _flag_names(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "-"): value for name, value in options.items()}
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as flags: None is left out, booleans are switches, mappings are JSON, lists repeat the flag."""
-    flags: list[str] = []
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Write options as flags: None is left out, booleans are switches, mappings are JSON, lists several words."""
+    words: list[str] = []
     for name, value in options.items():
         if isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
+            words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
-            flags += [part for item in value for part in (f"--{name}", item)]
+            words += [f"--{name}", *map(str, value)]
         elif value is not None:
-            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    return flags
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words

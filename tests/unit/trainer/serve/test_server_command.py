@@ -7,8 +7,11 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_run_config
+from stage2_api.vllm import ENGINE_OPTIONS
+from stage2_trainer.serve import launch
 from stage2_trainer.serve.launch import server_process
 from stage2_trainer.serve.server_command import Endpoint, environment, stub_command, vllm_command
+from stage2_trainer.sync.vllm import vllm_compat
 from stage2_trainer.wire.credentials import Certificate
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)
@@ -89,6 +92,29 @@ def test_engine_keys_become_flags(key, value, flag, written):
     found = options(vllm_command(config({key: value}), ENDPOINT, "cpu"))
     assert flag in found
     assert found[flag] == written
+
+
+def test_arguments_of_the_engine_are_flags_in_either_spelling():
+    engine = {"quantization": "fp8", "async-scheduling": False, "cudagraph_capture_sizes": [1, 8]}
+    command = vllm_command(config({"engine": engine}), ENDPOINT, "cuda")
+    found = options(command)
+    assert found["quantization"] == "fp8"
+    assert command[command.index("--cudagraph-capture-sizes") + 1 :][:2] == ["1", "8"]
+    assert {"no-async-scheduling", "cudagraph-capture-sizes"} <= found.keys()
+
+
+def test_the_installed_vllm_is_asked_about_arguments_of_the_engine():
+    launch.require_engine_options(config({"engine": {"quantization": "fp8", "seed": 3, "async-scheduling": True}}))
+    with pytest.raises(ConfigError) as caught:
+        launch.require_engine_options(config({"engine": {"seed": "three", "ubatch_size": 2, "block_size": [1, 2]}}))
+    assert [problem.path.rpartition(".")[2] for problem in caught.value.problems] == ["seed", "block_size"]
+    assert "invalid int value: 'three'" in str(caught.value)
+
+
+def test_every_argument_that_a_run_may_set_is_one_of_the_installed_vllm():
+    values = {name: ["--" + name.replace("_", "-")] for name in ENGINE_OPTIONS}
+    unknown = {name for name, reason in vllm_compat.refused_by_vllm(values).items() if "unrecognized" in reason}
+    assert unknown == set(vllm_compat.REMOVED_OPTIONS)
 
 
 def test_a_server_starts_without_reading_the_checkpoint_since_weights_are_pushed_anyway():

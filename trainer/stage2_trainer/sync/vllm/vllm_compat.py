@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +44,25 @@ def without_removed_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get(name) is not None:
             logger.warning("custom.extra.rollout_matching.vllm.%s is ignored: this vLLM no longer has it", name)
     return {name: value for name, value in options.items() if name not in REMOVED_OPTIONS}
+
+
+def refused_by_vllm(flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the objections of vLLM's parser to a server's flags, by the names of the arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    parser = AsyncEngineArgs.add_cli_args(Parser())  # type: ignore[no-untyped-call]
+    refused = {}
+    for name, flag in flags.items():
+        try:
+            parser.parse_args(list(flag))
+        except ValueError as error:
+            refused[name] = str(error)
+    return refused
 
 
 def dummy_load_options(load_format: str) -> dict[str, bool]:
