@@ -58,6 +58,13 @@ class Observed:
         conditions = (self.learner or {}).get("status", {}).get("conditions", [])
         return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in conditions)
 
+    def latest_date(self) -> str:
+        """Return the latest time of the cluster's own clocks in the job's objects; empty where there is none."""
+        there = [one for one in (self.deployment, self.learner, *self.pods) if one is not None]
+        of_learner = (self.learner or {}).get("status", {}).get("conditions", [])
+        dates = [one["metadata"].get("creationTimestamp") for one in there]
+        return max(filter(None, [*dates, *(item.get("lastTransitionTime") for item in of_learner)]), default="")
+
     def active(self) -> bool:
         """Return whether any container of the job runs or has run."""
         statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]

@@ -158,19 +158,19 @@ class ReadCache:
         self._api = api
         self._clock = clock
         self._kept_for = kept_for
-        self._kept: dict[tuple[str, str | None, str], tuple[datetime, Object | None]] = {}  # with its expiry
+        self._kept: dict[tuple[str, str | None, str], tuple[datetime, Object | None]] = {}  # with the time of the read
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None."""
         kept = self._kept.get((kind, namespace, name))
-        if kept and kept[0] > self._clock():
+        if kept and _is_fresh(kept[0], self._kept_for, self._clock()):
             return kept[1]
         return self.put(kind, namespace, name, await self._api.get(kind, namespace, name))
 
     def put(self, kind: str, namespace: str | None, name: str, body: Object | None) -> Object | None:
         """Keep the object as it is now, and return the part of it that is kept."""
         kept = slim(kind, body) if body is not None else None
-        self._kept[kind, namespace, name] = self._clock() + self._kept_for, kept
+        self._kept[kind, namespace, name] = self._clock(), kept
         return kept
 
     def forget(self, kind: str, namespace: str | None, name: str) -> None:
@@ -187,7 +187,7 @@ class CreationFailures:
     def __init__(self, api: Api, clock: Callable[[], datetime]) -> None:
         self._api = api
         self._clock = clock
-        self._kept: dict[Key, tuple[datetime, str | None]] = {}  # with the expiry
+        self._kept: dict[Key, tuple[datetime, str | None]] = {}  # with the time of the read
 
     async def of_learner(self, key: Key, seen: Observed, status: Mapping[str, Any]) -> str | None:
         """Return why the learner's Job has no pod; None where no event says it, or none has been missing for long.
@@ -199,9 +199,9 @@ class CreationFailures:
             self.forget(key)
             return None
         kept = self._kept.get(key)
-        if kept is None or kept[0] <= now:
+        if kept is None or not _is_fresh(kept[0], _EVENTS_KEPT_FOR, now):
             message = await self._newest(key.namespace, seen.learner["metadata"]["uid"], since)
-            kept = self._kept[key] = now + _EVENTS_KEPT_FOR, message
+            kept = self._kept[key] = now, message
         return kept[1]
 
     def forget(self, key: Key) -> None:
@@ -217,6 +217,11 @@ class CreationFailures:
             return None
         messages = [(_last_seen(event), str(event["message"])) for event in events if event.get("message")]
         return max((one for one in messages if one[0] >= since), default=(since, None))[1]
+
+
+def _is_fresh(read_at: datetime, kept_for: timedelta, now: datetime) -> bool:
+    """Return whether what was read then still counts. It does not where the clock was set back since then."""
+    return timedelta() <= now - read_at < kept_for
 
 
 def child_name(kind: str, key: Key) -> str:

@@ -2,13 +2,14 @@
 
 Each begins with a list in pages, follows the changes from there, and begins again after four minutes. So no change
 stays unknown for longer, although a watch may go silent while the process looks healthy. The jobs are listed here as
-well, for what kopf's watch missed.
+well, for what kopf's watch missed: every four minutes, and once a connection broke.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -42,6 +43,7 @@ class Feed:
     version: str = ""  # of the last list
     listed_at: float = field(default_factory=time.monotonic)
     pause_s: float = _FIRST_RELIST_S  # of a kind that kopf watches
+    suspect: asyncio.Event = field(default_factory=asyncio.Event)  # kopf's watch may have missed something
 
 
 class Watches:
@@ -83,16 +85,28 @@ class Watches:
                     await step(feed)
                 except FAILURES as error:  # `problem` reports it if it lasts
                     logger.warning("the watch on %s starts again: %s", kinds.RESOURCES[feed.kind].plural, error)
+                    self._suspect_kopfs(feed, error)
             await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
 
     async def _watch(self, feed: Feed) -> None:
         if feed.by_kopf:
-            await asyncio.sleep(feed.pause_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(feed.suspect.wait(), feed.pause_s)
+            feed.suspect.clear()
             feed.pause_s = _RELIST_S
             return
         where = {"namespace": feed.namespace, "labels": feed.labels, "fields": feed.fields}
         async for event in self._api.watch(feed.kind, feed.version, ends_after_s=_RELIST_S, **where):
             feed.observe(feed.kind, event)
+
+    def _suspect_kopfs(self, feed: Feed, error: Exception) -> None:
+        """Have listed soon what kopf watches: where our connection broke, its own did too.
+
+        Kopf lists again as well, but no list of its own shows a job that was deleted meanwhile.
+        """
+        if feed.by_kopf or not isinstance(error, ApiRefused):
+            for one in self._feeds:
+                one.suspect.set()
 
     async def _list(self, feed: Feed) -> None:
         version, present = "", set()

@@ -123,8 +123,13 @@ def _first_step_time(context: PlanContext) -> str | None:
 
 
 def _before_or_now(context: PlanContext, key: str) -> str:
-    """Return the time in the last status, else the time of this pass."""
+    """Return the time in the last status, else the time of this pass.
+
+    A time in the future came from a clock that was ahead, unless the cluster dated objects after it: ours is behind.
+    """
     before = context.previous.get(key)
+    if before and before <= context.observed.latest_date():
+        return str(before)
     return not_after(before, context.now) if before else timestamp(context.now)
 
 

@@ -30,6 +30,7 @@ PACKAGES = {
     "debootstrap": "debootstrap",
     "ip": "iproute2",
     "mount": "mount",
+    "faketime": "faketime",  # for tests of a clock that jumps
     "/usr/lib/cni/ptp": "containernetworking-plugins",
 }
 """A command (or file) that must be there, and the Debian package that brings it."""

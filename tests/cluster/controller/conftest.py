@@ -164,6 +164,7 @@ class Controller:
         self._kubeconfig = kubeconfig
         self._namespace = namespace
         self.log = log
+        self.environment: dict[str, str] = {}  # beside the test's own
         self.exit_code: int | None = None  # of the last one that was stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -177,7 +178,7 @@ class Controller:
     def start(self) -> None:
         """Starts it and waits until it works, or stands by."""
         command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace, *self._options]
-        environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
+        environment = {**os.environ, **self.environment, "KUBECONFIG": str(self._kubeconfig)}
         before = self._starts()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -196,6 +197,11 @@ class Controller:
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         self.exit_code = self._process.wait(timeout=30)
         self._process = None
+
+    def send(self, sig: signal.Signals) -> None:
+        """Signals it: SIGSTOP makes it stand still."""
+        assert self._process is not None
+        self._process.send_signal(sig)
 
     def ended(self) -> bool:
         """Whether it ended by itself."""

@@ -173,6 +173,16 @@ async def test_an_object_is_read_again_after_two_minutes_only(there: dict[str, A
     assert api.asked == 2
 
 
+async def test_an_object_is_read_again_after_the_clock_was_set_back() -> None:
+    """Else it counted for as long as the clock was wrong."""
+    api, clock = Objects(x=body()), Clock()
+    named = ReadCache(api, clock)
+    await named.get("Secret", "team-a", "x")
+    clock.now -= timedelta(hours=3)
+    await named.get("Secret", "team-a", "x")
+    assert api.asked == 2
+
+
 async def test_what_was_written_is_known_without_a_request_and_what_is_forgotten_is_read() -> None:
     api = Objects(x=body(of="the API server"))
     named = ReadCache(api, Clock())

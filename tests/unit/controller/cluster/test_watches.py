@@ -127,6 +127,20 @@ async def test_what_kopf_watches_is_only_listed() -> None:
     assert (reported, server.asked) == (["missed"], [])
 
 
+async def test_a_watch_that_breaks_has_listed_at_once_what_kopf_watches() -> None:
+    """Kopf's watch broke as well. A job that was deleted meanwhile is in no list of kopf's, nor in its watch."""
+    server: Any = Server([aiohttp.ClientError("gone")], [], Pod=[seen("Pod", "missed", 7)])
+    store, reported = Store(), list[str]()
+    feed = of_store(store, reported, by_kopf=True, pause_s=60.0)
+    services = Feed("Service", lambda kind, event: None, store.vanished)
+    running = asyncio.create_task(Watches(server, [services, feed]).run())
+    async with asyncio.timeout(5):
+        while not reported:
+            await asyncio.sleep(0.001)
+    running.cancel()
+    assert reported == ["missed"]
+
+
 async def test_lists_that_are_refused_for_ten_minutes_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(watches.time, "monotonic", lambda: now)

@@ -38,6 +38,17 @@ def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
+def test_a_clock_that_was_behind_for_a_while_brings_no_deadline_forward() -> None:
+    """The cluster dated the job's pods after its start, so it is our clock that is wrong."""
+    raw = b.job(activeDeadlineSeconds=60)
+    raw = b.with_status(raw, b.planned(raw))
+    observed = b.started(raw)
+    behind = b.planned(raw, observed, after_s=-AHEAD_S)
+    assert behind.status["startTime"] == conditions.timestamp(b.NOW)
+    made = b.planned(b.with_status(raw, behind), observed, after_s=59)
+    assert made.status["phase"] == reasons.RUNNING
+
+
 def test_the_time_to_live_counts_from_when_the_clock_was_set_back() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
     complete = b.completed(raw)
