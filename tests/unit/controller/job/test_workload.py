@@ -221,6 +221,16 @@ def test_an_evicted_job_that_did_not_recover_waits_for_its_start_again(found: An
     assert reported(made)["PodsReady"] == ("False", "WaitForStart")
 
 
+def test_an_admitted_job_that_a_resourcequota_refuses_returns_its_quota_once_kueue_is_tired_of_waiting() -> None:
+    """Kueue counts waitForPodsReady.timeout from its admission."""
+    admitted = Observed(workload=workload(*ADMITTED), over_quota="needs 4 pods")
+    made = passed(queued(), admitted)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.QUOTA_EXCEEDED)
+    assert b.kinds(made) == ["Workload"]
+    evicted = workload(*ADMITTED, condition("Evicted", reason="PodsReadyTimeout"))
+    assert reported(passed(queued(), replace(admitted, workload=evicted)))["QuotaReserved"] == ("False", "Pending")
+
+
 def test_one_that_waits_for_its_start_is_not_reported_so_again() -> None:
     found = workload(*WAITS, condition("PodsReady", "False", reason="WaitForStart"))
     assert planned(queued(), n.capacity(n.node()), Observed(workload=found)).workload_patch is None
