@@ -8,7 +8,7 @@ from local_cluster import buildah, packaged
 from local_cluster.addons import PROGRAMS
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import in_use, run
-from local_cluster.toolchain import CONTROL_PLANE, NODE, path_of
+from local_cluster.toolchain import CONTROL_PLANE, NODE, others, path_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def parts(layout: Layout) -> list[Part]:
     return [
         Part("programs", tuple(current)),
         Part("programs, superseded", tuple(superseded)),
+        Part("other versions of Kubernetes", (others(layout),)),
         Part("images as built: layers", (layout.cache / "buildah" / "root",)),
         Part("images as built: a second store of wheels", (buildah.wheels(layout),)),
         Part("images as run: layers, unpacked", (snapshots,)),
@@ -52,7 +53,8 @@ def superseded_programs(layout: Layout) -> list[Path]:
 
 def prune(layout: Layout) -> None:
     """Remove what nothing uses: superseded programs and images, what broken builds have left, doubled wheels."""
-    for folder in superseded_programs(layout):
+    unused = [folder for folder in _folders(others(layout)) if not in_use(folder)]
+    for folder in (*superseded_programs(layout), *unused):
         shutil.rmtree(folder)
     if (layout.cache / "buildah").exists():
         buildah.prune(layout)

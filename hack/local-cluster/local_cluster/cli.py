@@ -50,7 +50,10 @@ def up(
     ] = False,
     gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu the node advertises.")] = 4,
 ) -> None:
-    """Build what is missing (some minutes the first time), boot, and print where the kubeconfig is."""
+    """Build what is missing (some minutes the first time), boot, and print where the kubeconfig is.
+
+    STAGE2_KUBERNETES=1.37.2 in the environment takes another version than the pinned one.
+    """
     layout = _layout(home)
     started = time.monotonic()
     try:

@@ -9,27 +9,32 @@ from local_cluster import cgroups, containerd, dns, images, network, node, pki, 
 from local_cluster.control_plane import Endpoint, free_port, start_api_server, start_controllers, start_etcd
 from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import recorded, respawn
-from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages
+from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages, kubernetes_version
 
 CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
 
 
 def running(layout: Layout) -> str | None:
     """Which kind of cluster runs in this folder, all its processes alive; None when none does."""
-    state = layout.home / "cluster.json"
-    if not state.exists() or not all(daemon.alive() for daemon in recorded(layout)):
+    if not _state(layout).exists() or not all(daemon.alive() for daemon in recorded(layout)):
         return None
-    return str(json.loads(state.read_text())["kind"])
+    return str(json.loads(_state(layout).read_text())["kind"])
+
+
+def _state(layout: Layout) -> Path:
+    return layout.home / "cluster.json"
 
 
 def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int) -> bool:
     """Boot; return False when that cluster was running already. What an earlier one has left is removed first."""
     wanted = CONTROL_PLANE_ONLY if control_plane_only else WHOLE
-    kind = running(layout)
-    if kind == wanted:
-        return False
+    kind, version = running(layout), kubernetes_version()
     if kind:
-        raise ClusterError(f"in {layout.home} runs: {kind}; take it down first (`local-cluster down`)")
+        runs = json.loads(_state(layout).read_text())
+        if runs == {"kind": wanted, "kubernetes": version}:
+            return False
+        found = f"{kind}, Kubernetes {runs.get('kubernetes')}"
+        raise ClusterError(f"in {layout.home} runs: {found}; take it down first (`local-cluster down`)")
     if layout.home.exists():
         console.print("Removing what an earlier cluster has left.")
         teardown.down(layout)
@@ -42,7 +47,7 @@ def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int)
         _boot_control_plane(layout, Endpoint("127.0.0.1", free_port()))
     else:
         _boot_whole(layout, console, gpus)
-    (layout.home / "cluster.json").write_text(json.dumps({"kind": wanted}))
+    _state(layout).write_text(json.dumps({"kind": wanted, "kubernetes": version}))
     return True
 
 
@@ -51,7 +56,7 @@ def mend(layout: Layout) -> list[str]:
 
     Pods live on: containerd finds them by their shims. Unlike `up`, this keeps all state.
     """
-    if not (layout.home / "cluster.json").exists():
+    if not _state(layout).exists():
         raise ClusterError(f"no cluster was booted in {layout.home} (`local-cluster up` boots one)")
     dead = [daemon for daemon in recorded(layout) if not daemon.alive()]
     for daemon in dead:

@@ -12,12 +12,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from local_cluster import other_kubernetes
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import in_use, run, tail
 
 MODULE = Path(__file__).resolve().parent.parent / "go"
 """One Go module for all programs: what two of them import is of one version, and is compiled once."""
-KUBERNETES_VERSION = "v1.34.4"
+PINNED_KUBERNETES = "v1.34.4"
 
 PACKAGES = {
     "containerd": "containerd",
@@ -55,6 +56,9 @@ COREDNS = Binary("coredns", "./coredns")
 PAUSE = Binary("pause", "./pause")
 CONTROL_PLANE = (KUBERNETES,)
 NODE = (COREDNS, PAUSE)
+
+OTHER_KUBERNETES = "STAGE2_KUBERNETES"
+"""The environment variable that names another version to build and run."""
 
 COMPILE_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false -l", "-gcflags=std=-dwarf=false")
 """A cold build takes half the time without inlining and debug tables; the standard library keeps its inlining."""
@@ -95,8 +99,30 @@ def ensure_binaries(layout: Layout, binaries: Sequence[Binary], console: Console
 
 
 def path_of(layout: Layout, binary: Binary) -> Path:
-    """Where the cache keeps a program: keyed by the pins, its own source, the Go version and how it is built."""
-    return layout.cache / "bin" / f"{binary.name}-{_key(binary)}" / binary.name
+    """Where the cache keeps a program: keyed by the pins, its own source, the Go version and how it is built.
+
+    What is built with another version of Kubernetes has a folder of its own, and supersedes nothing.
+    """
+    folder = (
+        layout.cache / "bin" if _version_for(binary) == PINNED_KUBERNETES else others(layout) / _version_for(binary)
+    )
+    return folder / f"{binary.name}-{_key(binary)}" / binary.name
+
+
+def kubernetes_version() -> str:
+    """Return the version of Kubernetes that this command builds and runs."""
+    named = os.environ.get(OTHER_KUBERNETES)
+    return f"v{named.removeprefix('v')}" if named else PINNED_KUBERNETES
+
+
+def others(layout: Layout) -> Path:
+    """Return the folder of other versions of Kubernetes."""
+    return layout.cache / "kubernetes"
+
+
+def _version_for(binary: Binary) -> str:
+    """Return the version of Kubernetes that a program is built with: only Kubernetes itself may have another one."""
+    return kubernetes_version() if binary == KUBERNETES else PINNED_KUBERNETES
 
 
 def binary_path(layout: Layout, name: str) -> Path:
@@ -106,7 +132,7 @@ def binary_path(layout: Layout, name: str) -> Path:
 
 
 def _key(binary: Binary) -> str:
-    digest = hashlib.sha256(json.dumps([_go_version(), *_build_flags()]).encode())
+    digest = hashlib.sha256(json.dumps([_go_version(), *_build_flags(_version_for(binary))]).encode())
     for path in (MODULE / "go.mod", MODULE / "go.sum", *sorted((MODULE / binary.name).glob("*.go"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -122,10 +148,14 @@ def _build(layout: Layout, binary: Binary) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")
     log = layout.cache / "build.log"
+    version, module = _version_for(binary), MODULE
+    if version != PINNED_KUBERNETES:
+        module = target.parent / "module"
+        other_kubernetes.write_module(module, MODULE / binary.name, version, _go_version().removeprefix("go"))
     with log.open("wb") as output:
         failed = subprocess.run(
-            ["nice", "-n", "5", "go", "build", *_build_flags(), "-o", str(partial), binary.package],
-            cwd=MODULE,
+            ["nice", "-n", "5", "go", "build", *_build_flags(version), "-o", str(partial), binary.package],
+            cwd=module,
             env={**COMPILER_MEMORY, **os.environ, "CGO_ENABLED": "0"},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -148,8 +178,8 @@ def superseded(layout: Layout, binary: Binary) -> list[Path]:
     return [folder for folder in own.parent.glob(f"{binary.name}-*") if folder != own and not in_use(folder)]
 
 
-def _build_flags() -> tuple[str, ...]:
-    major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+def _build_flags(kubernetes: str) -> tuple[str, ...]:
+    major, minor, _ = kubernetes.removeprefix("v").split(".")
     package = "k8s.io/component-base/version"
-    stamps = {"gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor}
+    stamps = {"gitVersion": kubernetes, "gitMajor": major, "gitMinor": minor}
     return (*COMPILE_FLAGS, "-ldflags=-s -w " + " ".join(f"-X {package}.{name}={v}" for name, v in stamps.items()))

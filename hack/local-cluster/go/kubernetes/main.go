@@ -27,7 +27,18 @@ var programs = map[string]func() *cobra.Command{
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-proxy":              proxy.NewProxyCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kubelet":                 newKubelet,
+}
+
+// newKubelet calls what takes no context before Kubernetes 1.31.
+func newKubelet() *cobra.Command {
+	switch make := any(kubelet.NewKubeletCommand).(type) {
+	case func() *cobra.Command:
+		return make()
+	case func(context.Context) *cobra.Command:
+		return make(context.Background())
+	}
+	panic("the kubelet of this version is made in another way")
 }
 
 func main() {
