@@ -303,7 +303,8 @@ def report(
         from stage2_report.html_page import PageRequest, write_html
 
         write_html(PageRequest(runs, html, images))
-        return
+        if picture is None:
+            return
     if len(runs) > 2:
         raise ConfigError([Problem("RUN", f"{len(runs)} runs", "must be one or two", "report them two by two")])
     from stage2_report.tables import report_runs

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_cli.main import report
@@ -25,6 +26,13 @@ def test_the_page_has_figures_curves_and_rollouts(tmp_path):
     assert [json.loads(own["data-classes"]) for own, _ in cards] == [["cat", "dog"]] * 3
     assert len(page.all("image")) == 2  # one sample's file is not there, and the page says so
     assert any("cannot be read" in text for own, text in page.all("p", class_="fault"))
+
+
+def test_a_page_and_a_picture_may_be_requested_at_once(tmp_path):
+    run = write_run(tmp_path / "run")
+    Image.new("RGB", (64, 48)).save(run / "1.png")
+    report([run], html=tmp_path / "page.html", picture=tmp_path / "picture.png")
+    assert {one.name for one in tmp_path.iterdir()} == {"run", "page.html", "picture.png"}
 
 
 def test_the_worst_sample_comes_first_and_counts_are_beside_it(tmp_path):
