@@ -95,7 +95,8 @@ class Watcher:
         body = self._progress()
         progress = None if body is None else read_report(json.loads(body))
         if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
-            self.show(f"learner: {progress.phase}, step {progress.step} of {progress.max_steps}")
+            steps = f", step {progress.step} of {progress.max_steps}" if progress.max_steps else ""  # known when loaded
+            self.show(f"learner: {progress.phase}{steps}")
 
     def failure(self, process: LocalProcess, what: str) -> None:
         """Print what happened to a process and the last lines of its log."""

@@ -63,6 +63,16 @@ def test_only_complete_new_lines_of_the_log_are_shown(tmp_path, capsys):
     console.cache_clear()
 
 
+def test_a_learner_that_loads_has_no_step_yet(capsys):
+    console.cache_clear()
+    bodies = [{"phase": "loading"}, {"phase": "done", "step": 3, "maxSteps": 3}]
+    with closing(Watcher(progress=lambda: json.dumps(bodies.pop(0)).encode())) as watcher:
+        watcher.refresh()
+        watcher.refresh()
+    assert capsys.readouterr().out == "learner: loading\nlearner: done, step 3 of 3\n"
+    console.cache_clear()
+
+
 ROOT = Path(__file__).parents[3]
 MAPPED = {"/opt/stage2/examples/unordered": ROOT, "/opt/stage2/examples/tiny-unordered": ROOT}
 
