@@ -56,7 +56,7 @@ def _export(request: ExportRequest, checkpoint: TrainedCheckpoint) -> None:
             dtype = getattr(torch, request.dtype) if request.dtype else None
             exported = export_model(checkpoint, request.output, dtype=dtype)
     console.print(f"from {checkpoint.folder}")
-    console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e9:.2f} GB, verified")
+    console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e6:,.0f} MB, verified")
     if exported.untied:
         console.print("  its output head is a separate tensor, because head and embeddings were trained separately")
     if exported.obstacle:

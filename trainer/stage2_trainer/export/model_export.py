@@ -118,7 +118,7 @@ def _require_room(folder: Path, size: int) -> None:
     """Raise ConfigError where the disk of a folder is too small."""
     free = shutil.disk_usage(folder).free
     if free < size * ROOM_TO_SPARE:
-        rule = f"must have {size * ROOM_TO_SPARE / 1e9:.2f} GB of free space, and there are {free / 1e9:.2f} GB"
+        rule = f"must have {size * ROOM_TO_SPARE / 1e6:,.0f} MB of free space, and there are {free / 1e6:,.0f} MB"
         raise ConfigError([Problem("--output", str(folder), rule, "free some space, or name a folder on another disk")])
 
 
