@@ -8,7 +8,7 @@ from stage2_api.errors import ConfigError
 from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, require_one_kind
 from stage2_trainer.data.profile import ObjectOrder
 from stage2_trainer.matching import serialize_objects
-from stage2_trainer.scores.advice import advice
+from stage2_trainer.scores.advice import advice, summary
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import COLOCATED, HEAVY, MATCHING, run_over, stage2
@@ -135,3 +135,9 @@ def order(*, missing):
 def test_the_advice_follows_from_the_mistakes(found, missing, expected):
     given = list(advice(found, order(missing=missing)))
     assert [line[: len(start)] for line, start in zip(given, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize(("recall", "named"), [(0.0, False), (0.5, True)])
+def test_names_are_no_mistakes_where_no_object_is_in_place(recall, named):
+    found = {"recall@0.5": recall, "duplicate_rate": 0.0, "desc_exact": 0.0, "parse_rate": 1.0}
+    assert ("of those in place have another description" in summary(found)) == named

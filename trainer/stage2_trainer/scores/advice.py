@@ -17,10 +17,10 @@ LEAST_GAIN = 0.005
 
 def summary(found: Mapping[str, Any]) -> str:
     """Return the shares of the mistakes in one sentence. found: a document of `AnswerScores`."""
+    named = f" {1 - found['desc_exact']:.0%} of those in place have another description," if found["recall@0.5"] else ""
     return (
         f"mistakes: {1 - found['recall@0.5']:.0%} of the true objects are missed,"
-        f" {found['duplicate_rate']:.0%} of the answered ones are duplicates,"
-        f" {1 - found['desc_exact']:.0%} of those in place have another description,"
+        f" {found['duplicate_rate']:.0%} of the answered ones are duplicates,{named}"
         f" {1 - found['parse_rate']:.0%} of the answers are broken"
     )
 
