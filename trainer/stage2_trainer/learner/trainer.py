@@ -20,8 +20,10 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from transformers.trainer_utils import SaveStrategy
 
 from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
@@ -344,7 +346,13 @@ class RolloutMatchingTrainer(FiniteSteps):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Compare an evaluation with the best before it; save a better one, and log it."""
+        """Compare an evaluation with the best before it; save a better one, and log it.
+
+        An F1 of 0 is not better than none: else the first checkpoint would be the best until one answer is right.
+        """
+        saves = self.args.save_strategy != SaveStrategy.BEST  # else nothing would be saved until then
+        if saves and self.state.best_metric is None and self.args.metric_for_best_model == BEST_METRIC:
+            self.state.best_metric = 0.0
         found: bool = super()._determine_best_metric(metrics, trial)
         if (step := self.state.best_global_step) is None:  # nothing is ever saved
             return found

@@ -16,6 +16,7 @@ import pytest
 from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError
+from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process import checkpoints
 from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
@@ -198,6 +199,16 @@ def test_log_and_progress_name_the_best_checkpoint(evaluated):
     assert best[-1] == {"event": "best_checkpoint", "step": 2, "metric": "eval_rollout_f1", "score": 1.0}
     current = evaluated.reporter.current
     assert (current.best_step, current.best_score) == (2, 1.0)
+
+
+def test_while_no_answer_has_anything_right_the_newest_checkpoint_is_the_best(tmp_path, model, encoder, records):
+    harness = build(
+        tmp_path, model, encoder, records, answer=lambda one: "{}", max_steps=2, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, metric_for_best_model=BEST_METRIC,
+    )  # fmt: skip
+    harness.trainer.train()
+    assert harness.lines("best_checkpoint") == []
+    assert checkpoints.best_whole(tmp_path) == tmp_path / "checkpoint-2"
 
 
 def test_a_metric_that_no_evaluation_has_is_refused_before_anything_starts(tmp_path):
