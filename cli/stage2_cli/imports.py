@@ -181,7 +181,9 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
             console.print(f"looked for {printable(str(path))}{_nearest(path, root)}")
         raise typer.Exit(os.EX_DATAERR)
     for folder in map(printable, sorted(tally.outside)):
-        plain_console().print(f"  its images are in {folder}: name that in custom.image_roots, or in ROOT_IMAGE_DIR")
+        plain_console().print(
+            f"  its images are in {folder}: name that in custom.image_roots, ROOT_IMAGE_DIR or `init --images`"
+        )
 
 
 def _nearest(path: Path, root: Path) -> str:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console, with_progress
-from stage2_cli.imports import print_tally
 from stage2_trainer.data.files import check_folder
-from stage2_trainer.prepare.project_request import Annotations, ProjectRequest, check_request
+from stage2_trainer.prepare.project_request import ProjectRequest, check_request
 from stage2_trainer.prepare.stock_model import source_of
 
 
@@ -39,9 +37,8 @@ def init_project(request: ProjectRequest) -> int:
 
     project = create_project(request, with_progress)
     console = plain_console()
-    print_tally(project.train, project.folders.train)
-    print_tally(project.held_out, project.folders.held_out)
     lengths = project.measures
+    console.print(f"records: {lengths.records:,} to train on, {lengths.held_out:,} held out")
     console.print(
         f"answers: up to {lengths.objects:,} objects and {lengths.longest_answer:,} tokens, on average"
         f" {lengths.mean_answer:,.0f}"
@@ -49,17 +46,3 @@ def init_project(request: ProjectRequest) -> int:
     console.print(f"model: {project.folders.model}")
     console.print(f"next: cd {shlex.quote(str(request.output))} and the commands of its README.md")
     return 0
-
-
-def chosen_annotations(
-    coco: Path, images: Path, val_coco: Path | None, val_images: Path | None
-) -> tuple[Annotations, Annotations | None]:
-    """Return the training annotations and the held-out ones. Raises ConfigError for one option of a pair alone."""
-    train = Annotations(coco, images)
-    if val_coco is not None and val_images is not None:
-        return train, Annotations(val_coco, val_images)
-    if val_coco is val_images:
-        return train, None
-    missing, given = ("--val-coco", val_images) if val_coco is None else ("--val-images", val_coco)
-    rule = f"is required with {given}"
-    raise ConfigError([Problem(missing, None, rule, "give both, or none: then a share of the images is held out")])

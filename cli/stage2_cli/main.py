@@ -56,7 +56,9 @@ def stage2(
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files or training YAMLs.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Job files, training YAMLs, or data files (.jsonl).")
+    ],
     mapped: Mapped = None,
     changes: Changes = None,
     all_records: Annotated[
@@ -64,7 +66,7 @@ def validate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check job files, training YAMLs and their local data files; list every mistake and exit with 64."""
+    """Check job files and training YAMLs with their local data files, or data files; list mistakes, exit with 64."""
     from stage2_cli.validate import validate_files
 
     raise typer.Exit(
@@ -94,22 +96,23 @@ def prepare(
 
 
 @app.command()
-def init(  # noqa: PLR0913 - one parameter for each option
-    coco: Annotated[Path, typer.Option(metavar="FILE", help="COCO annotations to train on.")],
-    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of their images.")],
+def init(
+    data: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Data file to train on, of `stage2 import`.")],
     model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
-    val_coco: Annotated[Path | None, typer.Option(metavar="FILE", help="Held-out annotations.")] = None,
-    val_images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of their images.")] = None,
+    val_data: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Held-out data file; without it, a share is held out.")
+    ] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of their data file.")
+    ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
-    max_objects: Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")] = None,
 ) -> None:
-    """Create a project folder from COCO annotations: records, prepared model, a job file for each stage, a README."""
-    from stage2_cli.init import chosen_annotations, init_project
+    """Create a project folder from a data file: records, prepared model, a job file for each stage, a README."""
+    from stage2_cli.init import init_project
     from stage2_trainer.prepare.project_request import ProjectRequest
 
-    train, held_out = chosen_annotations(coco, images, val_coco, val_images)
-    raise typer.Exit(init_project(ProjectRequest(train, held_out, model, gpus, output, max_objects)))
+    raise typer.Exit(init_project(ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))))
 
 
 @app.command()

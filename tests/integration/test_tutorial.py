@@ -39,8 +39,8 @@ ENTERED = "cd out/tutorial\n"
 # COCO's folders and the stock model, where the page has them: here they are the digits and the tiny model.
 STAND_INS = """
 mkdir -p coco/annotations Qwen
-ln -s "$PWD/out/digits/train" coco/train2017
-ln -s "$PWD/out/digits/test" coco/val2017
+cp -r out/digits/train coco/train2017
+cp -r out/digits/test coco/val2017
 ln -s "$PWD/out/digits/train.json" coco/annotations/instances_train2017.json
 ln -s "$PWD/out/digits/test.json" coco/annotations/instances_val2017.json
 ln -s "$PWD/out/stock" Qwen/Qwen3-VL-8B-Instruct

@@ -90,9 +90,6 @@ def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert loaded & HEAVY == set()
 
 
-INIT = ["--images", ".", "--model", "lost", "--output", "new"]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -100,7 +97,7 @@ INIT = ["--images", ".", "--model", "lost", "--output", "new"]
         ["validate", "lost.yaml"],
         ["doctor", "lost.yaml"],
         ["prepare", "lost", "--output", "new"],
-        ["init", "--coco", "lost.json", *INIT],
+        ["init", "--data", "lost.jsonl", "--model", "lost", "--output", "new"],
         ["export", "lost", "--output", "new"],
         ["evaluate", "lost.yaml", "--checkpoint", "lost"],
         ["inspect", "lost.yaml", "--sample", "1"],

@@ -68,7 +68,7 @@ COMMANDS = [
     ["import", "coco", "--annotations", "odd.yaml", "--images", ".", "--output", "x.jsonl"],
     ["import", "yolo", "odd.yaml", "--output", "x.jsonl"],
     ["import", "voc", "odd.yaml", "--output", "x.jsonl"],
-    ["init", "--coco", "odd.yaml", "--images", ".", "--model", "m", "--output", "x"],
+    ["init", "--data", "odd.yaml", "--model", "m", "--output", "x"],
 ]
 
 
@@ -91,8 +91,8 @@ NAMED = [
     ["import", "coco", "--annotations", "x.json", "--images", "odd.yaml", "--output", "x.jsonl"],
     ["prepare", "odd.yaml", "--output", "x"],
     ["data", "run.yaml", "--model", "odd.yaml"],
-    ["init", "--coco", "run.yaml", "--images", "odd.yaml", "--model", "m", "--output", "x"],
-    ["init", "--coco", "run.yaml", "--images", ".", "--model", "odd.yaml", "--output", "x"],
+    ["init", "--data", "run.yaml", "--images", "odd.yaml", "--model", "m", "--output", "x"],
+    ["init", "--data", "run.yaml", "--model", "odd.yaml", "--output", "x"],
 ]
 
 

@@ -79,8 +79,8 @@ def test_the_folder_that_one_stands_in_does_not_become_the_output(folder, comman
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_folder_of_a_project_is_looked_at_before_its_model(folder, place):
-    Path("x.json").write_text("{}")
-    words = ["init", "--coco", "x.json", "--images", ".", "--model", "lost", "--output", place]
+    Path("x.jsonl").write_text("{}")
+    words = ["init", "--data", "x.jsonl", "--model", "lost", "--output", place]
     assert refused(*words).path == "--output"
 
 

@@ -268,7 +268,8 @@ def _image(item: str, path: str, folder: Path, rules: RecordRules) -> str:
         raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
     if not leads_inside(found, (folder, *rules.image_roots)):
         rule = f"leads to {found}, outside of the data file's folder {folder}"
-        raise _invalid(path, item, rule, "move it there, or name its folder in custom.image_roots or ROOT_IMAGE_DIR")
+        way_out = "move it there, or name its folder in custom.image_roots, ROOT_IMAGE_DIR or `init --images`"
+        raise _invalid(path, item, rule, way_out)
     return found
 
 

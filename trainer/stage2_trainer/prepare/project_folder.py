@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,15 +20,13 @@ from transformers import AutoProcessor
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job
-from stage2_trainer.data.files import new_folder
+from stage2_trainer.data.files import new_folder, relative_path
+from stage2_trainer.data.images import MOST_ASPECT
 from stage2_trainer.data.model_files import is_mixture
-from stage2_trainer.data.records import RecordRules, load_records
-from stage2_trainer.prepare.annotations import AnnotatedImage, Tally
-from stage2_trainer.prepare.coco import read_coco
+from stage2_trainer.data.records import Line, Record, RecordRules, lines, load_records
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, stock_processor
-from stage2_trainer.prepare.project_request import Annotations, ProjectRequest, check_request, unmountable
+from stage2_trainer.prepare.project_request import ProjectRequest, check_request, unmountable
 from stage2_trainer.prepare.project_sizes import Chosen, Measures, Sizes, choose, measure
-from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.prepare.stock_model import source_of
 from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import MIXTURE_IN_VLLM
@@ -74,27 +73,27 @@ Run these commands in this folder. On a cluster, use `kubectl apply -f` instead 
 
 @dataclass(frozen=True)
 class Project:
-    """A new project: its folders, counts of both parts, and measures of the data."""
+    """A new project: its folders, and measures of the data."""
 
     folders: ProjectFolders
-    train: Tally
-    held_out: Tally
     measures: Measures
 
 
 def create_project(request: ProjectRequest, shown: Shown) -> Project:
     """Create a project's folder. Raises ConfigError for a mistake, and leaves nothing behind then."""
     check_request(request)
-    parts = _parts(request)
+    train, held_out = _parts(request)
+    images = _image_folders(request, [one.record for one in (*train, *held_out)])
     source, stock = _model(request)
     output = request.output.absolute()
     with new_folder("--output", output) as aside:
-        _write_data(aside, parts, request, shown)
+        _write_data(aside / "data" / "train.jsonl", train)
+        _write_data(aside / "data" / "val.jsonl", held_out)
         if stock:
             with _as_option():
                 prepare(request.model, aside / PREPARED)
-        found = _measure(aside, aside / PREPARED if stock else source, request, shown)
-        folders = _folders(request, output.resolve(), None if stock else source)
+        found = _measure(train, held_out, aside / PREPARED if stock else source, request, shown)
+        folders = _folders(request, images, output.resolve(), None if stock else source)
         sizes = choose(found, gpus=request.gpus)
         name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
         for stage, what in STAGES.items():
@@ -103,18 +102,15 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
             (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
         (aside / "README.md").write_text(README.format(name=name), encoding="utf-8")
         (aside / RUNS).mkdir()
-    return Project(folders, parts[0].tally, parts[1].tally, found)
+    return Project(folders, found)
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of the data set. option, source: what named it. file: of its records, in the project."""
+class _Entry:
+    """A record and its line in a data file."""
 
-    option: str
-    source: Path
-    file: str
-    images: Sequence[AnnotatedImage]
-    tally: Tally
+    line: Line
+    record: Record
 
 
 def _model(request: ProjectRequest) -> tuple[Path, bool]:
@@ -140,74 +136,96 @@ def _as_option() -> Iterator[None]:
         raise ConfigError([replace(problem, path="--model") for problem in error.problems]) from error
 
 
-def _parts(request: ProjectRequest) -> tuple[_Part, _Part]:
-    """Return the training images and the held-out ones. Raises ConfigError."""
-    tally, rest = Tally(), Tally()
-    source, images = request.train.file, _read(request.train, tally)
+def _parts(request: ProjectRequest) -> tuple[list[_Entry], list[_Entry]]:
+    """Return the records to train on, and the held-out ones. Raises ConfigError."""
+    train, held_out = _read(request.data, request), []
     if request.held_out:
-        held = _Part("--val-coco", request.held_out.file, "val.jsonl", _read(request.held_out, rest), rest)
-        return _Part("--coco", source, "train.jsonl", images, tally), held
-    chosen = choose_held_out(images)
-    kept = [image for image in images if image.sample_id not in chosen]
-    held = _Part("--coco", source, "val.jsonl", [image for image in images if image.sample_id in chosen], rest)
-    return _Part("--coco", source, "train.jsonl", kept, tally), held
+        held_out = _read(request.held_out, request)
+    else:
+        chosen = choose_held_out([one.record.sample_id for one in train])
+        held_out = [one for one in train if one.record.sample_id in chosen]
+        train = [one for one in train if one.record.sample_id not in chosen]
+    source = str(request.data)
+    if not train:
+        rule = "must hold two records at least: one is held out"
+        raise ConfigError([Problem("--data", source, rule, "give more images, or --val-data")])
+    if not any(one.record.objects for one in train):
+        rule = f"must have objects; its {len(train):,} records have none"
+        raise ConfigError([Problem("--data", source, rule, "`stage2 import` lists what it leaves out")])
+    if request.gpus > len(train):
+        rule = f"must be at most {len(train):,}, the number of training records: each GPU of stage 1 needs one"
+        raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
+    return train, held_out
 
 
-def choose_held_out(images: Sequence[AnnotatedImage]) -> frozenset[str]:
-    """Return the ids of 5 % of the images, at least 1 and at most 1,000: those with the smallest SHA-256.
+def _read(file: Path, request: ProjectRequest) -> list[_Entry]:
+    rules = RecordRules(image_roots=tuple(map(str, request.images)), demand=_demand)
+    return [_Entry(line, record) for line, record in zip(lines(file), load_records(file, rules=rules), strict=True)]
 
-    The order of the images does not matter.
+
+def _demand(record: Record) -> None:
+    if max(record.width, record.height) > MOST_ASPECT * min(record.width, record.height):
+        size = f"{record.width} x {record.height}"
+        rule = f"must have sides of which one is at most {MOST_ASPECT} times the other"
+        raise ConfigError([Problem("images[0]", size, rule, "leave the record out")])
+
+
+def choose_held_out(ids: Sequence[str]) -> frozenset[str]:
+    """Return 5 % of the ids, at least 1 and at most 1,000: those with the smallest SHA-256.
+
+    The order of the records does not matter.
     """
-    count = min(max(1, round(len(images) * SHARE)), MOST_HELD_OUT)
-    ids = (image.sample_id for image in images)
+    count = min(max(1, round(len(ids) * SHARE)), MOST_HELD_OUT)
     return frozenset(sorted(ids, key=lambda one: hashlib.sha256(one.encode()).hexdigest())[:count])
 
 
-def _read(annotations: Annotations, tally: Tally) -> list[AnnotatedImage]:
-    return list(read_coco(annotations.file, annotations.images.resolve(), tally))
+def _write_data(path: Path, entries: Sequence[_Entry]) -> None:
+    """Write lines of data files into another folder, with the paths of their images from there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for one in entries:
+            images = [
+                image if image.startswith("data:") else relative_path(Path(image), path.parent)
+                for image in one.record.images
+            ]
+            record = {**json.loads(one.line.text), "sample_id": one.record.sample_id, "images": images}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, shown: Shown) -> None:
-    """Write the records of both parts. Raises ConfigError where one has none."""
-    choice = RecordChoice(max_objects=request.max_objects)
-    for part in parts:
-        images = shown(part.images, f"records of {part.file}", len(part.images))
-        write_records(images, aside / "data" / part.file, choice, part.tally)
-        if not part.tally.records:
-            reasons = ", ".join(f"{count:,}: {reason}" for reason, count in part.tally.images_left_out.most_common())
-            rule = f"must give at least one record for {part.file}; it has {len(part.images)} images for it"
-            rule += f", of which are left out: {reasons}" if reasons else ""
-            raise ConfigError([Problem(part.option, str(part.source), rule, "give more images")])
-    train = parts[0]
-    if not train.tally.objects:
-        rule = f"must have objects; its {train.tally.records:,} images have none that are kept"
-        way_out = "`stage2 import coco` lists what is left out"
-        raise ConfigError([Problem(train.option, str(train.source), rule, way_out)])
-    if request.gpus > train.tally.records:
-        rule = f"must be at most {train.tally.records:,}, the number of training records: each GPU of stage 1 needs one"
-        raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
-
-
-def _measure(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
-    """Return the measures of the written records, in tokens of the model."""
-    pairs = (request.train, request.held_out)
-    rules = RecordRules(image_roots=tuple(str(one.images) for one in pairs if one))
-    train, rest = (load_records(aside / "data" / name, rules=rules) for name in ("train.jsonl", "val.jsonl"))
+def _measure(
+    train: Sequence[_Entry], held_out: Sequence[_Entry], model: Path, request: ProjectRequest, shown: Shown
+) -> Measures:
+    """Return the measures of the records, in tokens of the model."""
+    parts = [one.record for one in train], [one.record for one in held_out]
     processor = AutoProcessor.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     coord_vocab(processor.tokenizer, str(model))
     prompt = Custom.model_fields["user_prompt"].default if request.gpus else CPU_PROMPT
-    return measure(train, rest, processor, prompt, lambda them: shown(them, "answers", len(train) + len(rest)))
+    return measure(*parts, processor, prompt, lambda them: shown(them, "answers", len(train) + len(held_out)))
 
 
-def _folders(request: ProjectRequest, folder: Path, ready: Path | None) -> ProjectFolders:
+def _folders(request: ProjectRequest, images: tuple[Path, ...], folder: Path, ready: Path | None) -> ProjectFolders:
     """Return the project's folders. ready: the folder of a model that has its coordinate tokens already."""
-    pairs = (request.train, request.held_out)
-    images = tuple(dict.fromkeys(pair.images.resolve() for pair in pairs if pair))
     if ready is None:
         return ProjectFolders(folder, images, str(folder / PREPARED))
     if os.path.isdir(request.model):
         return ProjectFolders(folder, images, str(ready.resolve()), ready.resolve())
     return ProjectFolders(folder, images, request.model)
+
+
+def _image_folders(request: ProjectRequest, records: Iterable[Record]) -> tuple[Path, ...]:
+    """Return the folders that hold the images: --images, and those of data files. Raises ConfigError for others."""
+    files = [request.data, *([request.held_out] if request.held_out else [])]
+    folders = [one.resolve() for one in (*request.images, *(file.parent for file in files))]
+    found: dict[Path, None] = {}
+    for image in (Path(one) for record in records for one in record.images if not one.startswith("data:")):
+        place = next((folder for folder in folders if image.is_relative_to(folder)), None)
+        if place is None:  # but in ROOT_IMAGE_DIR, which a job does not have
+            rule = "must be in a folder that the jobs will have"
+            raise ConfigError([Problem("--images", str(image), rule, "name its folder with --images")])
+        found[place] = None
+    if problems := [problem for place in found for problem in unmountable("--data", place)]:
+        raise ConfigError(problems)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,19 @@ _MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 
 
 @dataclass(frozen=True)
-class Annotations:
-    """A COCO file and the folder of its images."""
-
-    file: Path
-    images: Path
-
-
-@dataclass(frozen=True)
 class ProjectRequest:
-    """The input of a project. held_out: None = a share of the training images. gpus: of the machine."""
+    """The input of a project.
 
-    train: Annotations
-    held_out: Annotations | None
+    data, held_out: data files, as `stage2 import` writes them; without held_out, a share of the records is held out.
+    images: folders of images that are not in the folder of their data file. gpus: of the machine.
+    """
+
+    data: Path
+    held_out: Path | None
     model: str
     gpus: int
     output: Path
-    max_objects: int | None = None
+    images: tuple[Path, ...] = ()
 
 
 def check_request(request: ProjectRequest) -> None:
@@ -46,15 +42,15 @@ def check_request(request: ProjectRequest) -> None:
     if not 0 <= request.gpus <= MOST_GPUS:
         rule = f"must be the GPUs of one machine, 0 to {MOST_GPUS}"
         problems.append(Problem("--gpus", request.gpus, rule, "0 trains a tiny model on the CPU"))
-    pairs = [("--coco", "--images", request.train)]
-    pairs += [("--val-coco", "--val-images", request.held_out)] if request.held_out else []
-    for file, folder, one in pairs:
-        if not os.path.isfile(one.file):
-            problems.append(Problem(file, str(one.file), "must be an annotation file", "check the path"))
-        if not os.path.isdir(one.images):
-            problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
+    for option, file in (("--data", request.data), ("--val-data", request.held_out)):
+        if file is not None and not os.path.isfile(file):
+            way_out = "`stage2 import` writes one from COCO, YOLO, VOC and Hugging Face's data sets"
+            problems.append(Problem(option, str(file), "must be a data file (.jsonl)", way_out))
+    for folder in request.images:
+        if not os.path.isdir(folder):
+            problems.append(Problem("--images", str(folder), "must be a folder", "check the path"))
+    problems += [problem for folder in request.images for problem in unmountable("--images", folder)]
     problems += unmountable("--output", request.output)
-    problems += [problem for _, option, one in pairs for problem in unmountable(option, one.images)]
     if problems:
         raise ConfigError(problems)
 

@@ -1,4 +1,4 @@
-"""Inputs of `stage2 prepare` and `stage2 init`: untrained stock models, as small as possible, and annotated images."""
+"""Inputs of `stage2 prepare` and `stage2 init`: untrained stock models, as small as possible, and a data file."""
 
 import json
 
@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoProcessor, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
-from stage2_trainer.prepare.project_request import Annotations
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
@@ -17,17 +16,16 @@ SEED = 7
 
 
 def annotated(folder, sizes, boxes=lambda number, size: [[0, 0, size[0] / 2, size[1] / 2]]):
-    """Write images of these sizes and a COCO file of their boxes; images are numbered from 1."""
+    """Write images of these sizes and a data file of their boxes, x y width height; images are numbered from 1."""
     (folder / "images").mkdir(parents=True)
-    images, annotations = [], []
-    for number, size in enumerate(sizes, start=1):
-        Image.new("RGB", size, (number, 0, 0)).save(folder / "images" / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "width": size[0], "height": size[1]})
-        for box in boxes(number, size):
-            annotations.append({"id": len(annotations), "image_id": number, "category_id": 1, "bbox": box})
-    document = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
-    (folder / "train.json").write_text(json.dumps(document))
-    return Annotations(folder / "train.json", folder / "images")
+    records = []
+    for number, (width, height) in enumerate(sizes, start=1):
+        Image.new("RGB", (width, height), (number, 0, 0)).save(folder / "images" / f"{number}.png")
+        corners = [[x, y, x + wide, y + high] for x, y, wide, high in boxes(number, (width, height))]
+        record = {"sample_id": str(number), "images": [f"images/{number}.png"], "width": width, "height": height}
+        records.append({**record, "units": "pixels", "objects": [{"desc": "cat", "bbox_2d": box} for box in corners]})
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return folder / "train.jsonl"
 
 
 def stock(folder, *, tied=True, extra=()):

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
-from stage2_cli.init import chosen_annotations
 from stage2_cli.main import app
 from stage2_controller.spec.containers import containers
-from stage2_trainer.data.records import load_records
+from stage2_trainer.data.records import RecordRules, load_records
+from stage2_trainer.preflight import record_rules
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import create_project
-from stage2_trainer.prepare.project_request import Annotations, ProjectRequest
+from stage2_trainer.prepare.project_request import ProjectRequest
 from tests.unit.trainer.prepare.stock_models import annotated, mixture_of
 from tests.unit.trainer.prepare.stock_models import stock as stock_model
 
@@ -37,23 +37,23 @@ def stock(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def coco(tmp_path_factory):
-    """Annotations of pictures with one to three boxes each."""
+def data(tmp_path_factory):
+    """A data file of pictures with one to three boxes each."""
     boxes = lambda number, _: [[8 * count, 4, 20, 30] for count in range(number % 3 + 1)]  # noqa: E731
-    return annotated(tmp_path_factory.mktemp("coco"), [(96, 72)] * IMAGES, boxes)
+    return annotated(tmp_path_factory.mktemp("data"), [(96, 72)] * IMAGES, boxes)
 
 
-def request(coco, stock, output, **changes):
+def request(source, stock, output, **changes):
     return ProjectRequest(
-        **{"train": coco, "held_out": None, "model": str(stock), "gpus": 0, "output": output, **changes}
+        **{"data": source, "held_out": None, "model": str(stock), "gpus": 0, "output": output, **changes}
     )
 
 
 @pytest.fixture(scope="module")
-def project(coco, stock, tmp_path_factory):
+def project(data, stock, tmp_path_factory):
     """A project for a CPU, and the report of its creation."""
     output = tmp_path_factory.mktemp("projects") / "cats"
-    return create_project(request(coco, stock, output), quietly), output
+    return create_project(request(data, stock, output), quietly), output
 
 
 def jobs(folder):
@@ -62,11 +62,12 @@ def jobs(folder):
 
 def test_records_of_the_two_parts_are_apart_and_none_is_lost(project):
     made, folder = project
-    parts = [load_records(folder / "data" / name) for name in ("train.jsonl", "val.jsonl")]
+    rules = RecordRules(image_roots=tuple(map(str, made.folders.images)))
+    parts = [load_records(folder / "data" / name, rules=rules) for name in ("train.jsonl", "val.jsonl")]
     ids = [{record.sample_id for record in part} for part in parts]
     assert (len(ids[0]), len(ids[1])) == (IMAGES - 1, 1)
     assert ids[0] | ids[1] == {str(number) for number in range(1, IMAGES + 1)}
-    assert (made.train.records, made.held_out.records) == (IMAGES - 1, 1)
+    assert (made.measures.records, made.measures.held_out) == (IMAGES - 1, 1)
 
 
 def test_answers_and_prompts_are_measured_in_the_models_own_tokens(project):
@@ -93,8 +94,8 @@ def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
 @pytest.mark.parametrize(
     ("gpus", "servers", "learners"), [(0, 0, (0, 0)), (1, 0, (1, 1)), (4, 3, (4, 1)), (8, 7, (8, 1))]
 )
-def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
-    create_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+def test_gpus_are_shared_out(data, stock, tmp_path, gpus, servers, learners):
+    create_project(request(data, stock, tmp_path / "run", gpus=gpus), quietly)
     stage1, stage2 = jobs(tmp_path / "run")
     assert (stage1.spec.rollout.servers, stage2.spec.rollout.servers) == (0, servers)
     assert (stage1.spec.learner.gpus, stage2.spec.learner.gpus) == learners
@@ -107,10 +108,10 @@ def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_the_api_server_takes_both_jobs(coco, stock, tmp_path, gpus):
+def test_the_api_server_takes_both_jobs(data, stock, tmp_path, gpus):
     from tests.unit.api.api_server import SPEC, defaulted, holds
 
-    create_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+    create_project(request(data, stock, tmp_path / "run", gpus=gpus), quietly)
     for stage in ("stage1", "stage2"):
         spec = defaulted(SPEC, yaml.safe_load((tmp_path / "run" / f"{stage}.yaml").read_text())["spec"])
         for schema, value in ((SPEC, spec), (SPEC["properties"]["config"], spec["config"])):
@@ -120,8 +121,8 @@ def test_the_api_server_takes_both_jobs(coco, stock, tmp_path, gpus):
             ] == []
 
 
-def test_large_models_get_what_an_expert_writes(coco, stock, tmp_path):
-    create_project(request(coco, stock, tmp_path / "run", gpus=4), quietly)
+def test_large_models_get_what_an_expert_writes(data, stock, tmp_path):
+    create_project(request(data, stock, tmp_path / "run", gpus=4), quietly)
     stage1, stage2 = (job.spec.config for job in jobs(tmp_path / "run"))
     for config in (stage1, stage2):
         assert (config.model.torch_dtype, config.model.attn_impl) == ("bfloat16", "auto")
@@ -152,7 +153,7 @@ def test_every_path_of_a_job_lies_in_one_of_its_volumes(project):
         mounted = {Path(volume.mount_path): volume for volume in job.spec.volumes}
         custom = job.spec.config.custom
         read = [custom.train_jsonl, custom.val_jsonl, job.spec.config.model.model]
-        read += load_records(custom.train_jsonl)[0].images
+        read += load_records(custom.train_jsonl, rules=record_rules(job.spec.config))[0].images
         for path in map(Path, read):
             assert any(path.is_relative_to(mount) for mount in mounted)
         inner = max((m for m in mounted if Path(job.spec.config.training.output_dir).is_relative_to(m)), key=len_of)
@@ -164,104 +165,122 @@ def len_of(path):
     return len(path.parts)
 
 
-def test_a_model_that_has_its_tokens_is_used_where_it_lies(coco, stock, tmp_path):
+def test_a_model_that_has_its_tokens_is_used_where_it_lies(data, stock, tmp_path):
     prepare(str(stock), tmp_path / "ready")
-    create_project(request(coco, tmp_path / "ready", tmp_path / "run"), quietly)
+    create_project(request(data, tmp_path / "ready", tmp_path / "run"), quietly)
     stage1, _ = jobs(tmp_path / "run")
     assert stage1.spec.config.model.model == str(tmp_path / "ready")
     assert str(tmp_path / "ready") in {volume.mount_path for volume in stage1.spec.volumes}
     assert not (tmp_path / "run" / "models").exists()
 
 
-def test_a_validation_file_is_held_out_as_it_is(coco, stock, tmp_path):
-    made = create_project(request(coco, stock, tmp_path / "run", held_out=coco), quietly)
-    assert (made.train.records, made.held_out.records) == (IMAGES, IMAGES)
+def test_a_validation_file_is_held_out_as_it_is(data, stock, tmp_path):
+    made = create_project(request(data, stock, tmp_path / "run", held_out=data), quietly)
+    assert (made.measures.records, made.measures.held_out) == (IMAGES, IMAGES)
 
 
 def left(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_that_holds_something_is_left_alone(coco, stock, tmp_path):
+def test_a_folder_that_holds_something_is_left_alone(data, stock, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("")
     with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
-        create_project(request(coco, stock, tmp_path / "run"), quietly)
+        create_project(request(data, stock, tmp_path / "run"), quietly)
     assert left(tmp_path / "run") == ["mine"]
 
 
-def test_an_empty_folder_is_taken(coco, stock, tmp_path):
+def test_an_empty_folder_is_taken(data, stock, tmp_path):
     (tmp_path / "run").mkdir()
-    create_project(request(coco, stock, tmp_path / "run"), quietly)
+    create_project(request(data, stock, tmp_path / "run"), quietly)
     assert left(tmp_path) == ["run"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": Annotations(Path("lost.json"), Path("lost"))}, r"--coco: .*\n--images: "),
-        ({"held_out": Annotations(Path("lost.json"), Path("lost"))}, r"--val-coco: .*\n--val-images: "),
+        ({"data": Path("lost.jsonl")}, r"--data: .*must be a data file .*`stage2 import` writes one"),
+        ({"held_out": Path("lost.jsonl"), "images": (Path("lost"),)}, r"--val-data: .*\n--images: "),
         ({"gpus": -1}, "--gpus"),
         ({"gpus": 99}, "--gpus"),
         ({"model": "lost"}, "--model"),
     ],
 )
-def test_mistakes_are_reported_before_anything_is_written(coco, stock, tmp_path, changes, message):
+def test_mistakes_are_reported_before_anything_is_written(data, stock, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        create_project(request(coco, stock, tmp_path / "run", **changes), quietly)
+        create_project(request(data, stock, tmp_path / "run", **changes), quietly)
     assert left(tmp_path) == []
 
 
-def test_another_kind_of_model_is_refused(coco, stock, tmp_path):
+def test_another_kind_of_model_is_refused(data, stock, tmp_path):
     config = json.loads((stock / "config.json").read_text())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "qwen3"}))
     with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; its config.json has model_type qwen3;"):
-        create_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
+        create_project(request(data, tmp_path / "other", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["other"]
 
 
-def test_a_mixture_of_experts_is_refused_where_its_jobs_would_be(coco, stock, tmp_path):
+def test_a_mixture_of_experts_is_refused_where_its_jobs_would_be(data, stock, tmp_path):
     mixture = mixture_of(stock, tmp_path / "mixture")
     with pytest.raises(ConfigError, match=r"--model: .*is a mixture of experts, whose weights no vLLM"):
-        create_project(request(coco, mixture, tmp_path / "cats", gpus=4), quietly)
+        create_project(request(data, mixture, tmp_path / "cats", gpus=4), quietly)
     assert not (tmp_path / "cats").exists()
 
 
-def test_a_model_without_some_weights_leaves_nothing_behind(coco, stock, tmp_path):
+def test_a_model_without_some_weights_leaves_nothing_behind(data, stock, tmp_path):
     shutil.copytree(stock, tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     tensors.popitem()
     save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"--model: .*must hold all weights; it lacks "):
-        create_project(request(coco, tmp_path / "model", tmp_path / "run"), quietly)
+        create_project(request(data, tmp_path / "model", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["model"]
 
 
-def test_images_that_are_all_missing_leave_nothing_behind(coco, stock, tmp_path):
-    (tmp_path / "empty").mkdir()
-    train = Annotations(coco.file, tmp_path / "empty")
-    with pytest.raises(ConfigError, match=r"--coco: .*its file is missing"):
-        create_project(request(coco, stock, tmp_path / "run", train=train), quietly)
-    assert left(tmp_path) == ["empty"]
+def test_images_elsewhere_are_found_in_the_folders_that_are_named(data, stock, tmp_path, monkeypatch):
+    monkeypatch.delenv("ROOT_IMAGE_DIR", raising=False)  # of all tests
+    shutil.copytree(data.parent / "images", tmp_path / "set" / "images")
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    for record in lines:
+        record["images"] = [f"../set/{record['images'][0]}"]
+    (tmp_path / "lists").mkdir()
+    moved = tmp_path / "lists" / "train.jsonl"
+    moved.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(ConfigError, match=r"train.jsonl:1 images\[0\]: .*or `init --images`"):
+        create_project(request(moved, stock, tmp_path / "run"), quietly)
+    create_project(request(moved, stock, tmp_path / "run", images=(tmp_path / "set",)), quietly)
+    for job in jobs(tmp_path / "run"):
+        assert job.spec.config.custom.image_roots == [str(tmp_path / "set")]
+    done = CliRunner().invoke(app, ["validate", str(tmp_path / "run" / "stage1.yaml")])
+    assert done.exit_code == 0, done.output
 
 
-def test_half_of_a_validation_part_is_refused(coco):
-    with pytest.raises(ConfigError, match="--val-images"):
-        chosen_annotations(coco.file, coco.images, coco.file, None)
-    with pytest.raises(ConfigError, match="--val-coco"):
-        chosen_annotations(coco.file, coco.images, None, coco.images)
+def test_a_folder_of_images_that_only_the_environment_names_is_no_folder_of_a_job(data, stock, tmp_path, monkeypatch):
+    record = json.loads(data.read_text().splitlines()[0])
+    record["images"] = [str(data.parent / "images" / "1.png")]
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(record | {'sample_id': 'b'})}\n")
+    monkeypatch.setenv("ROOT_IMAGE_DIR", str(data.parent))
+    with pytest.raises(ConfigError, match=r"^--images: .*1.png'; must be in a folder that the jobs will have"):
+        create_project(request(tmp_path / "train.jsonl", stock, tmp_path / "run"), quietly)
 
 
-def test_annotations_without_an_object_are_named_and_leave_nothing_behind(coco, stock, tmp_path):
-    document = json.loads(coco.file.read_text()) | {"annotations": []}
-    (tmp_path / "bare.json").write_text(json.dumps(document))
-    bare = Annotations(tmp_path / "bare.json", coco.images)
-    with pytest.raises(ConfigError, match=r"^--coco: '.*bare\.json'; must have objects; its 11 images have none"):
+def test_records_without_an_object_are_named_and_leave_nothing_behind(data, stock, tmp_path):
+    bare = data.parent / "bare.jsonl"
+    bare.write_text("\n".join(json.dumps(json.loads(line) | {"objects": []}) for line in data.read_text().splitlines()))
+    with pytest.raises(ConfigError, match=r"^--data: '.*bare\.jsonl'; must have objects; its 11 records have none"):
         create_project(request(bare, stock, tmp_path / "run"), quietly)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(coco, stock):
+def test_a_single_record_cannot_be_shared_out(data, stock, tmp_path):
+    one = data.parent / "one.jsonl"
+    one.write_text(data.read_text().splitlines()[0])
+    with pytest.raises(ConfigError, match=r"^--data: .*must hold two records at least"):
+        create_project(request(one, stock, tmp_path / "run"), quietly)
+
+
+def test_a_folder_that_cannot_be_made_is_named(data, stock):
     with pytest.raises(ConfigError, match=r"^--output: '/proc/no/run'; must be in a folder that can be written to \("):
-        create_project(request(coco, stock, Path("/proc/no/run")), quietly)
+        create_project(request(data, stock, Path("/proc/no/run")), quietly)

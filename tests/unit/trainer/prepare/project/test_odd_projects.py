@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.main import app
-from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import record_writer
+from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import create_project
 from stage2_trainer.prepare.project_request import ProjectRequest
@@ -30,22 +29,23 @@ def ready(tmp_path_factory):
     return folder / "ready"
 
 
-def create(train, model, output, gpus=0):
-    return create_project(ProjectRequest(train, None, str(model), gpus, output), lambda items, what, total: items)
+def create(data, model, output, gpus=0):
+    return create_project(ProjectRequest(data, None, str(model), gpus, output), lambda items, what, total: items)
 
 
-def test_an_image_that_no_processor_takes_is_left_out(tmp_path, ready):
-    found = create(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
-    assert found.train.images_left_out + found.held_out.images_left_out == {record_writer.UNREADABLE: 1}
+def test_an_image_that_no_processor_takes_is_named(tmp_path, ready):
+    with pytest.raises(ConfigError, match=r"train.jsonl:6 images\[0\]: '1000 x 4'; must have sides of which one is at"):
+        create(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
 
 
 def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
-    train = annotated(tmp_path, SIZES)
-    for path in train.images.iterdir():
+    data = annotated(tmp_path, SIZES)
+    images = data.parent / "images"
+    for path in images.iterdir():
         path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(OSError, match="truncated"), Image.open(train.images / "1.png") as image:
+    with pytest.raises(OSError, match="truncated"), Image.open(images / "1.png") as image:
         image.load()
-    assert create(train, ready, tmp_path / "run").train.records == 3
+    assert create(data, ready, tmp_path / "run").measures.records == 3
 
 
 def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
@@ -66,7 +66,9 @@ def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
     create(annotated(tmp_path, SIZES), ready, tmp_path / "link" / "run")
-    assert all(os.path.isfile(one.images[0]) for one in load_records(tmp_path / "link" / "run" / "data" / "val.jsonl"))
+    rules = RecordRules(image_roots=(str(tmp_path),))
+    written = load_records(tmp_path / "link" / "run" / "data" / "val.jsonl", rules=rules)
+    assert all(os.path.isfile(one.images[0]) for one in written)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +91,14 @@ NO_UTF8 = os.fsdecode(b"a\xff")
 
 
 @pytest.mark.parametrize(
-    ("option", "part"), [("--output", "a:b"), ("--images", "a:b"), ("--model", "a:b"), ("--output", NO_UTF8)]
+    ("option", "part"), [("--output", "a:b"), ("--data", "a:b"), ("--model", "a:b"), ("--output", NO_UTF8)]
 )
 def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, ready, option, part):
-    places = {"--output": tmp_path / "run", "--images": tmp_path / "set", "--model": tmp_path / "model"}
+    places = {"--output": tmp_path / "run", "--data": tmp_path / "set", "--model": tmp_path / "model"}
     places[option] = tmp_path / part
     places["--model"].symlink_to(ready) if option != "--model" else prepare_at(places["--model"], ready)
     with pytest.raises(ConfigError) as refused:
-        create(annotated(places["--images"], SIZES), places["--model"], places["--output"])
+        create(annotated(places["--data"], SIZES), places["--model"], places["--output"])
     (problem,) = refused.value.problems
     assert problem.path == option
     assert "without a colon" in problem.rule
