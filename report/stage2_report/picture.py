@@ -10,7 +10,7 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.held_out import EvaluatedStep, read_evaluations
-from stage2_report.sample_cards import sample_f1
+from stage2_report.sample_cards import recorded_image, sample_f1
 from stage2_trainer.data.drawing import Outline, draw_bar, draw_lines, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
@@ -102,8 +102,7 @@ def _bar(images: Sequence[ScoredImage]) -> Image.Image:
 def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path | None) -> list[Image.Image]:
     record = columns[0][1].rollouts[name].record
     if record.images:
-        path = Path(record.images[0])
-        image = load_image(str(images / path.name if images is not None else path))
+        image = recorded_image(record.images[0], images)
     else:  # the data file holds the image itself, which the log leaves out
         image = Image.new("RGB", (record.width, record.height), "white")
     truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in record.objects]

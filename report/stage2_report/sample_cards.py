@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from stage2_api.coordinates import BINS
 from stage2_report.held_out import EvaluatedStep, HeldOutRollout
+from stage2_trainer.data.files import ROOTS_VARIABLE, leads_inside
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
@@ -205,15 +207,25 @@ def thumbnail(record: Record, folder: Path | None) -> Thumbnail:
     size = _units(record.width, record.height)
     if not record.images:
         return Thumbnail(*size, fault="the run's records do not name its image")
-    path = Path(record.images[0])
     try:
-        image = load_image(str(folder / path.name if folder else path))
+        image = recorded_image(record.images[0], folder)
     except ImageError as error:
         return Thumbnail(*size, fault=str(error))
     image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
     image.save(file, "JPEG", quality=QUALITY, optimize=True)
     return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}")
+
+
+def recorded_image(path: str, folder: Path | None) -> Image.Image:
+    """Return the image at a log's path; in a folder, the one of that name, if no link leads out. Raises ImageError."""
+    if folder is None:
+        return load_image(path)
+    found = folder / Path(path).name
+    if not leads_inside(found, (folder,)):
+        way_out = f"move the image there, or name its folder in {ROOTS_VARIABLE}"
+        raise ImageError.at(str(found), f"leads out of {folder}", way_out=way_out)
+    return load_image(str(found))
 
 
 def _units(width: int, height: int) -> tuple[float, float]:

@@ -2,13 +2,18 @@
 
 import json
 import os
+import socket
+import stat
+from dataclasses import replace
 
 import datasets
 import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_report.html_page import PageRequest, render_page
-from stage2_trainer.data.images import ImageError, image_url
+from stage2_report.picture import EvaluatedRun, write_held_out
+from stage2_report.sample_cards import thumbnail
+from stage2_trainer.data.images import ImageError, image_url, load_image, read_header
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.coco import read_coco
@@ -69,6 +74,81 @@ def test_a_folder_that_is_a_link_itself_holds_its_images(data, tmp_path):
     (tmp_path / "again").symlink_to(data)
     (record,) = records_of(tmp_path / "again", "images/a.png")
     assert record.images == (str(data / "images" / "a.png"),)
+
+
+def device(path):
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:  # only root makes one
+        path.symlink_to("/dev/zero")
+
+
+def listening(path):
+    before = os.getcwd()
+    os.chdir(path.parent)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(before)
+
+
+TARGETS = ["/proc/self/environ", "/proc/self/mem", "/proc/self/fd/0", "/proc/self/root/etc/passwd", "/proc/self/cwd"]
+TARGETS += ["/dev/stdin", "/dev/tcp", "../private/scan.png", "folder/scan.png", "link.png", "lost.png", "odd.png"]
+SPECIAL = {"a FIFO": os.mkfifo, "a device": device, "a socket": listening, "a folder": os.mkdir}
+SPECIAL |= {f"a link to {to}": lambda path, to=to: path.symlink_to(to) for to in TARGETS}
+special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
+
+
+@special
+@pytest.mark.parametrize("exist", [True, False])
+def test_what_is_no_regular_file_of_the_folder_is_read_by_nobody(data, make, exist):
+    make(data / "odd.png")
+    try:
+        (record,) = records_of(data, "odd.png", images_exist=exist)
+    except ConfigError:
+        return
+    for read in (image_url, load_image, read_header):
+        with pytest.raises(ImageError):
+            read(record.images[0])
+
+
+def import_coco(data):
+    image = {"id": 1, "file_name": "odd.png", "width": 100, "height": 200}
+    document = {"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (data.parent / "x.json").write_text(json.dumps(document))
+    return Imported(data.parent / "out" / "x.jsonl", lambda tally: read_coco(data.parent / "x.json", data, tally))
+
+
+def import_list_of_yolo(data):
+    file = yolo(data, {"b.png": None}, train="list.txt")
+    (data / "list.txt").write_text("odd.png\n")
+    return import_yolo(data.parent, file)
+
+
+def import_saved(data):
+    rows = [{"image": {"bytes": None, "path": str(data / "odd.png")}, "objects": row()["objects"]}]
+    datasets.Dataset.from_list(rows).save_to_disk(data.parent / "saved")
+    return imported(data.parent, data.parent / "saved", HubChoice("coco", image="image", names=["cat"]))
+
+
+def import_files_of_voc(data):
+    voc(data, {"odd": voc_object()}, images=[], file_name="odd.png")
+    (data / "JPEGImages").mkdir(exist_ok=True)
+    (data / "odd.png").rename(data / "JPEGImages" / "odd.png")
+    return import_voc(data.parent, data)
+
+
+@special
+@pytest.mark.parametrize("read", [import_coco, import_list_of_yolo, import_saved, import_files_of_voc])
+def test_no_import_takes_what_is_no_regular_file_of_its_folder(data, make, read):
+    make(data / "odd.png")
+    assert read(data).records == []
+
+
+@special
+def test_no_page_shows_what_is_no_regular_file_beside_a_saved_log(data, make):
+    make(data / "odd.png")
+    (record,) = records_of(data, "images/a.png")
+    assert thumbnail(replace(record, images=("/elsewhere/odd.png",)), data).url == ""
 
 
 @pytest.mark.parametrize("content", [b"secret", b"\x89PNG\r\n\x1a\nsecret", b""])
@@ -151,3 +231,7 @@ def test_a_page_of_a_saved_log_shows_only_pictures_beside_it(tmp_path):
     saved = render_page(PageRequest([log], tmp_path / "page.html"))
     assert "data:image/jpeg" in own
     assert "data:image/jpeg" not in saved
+    (tmp_path / "saved" / "0.png").symlink_to(run / "0.png")
+    assert "data:image/jpeg" not in render_page(PageRequest([log], tmp_path / "page.html"))
+    with pytest.raises(ConfigError, match=r"--images: .*0\.png: leads out of"):
+        write_held_out([EvaluatedRun("a", log, [0, 2])], tmp_path / "a.png", images=log.parent)
