@@ -243,6 +243,8 @@ def test_a_plan_forces_the_server() -> None:
 def test_a_plan_that_is_off_changes_nothing() -> None:
     config = good({"custom": {"grpo": {"batch_plan": {**PLAN, "enabled": False}}}})
     assert config.grpo_batches(world_size=2).per_device == 4
+    forced = {"rollout_server": {"force_vllm_tensor_parallel_size": 7}, "enabled": False}
+    assert good({"custom": {"grpo": {"batch_plan": {**PLAN, **forced}}}}).grpo_batches(world_size=2).per_device == 4
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ def test_defaults_of_the_job() -> None:
     }
 
 
+def test_on_the_cpu_servers_have_one_part_of_their_model() -> None:
+    patch = {"gpuResource": "", "rollout": {"gpusPerServer": 0}, "learner": {"gpus": 0}}
+    assert parse_job(merge_patch(good_job(), {"spec": patch})).spec.rollout.gpus_per_server == 0
+
+
 def test_a_volume_gives_its_source_as_a_pod_has_it() -> None:
     volumes = [
         {"name": "a", "mountPath": "/a", "hostPath": {"path": "/srv/a", "type": "Directory"}},
@@ -83,9 +88,16 @@ def matching(**keys: object) -> dict[str, object]:
     return {"config": {"custom": {"extra": {"rollout_matching": keys}}}}
 
 
+def more_memory_than(number: int) -> dict[str, object]:
+    expression = {"key": "memory", "operator": "Gt", "values": [str(number)]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {"placement": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}}
+
+
 BOUNDS = [
     ("rollout.port", 65533, lambda port: {"rollout": {"servers": 3, "port": port}}),
     ("max_model_len", 2047, lambda new: matching(max_new_tokens=new, vllm={"max_model_len": 2048})),
+    ("nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", 10**18 - 1, more_memory_than),
     ("num_return_sequences", 4, lambda count: matching(num_beams=4, num_return_sequences=count)),
 ]
 

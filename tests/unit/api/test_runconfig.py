@@ -192,6 +192,7 @@ def test_both_forms_of_addresses_give_the_same_servers() -> None:
         ({"base_url": "http://a:1", "group_port": [1]}, "must pair"),
         ({"base_url": ["http://a:1", "http://b:1"], "group_port": [1]}, "must pair"),
         ({"base_url": ["http://a:1", "http://a:1"], "group_port": 1}, "unique"),
+        ({"base_url": ["http://a:1", "http://b:1"], "group_port": [7, 7]}, "unique"),
     ],
 )
 def test_addresses_that_do_not_fit_are_refused(addresses: dict[str, Any], rule: str) -> None:
@@ -200,6 +201,7 @@ def test_addresses_that_do_not_fit_are_refused(addresses: dict[str, Any], rule: 
     assert problem.path.startswith("custom.extra.rollout_matching.vllm.server")
 
 
+NARROW = {"torch_dtype": "bfloat16"}
 ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
 
 
@@ -218,11 +220,18 @@ ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
         ({"template": {"min_pixels": 2, "max_pixels": 1}}, "template.min_pixels"),
         ({"training": {"dataloader_prefetch_factor": 2}}, "training.dataloader_prefetch_factor"),
         ({"training": {"packing": True}}, "global_max_length"),
+        ({"model": NARROW, "tuner": {"train_type": "full"}}, "model.torch_dtype"),
+        ({"model": NARROW, "tuner": {"modules_to_save": ["merger"]}}, "model.torch_dtype"),
+        ({"tuner": {"train_coord_rows": True, "modules_to_save": ["model.lm_head"]}}, "tuner.train_coord_rows"),
     ],
 )
 def test_keys_that_contradict_one_another_are_refused(patch: dict[str, Any], path: str) -> None:
     (problem,) = problems(patch)
     assert problem.path == path
+
+
+def test_deepspeed_keeps_wide_copies_of_narrow_weights() -> None:
+    assert not problems({"model": NARROW, "tuner": {"train_type": "full"}, "deepspeed": "zero2.json"})
 
 
 def test_beam_search_is_for_the_hf_backend() -> None:

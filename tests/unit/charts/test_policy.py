@@ -58,6 +58,7 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (volume(projected=token_for("vault")), TOKEN, True),
     (account("trainer", projected=token_for("")), TOKEN, True),
     (account("trainer", projected=token_for(["vault"])), TOKEN, True),
+    (account("trainer", projected={"sources": [{"serviceAccountToken": {"path": "t", "audience": ""}}]}), TOKEN, True),
     (
         account("trainer", projected={"sources": [{"configMap": {"name": "c"}}, *token_for("")["sources"]]}),
         TOKEN.replace("sources[0]", "sources[1]"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from stage2_controller.place import node_fit
-from stage2_controller.place.capacity import PROMISE_S, Capacity
+from stage2_controller.place.capacity import LONGEST_PAUSE_S, PROMISE_S, Capacity
 from stage2_controller.place.node_fit import Need
 from stage2_controller.spec.names import Key
 from tests.unit.controller import nodes as n
@@ -64,6 +64,13 @@ def test_room_that_was_promised_by_preemption_is_the_jobs_own() -> None:
     made.promise(n.KEY, strong, "node-a")
     assert node_fit.choose_node(strong, n.seen(made, strong)) == "node-a"
     assert node_fit.choose_node(strong, n.seen(made, strong, n.OTHER)) is None
+
+
+def test_a_promise_is_of_what_the_job_needs_now() -> None:
+    made = n.capacity(n.node(gpus=8))
+    for need, left in ((n.FOUR, 4), (replace(n.FOUR, pods=n.FOUR.pods[1:]), 7)):
+        made.promise(n.KEY, need, "node-a")
+        assert free(made) == left
 
 
 def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
@@ -147,6 +154,24 @@ def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
     now[0] += 1
     assert made.snapshot(n.KEY).promised is None
     assert (wakes, made.serve(), made.snapshot(n.OTHER).promised) == ([1], [n.OTHER], "node-a")
+
+
+def test_room_of_a_promise_that_has_ended_is_given_away_without_a_look_at_it() -> None:
+    made, now, _ = promised()
+    assert made.serve() == []
+    now[0] += 1
+    assert made.serve() == [n.OTHER]
+
+
+def test_every_node_that_refused_a_job_is_remembered() -> None:
+    now = [0.0]
+    made = Capacity(clock=lambda: now[0])
+    for name in ("a", "b", "c"):
+        made.put("Node", n.node(name))
+    for name in ("a", "b"):
+        made.give_up(n.KEY, name)
+        now[0] += LONGEST_PAUSE_S
+    assert made.snapshot(n.KEY).refused == {"a", "b"}
 
 
 def test_a_snapshot_does_not_change_with_the_account() -> None:

@@ -94,9 +94,12 @@ def test_the_fullest_node_that_fits_is_taken() -> None:
     assert chosen(need(2), n.node("b"), n.node("a")) == "a", "of equals, by name"
 
 
+SILENT = n.node()
+SILENT["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     ("cordoned", n.node(unschedulable=True), {}, "node-a is cordoned (kubectl uncordon)"),
     ("not ready", n.node(not_ready=True), {}, "node-a is not ready"),
+    ("silent", SILENT, {}, "node-a is not ready"),
     ("without the label", n.node(), {"node_selector": {"zone": "x"}}, "lacks the label zone=x (spec.placement"),
     ("tainted", n.node(taints=[TAINT]), {}, "has the taint gpu=yes:NoSchedule (spec.placement.tolerations)"),
 ]

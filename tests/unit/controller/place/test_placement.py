@@ -10,7 +10,7 @@ from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.place.placement import LOOK_AGAIN_S
+from stage2_controller.place.placement import LOOK_AGAIN_S, choose
 from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
@@ -98,6 +98,26 @@ def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_on
     nowhere = planned(b.job(), account)
     assert b.condition(nowhere, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
     assert nowhere.again_after_s == LOOK_AGAIN_S
+
+
+def test_a_job_takes_the_node_that_was_promised_to_it_though_another_is_better() -> None:
+    account = n.capacity(n.node("tight", 4), n.node("wide", 8))
+    account.promise(n.KEY, n.FOUR, "wide")
+    assert b.node_of(planned(b.job(), account)) == "wide"
+
+
+@pytest.mark.parametrize("host", [None, "gone"])
+def test_a_job_that_is_tied_to_a_host_has_no_pods_that_wait_for_a_new_node(host: str | None) -> None:
+    place = choose(
+        replace(n.FOUR, host=host),
+        b.NOTHING,
+        n.capacity(n.node(gpus=1)).snapshot(n.KEY),
+        by_scheduler=False,
+        nodes_may_come=True,
+        status={},
+        now=b.NOW,
+    )
+    assert (place.node, place.tied) == (None, host is not None)
 
 
 def test_a_node_out_of_service_is_a_lost_one() -> None:

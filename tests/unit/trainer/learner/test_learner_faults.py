@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole
-from stage2_trainer.rollouts.bad_samples import FILE
+from stage2_trainer.rollouts.bad_samples import FILE, BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.replay import replay
 from tests.unit.trainer.learner.configs import run_config, write_box_records
@@ -188,6 +189,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
     raised = learn(images, max_bad_samples=2, **options)
     assert raised.code == OK
     assert [one["step"] for one in raised.logged("step")] == [1, 2, 3, 4]
+
+
+def test_a_sample_that_is_met_again_counts_for_the_step_that_met_it_first(tmp_path):
+    samples = BadSamples(5, SimpleNamespace(write=lambda *_: None))
+    for step in (1, 4):
+        samples.note([BadSample("a", (), ValueError("cut off"))], step=step, of=2)
+    samples.save(tmp_path, before=2)
+    assert [one["step"] for one in json.loads((tmp_path / FILE).read_text())] == [1]
 
 
 def test_where_none_is_allowed_the_first_ends_the_run(learn, images):

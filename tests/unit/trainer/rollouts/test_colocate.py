@@ -15,10 +15,13 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.rollouts import colocate
 from stage2_trainer.rollouts.build import engine_environment, engine_options
-from stage2_trainer.rollouts.colocate import EngineProver, TensorParallel, groups, own_slice
+from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, groups, own_slice
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
 from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
+from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource
+from stage2_trainer.wire.requests import Sampling
 from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.processes import run_members
@@ -97,6 +100,39 @@ def test_the_slices_of_all_members_are_everything_once(counts):
 
 def test_a_group_of_one_asks_nobody():
     assert TensorParallel(1).together(["a", "b"]) == (["a", "b"], slice(0, 2))
+
+
+class Llm:
+    """An engine that does as it is told."""
+
+    def sleep(self, *, level):
+        pass
+
+    def reset_prefix_cache(self):
+        return True
+
+
+def engine(**fields):
+    made = ColocateEngine({}, {}, sampling=Sampling(max_new_tokens=1), prover=None, **fields)
+    made._llm = Llm()
+    return made
+
+
+@pytest.mark.parametrize(("level", "stale"), [(0, set()), (1, set()), (2, {"w"})])
+def test_an_engine_that_has_dropped_its_weights_in_sleep_is_sent_all_of_them(level, stale):
+    weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
+    made = engine(sleep_level=level)
+    made._held = HeldVersions.from_source(weights)
+    made._sleep()
+    assert made._held.stale_names(weights) == stale
+
+
+def test_an_engine_forgets_images_where_the_weights_that_encode_them_moved(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(colocate, "drop_image_caches", lambda llm: dropped.append("images"))
+    for vision in (False, True, False):
+        engine()._forget(vision=vision)
+    assert dropped == ["images"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.http import KEEPALIVE_S, ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.http_server import AnsweringHandler, answering, serving
@@ -53,12 +53,10 @@ def serve():
 
 
 @contextmanager
-def backend(*servers, infer_timeout_s=None, timeout_s=5):
+def backend(*servers, timeout_s=5, **options):
     urls = [server if isinstance(server, str) else server.url for server in servers]
     sampling = Sampling(max_new_tokens=8, repetition_penalty=1.05)
-    with ServerBackend(
-        urls, token="t", sampling=sampling, timeout_s=timeout_s, infer_timeout_s=infer_timeout_s
-    ) as client:
+    with ServerBackend(urls, token="t", sampling=sampling, timeout_s=timeout_s, **options) as client:
         yield client
 
 
@@ -161,7 +159,22 @@ def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, messa
         client.generate(requests("a"), seed_plan=PLAN, version=3)
 
 
-def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout():
+def test_a_server_has_no_more_requests_than_it_can_work_on(serve):
+    under_way, most = [], []
+
+    def slow(body):
+        under_way.append(letter(body))
+        most.append(len(under_way))
+        time.sleep(0.05)
+        under_way.remove(letter(body))
+        return good(body)
+
+    with backend(serve(slow), in_flight=2) as client:
+        assert len(client.generate(requests("abcdef"), seed_plan=PLAN)) == 6
+    assert max(most) == 2
+
+
+def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout(caplog):
     polls, timeout_s = threading.Semaphore(0), 2
 
     def answer(path, body):
@@ -173,6 +186,7 @@ def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout():
 
     with answering(answer) as server, backend(server, timeout_s=timeout_s) as client:
         assert len(client.generate(requests("a"), seed_plan=PLAN, version=3)) == 1
+    assert not caplog.records, "it takes long only after the timeout"
 
 
 def test_the_next_call_after_a_failure_is_answered(serve):
@@ -209,3 +223,13 @@ def test_connections_stay_open_between_calls_until_the_backend_closes():
             assert server.opened.acquire(timeout=WAIT_S)
             assert not server.closed.acquire(blocking=False)
         assert server.closed.acquire(timeout=WAIT_S)
+
+
+def test_connections_of_a_server_that_failed_are_closed_at_once():
+    with serving(Counting) as server:
+        server.answer = lambda path, body: refuse(body) if body else (200, {"weight_version": "0"})
+        server.opened, server.closed = threading.Semaphore(0), threading.Semaphore(0)
+        with backend(server) as client:
+            with pytest.raises(ServerError, match="503"):
+                client.generate(requests("a"), seed_plan=PLAN)
+            assert server.closed.acquire(timeout=KEEPALIVE_S / 2)

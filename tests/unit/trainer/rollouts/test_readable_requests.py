@@ -99,6 +99,7 @@ def test_a_colocated_engine_is_asked_for_as_much_as_ever(chats):
         [batch.plan.seed(0)],
         [batch.plan.seed(3)],
     ]
+    assert batch.plan.seed(0) == PLAN.seed(0), "no other process asks"
     with pytest.raises(ImageError):
         answers(batch.rollouts)
 

@@ -75,6 +75,12 @@ def test_other_options_are_noticed(ran, encoder):
     assert not found.same
 
 
+def test_of_an_answer_that_was_cut_only_what_was_kept_is_rebuilt(ran, encoder):
+    lines, _ = ran(perfect)
+    whole, cut = replay([lines[0], {**lines[0], "kept_tokens": 1}], encoder.tokenizer)
+    assert (whole.same, cut.same) == (True, False)
+
+
 def test_of_a_step_that_was_made_again_the_last_try_counts(ran):
     ran(perfect)
     lines, trained = ran(only_first)

@@ -85,7 +85,9 @@ def test_rollouts_are_asked_for_with_the_version_that_was_pushed(rollouts, serve
 
 def test_a_server_that_came_back_empty_gets_weights_and_requests_again(rollouts, served, sync, waits):
     served.fail = {1}
-    assert len(rollouts.generate(request(3)).rollouts) == 2
+    found = rollouts.generate(request(3))
+    assert len(found.rollouts) == 2
+    assert found.sync is rollouts.sync_state, "the push that was repeated"
     assert sync.versions == [3, 3]
     assert waits == ["waiting-for-servers"]
 
@@ -171,6 +173,16 @@ def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync)
     served.gate.set()
     beginning.join(10)
     assert sync.versions == [0, 1, 2]
+
+
+def test_a_request_is_sent_when_those_before_it_are_answered(rollouts, served):
+    rollouts.sync(None, global_step=0, stopwatch=Stopwatch())
+    served.gate.clear()
+    first, second = rollouts.ask(request(0)), rollouts.ask(request(1))
+    assert not second.wait_for([], patience_s=0.3)
+    assert served.asked == [(0, 0)]
+    served.gate.set()
+    assert [len(one.result().rollouts) for one in (first, second)] == [2, 2]
 
 
 def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(rollouts):

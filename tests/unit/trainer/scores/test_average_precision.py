@@ -121,3 +121,9 @@ def test_of_equal_overlaps_the_last_true_object_is_matched_as_pycocotools_does(o
     found = average_precision(matched(images), np.ones(1))
     assert found["AP50"] == pytest.approx(reference(images)["AP50"])
     assert (found["AP50"] > 0.9) == (order < 0)
+
+
+def test_of_a_class_in_an_image_the_best_hundred_answers_count():
+    cat, elsewhere = box("cat", 0, 0, 100, 100), [box("cat", 500 + i, 500, 700 + i, 900) for i in range(100)]
+    images = scored_images([record(0, [cat])], [answer([*elsewhere, cat], [0.9] * 100 + [0.1])])
+    assert average_precision(matched(images), np.ones(1))["AP50"] == reference(images)["AP50"] == 0

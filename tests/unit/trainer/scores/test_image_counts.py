@@ -12,7 +12,7 @@ from stage2_trainer.scores.answer_scores import (
     intervals,
     without_nan,
 )
-from stage2_trainer.scores.image_counts import image_counts, verdicts
+from stage2_trainer.scores.image_counts import image_counts, matches, verdicts
 from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
 from tests.unit.trainer.scores.scenes import answer, box, line_object, poly, random_scene, record
 
@@ -51,6 +51,16 @@ def test_as_many_objects_are_matched_as_can_be():
         assert document([record(0, truth)], [answer(order)])["recall@0.5"] == 1.0
 
 
+def test_one_more_match_counts_more_than_any_overlap():
+    overlaps = np.eye(5) / 2 + np.eye(5, k=1)  # each half on its own, and four wholly on their neighbour's
+    assert len(matches(overlaps)) == 5
+
+
+def test_what_repeats_a_repeat_alone_is_none():
+    shifted = [box("cat", start, 0, start + 800, 900) for start in (0, 50, 100)]
+    assert document([record(0, [shifted[0]])], [answer(shifted)])["duplicates"] == 1
+
+
 def test_repeats_are_counted_and_left_out():
     found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", 2, 0, 200, 202), DOG])])
     assert (found["duplicates"], found["precision@0.5"]) == (1, pytest.approx(2 / 3))
@@ -67,6 +77,8 @@ def test_what_nobody_looked_for_is_neither_right_nor_wrong():
     answered = [CAT, DOG, box("cat", 600, 0, 700, 90), box("bird", 0, 600, 90, 700)]
     counts = image_counts(scored_images([record(0, [CAT], **federated), record(1, [DOG])], [answer(answered)] * 2)[0])
     assert (counts.judged, counts.right) == (2, 1)  # the cat, and the bird that was looked for
+    unknown = image_counts(scored_images([record(0, [CAT], neg_category_ids=[])], [answer([CAT, DOG])])[0])
+    assert unknown.judged == 2, "a class of no record is wrong"
 
 
 def test_what_lies_in_a_crowd_is_neither_right_nor_wrong():
@@ -184,6 +196,8 @@ def test_what_nobody_can_judge_is_not_wrong():
     found = judged([DOG], [box("cat", 600, 100, 700, 200)], crowds=[crowd])
     assert found.answered == ("unjudged",)
     assert found.found == (False, True)
+    loose = judged([DOG], [box("bird", *DOG.bins)], not_exhaustive_category_ids=["bird"])
+    assert loose.answered == ("unjudged",), "and not misnamed"
 
 
 @pytest.mark.parametrize("kind", ["bbox", "poly"])

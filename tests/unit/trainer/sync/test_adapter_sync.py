@@ -2,17 +2,21 @@
 
 import json
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
 
-from stage2_trainer.sync.fleet.adapter import adapter_config, adapter_obstacle, adapter_weights
+from stage2_trainer.sync.fleet import adapter
+from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_config, adapter_obstacle, adapter_weights
+from stage2_trainer.sync.fleet.server import Update
 from stage2_trainer.sync.tensors.merge import base_weights, merged_weights
 from tests.unit.trainer.sync.test_merge import adapted
 
 
 def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path):
-    model = adapted(tiny, target_modules=["q_proj", "up_proj"], rank_pattern={"up_proj": 2})
+    model = adapted(tiny, target_modules=["q_proj", "up_proj"], rank_pattern={"up_proj": 2}, use_rslora=True)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "adapter_model.safetensors")
     sent = dict(adapter_weights(model))
@@ -34,6 +38,7 @@ def test_an_adapter_on_the_language_model_can_be_served(tiny):
         ({"target_modules": ["linear_fc1"]}, "model.visual"),
         ({"modules_to_save": ["merger"]}, "merger.*trains and is no LoRA matrix"),
         ({"r": 600}, "rank 600"),
+        ({"rank_pattern": {"q_proj": 600}}, "rank 600"),
     ],
 )
 def test_what_vllm_cannot_serve_is_named(tiny, options, reason):
@@ -52,3 +57,10 @@ def test_the_base_is_sent_without_what_the_adapter_adds(tiny):
     sent = dict(base_weights(model))
     assert sent.keys() == own.keys()
     assert all((sent[name] == own[name]).all() for name in own)
+
+
+def test_no_adapter_has_the_name_of_another_even_of_the_same_version(tiny, monkeypatch):
+    monkeypatch.setattr(adapter, "send", lambda *_: None)
+    fleet = SimpleNamespace(update=lambda: nullcontext(Update([])), report=lambda update, version, **fields: fields)
+    model, push = adapted(tiny), AdapterPush(fleet)
+    assert len({push.push(model, version=3)["adapter"] for _ in range(20)}) == 20

@@ -55,8 +55,10 @@ class Client:
         self.answer = threading.Event()
         self.answer.set()
         self.refuses = None
+        self.has_s = None
 
-    def post(self, path, phase, **_):
+    def post(self, path, phase, *, timeout_s, **_):
+        self.has_s = timeout_s
         assert self.answer.wait(20)
         if self.refuses:
             raise ServerError(self.base_url, phase, self.refuses, status=500)
@@ -117,6 +119,7 @@ def test_every_server_is_sent_every_bucket_in_order(count):
     update = servers.push_all(Merging().source())
     assert update.fit == servers.sessions
     assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * count
+    assert {session.client.has_s for session in servers.sessions} == {servers.timeout_s * (TENSORS + 1)}
 
 
 def test_nothing_is_copied_from_main_memory_to_main_memory():
@@ -161,11 +164,13 @@ def test_no_more_is_merged_ahead_than_there_are_slots():
     assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * 2
 
 
-def test_a_server_that_breaks_off_costs_only_itself(monkeypatch):
+@pytest.mark.parametrize("confirms", [False, True])
+def test_a_server_that_breaks_off_costs_only_itself_and_is_not_believed(confirms, monkeypatch):
     monkeypatch.setattr(delivery, "ANSWER_GRACE_S", 0.1)
     servers = Servers(3)
     servers.sessions[1].transfer.breaks_at = 4
-    servers.sessions[1].client.answer.clear()  # and does not say why
+    if not confirms:
+        servers.sessions[1].client.answer.clear()  # and does not say why
     update = servers.push_all(Merging().source())
     assert update.fit == [servers.sessions[0], servers.sessions[2]]
     assert [session.transfer.sent for session in update.fit] == [EXPECTED] * 2

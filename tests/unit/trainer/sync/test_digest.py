@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from stage2_trainer.sync.fleet.merge_location import MergeLocation, MergeMismatch
 from stage2_trainer.sync.tensors import digest
 from stage2_trainer.sync.tensors.digest import Digests, differing
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
+from stage2_trainer.sync.tensors.model_folder import folder_digests
+from stage2_trainer.wire.errors import ServerError
 from tests.unit.trainer.sync.exactness import digests_of
 
 
@@ -99,6 +104,7 @@ def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():
     lost = {name: tensor for name, tensor in tensors.items() if not name.startswith("l.2.")}
     wrong = {**tensors, names[4]: tensors[names[4]] + 1}
     assert differing(right, right) == []
+    assert layers(dict(reversed(tensors.items()))) == right, "in whatever order they came"
     assert differing(right, layers(swapped)) == ["l.0.self_attn.qkv_proj"]
     assert differing(right, layers(across)) == ["l.0.self_attn.qkv_proj", "l.1.self_attn.qkv_proj"]
     assert differing(right, layers(lost)) == ["l.2.self_attn.qkv_proj"]
@@ -108,3 +114,40 @@ def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():
 
 def test_nothing_has_no_digest():
     assert digests_of([]) == {}
+
+
+def test_a_folders_tensors_are_compared_in_the_learners_dtype(tmp_path):
+    save_file({"w": some(dtype=torch.float32)}, tmp_path / "model.safetensors")
+    found = folder_digests(str(tmp_path), [("w", "bfloat16"), ("lost", "float32")])
+    assert found == digests_of([("w", some())])
+
+
+class Server:
+    """A server that answers with the digests of its model folder, or not at all."""
+
+    base_url = "http://s"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def post(self, route, phase, *, body):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return {"digests": self.answer}
+
+
+def test_a_model_folder_has_every_base_weight_of_the_learner_as_it_is_now():
+    weights = {name: some((3,), torch.float32) for name in "ab"}
+    source = WeightSource(tuple(WeightEntry(name, weight, None, trains=False) for name, weight in weights.items()))
+    location, right = MergeLocation("auto"), digests_of(weights.items())
+    location.digest_base(source)
+    assert location.compare_folder(Server(right), source).digests == right
+    with pytest.raises(ServerError) as lost:
+        location.compare_folder(Server(ServerError("http://s", "compare", "went away")), source)
+    assert not isinstance(lost.value, MergeMismatch)
+    with pytest.raises(MergeMismatch, match=r"other base weights than the learner: b$"):
+        location.compare_folder(Server({"a": right["a"]}), source)
+    weights["a"].add_(1)
+    location.digest_base(source)
+    with pytest.raises(MergeMismatch, match=r"other base weights than the learner: a$"):
+        location.compare_folder(Server(right), source)

@@ -7,9 +7,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
+from stage2_trainer.sync.fleet.merge_location import BaseWeights
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.digest import fused_layer
-from stage2_trainer.sync.tensors.merge import HeldVersions, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge import HeldVersions, Stamp, merged_weights, touches_vision
 
 SYNCS = 1000
 LAYER = "model.language_model.layers.0."
@@ -124,6 +125,14 @@ def test_an_adapter_without_a_known_merge_is_refused_by_name(tiny, options):
         merged_weights(adapted(tiny, **options))
 
 
+def test_of_two_adapters_at_once_no_merge_is_known(tiny):
+    model = adapted(tiny)
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"]))
+    model.base_model.set_adapter(["default", "other"])
+    with pytest.raises(TypeError, match="no merge is known"):
+        merged_weights(model)
+
+
 def adapted_by(model, *targets):
     return get_peft_model(model, LoraConfig(r=2, target_modules=list(targets)))
 
@@ -194,6 +203,12 @@ def test_a_frozen_tensor_whose_storage_was_replaced_is_sent(tiny):
     assert "model.language_model.norm.weight" in server.stale_names(merged_weights(model))
 
 
+def test_another_parameter_over_the_same_memory_is_another(tiny):
+    own = torch.nn.Parameter(torch.zeros(2))
+    assert Stamp.from_parameter(own).still_describes(own)
+    assert not Stamp.from_parameter(own).still_describes(torch.nn.Parameter(own.data))
+
+
 def test_another_model_is_sent_whole(tiny):
     model = adapted_by(tiny, "q_proj")
     server = held(model)
@@ -206,9 +221,10 @@ def test_another_model_is_sent_whole(tiny):
 def test_nothing_is_trusted_after_a_loss(tiny):
     model = adapted_by(tiny, "q_proj")
     session = ServerSession(client=None, transfer=Leaves())
-    session.held = held(model)
+    session.held, session.holds_base, session.proven_base = held(model), True, BaseWeights()
     session.lose()
     source = merged_weights(model)
+    assert (session.holds_base, session.proven_base) == (False, None)
     assert session.held.stale_names(source) == source.names()
 
 

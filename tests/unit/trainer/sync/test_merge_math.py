@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import merge_math
-from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, KeptUpdate, Rounding
+from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, KeptUpdate, Rounding, served_weight
 from tests.unit.trainer.sync.exactness import layer, merged_weight, rounded
 
 OUT, IN, RANK = 67, 301, 6
@@ -62,6 +62,25 @@ def test_the_order_of_sums_changes_no_bit(dora):
     columns, ranks = torch.randperm(IN), torch.randperm(RANK)
     shuffled = Adapter(adapter.up[:, ranks], adapter.down[ranks][:, columns], adapter.scaling, adapter.magnitude)
     assert torch.equal(merged_weight(base[:, columns], shuffled), merged_weight(base, adapter)[:, columns])
+
+
+def test_sums_of_norms_are_exact_in_any_order():
+    matrix = torch.randn(512, IN, dtype=torch.float64)
+    norms = merge_math._row_norms(matrix)
+    assert all(torch.equal(merge_math._row_norms(matrix[:, torch.randperm(IN)]), norms) for _ in range(5))
+
+
+def test_what_is_served_of_a_weight_and_kept_of_its_update_does_not_depend_on_tiles(monkeypatch):
+    base, adapter = layer((OUT, IN), RANK, torch.bfloat16, dora=True)
+
+    def served(tile):
+        monkeypatch.setitem(merge_math.TILE_ELEMENTS, "cpu", tile)
+        kept = KeptUpdate()
+        return served_weight("w", base, adapter, Rounding(3), kept), kept.share()
+
+    (whole, share), (cut, of_cut) = served(2**24), served(7 * IN)
+    assert torch.equal(cut, whole)
+    assert of_cut == pytest.approx(share)
 
 
 def test_a_plain_float32_merge_depends_on_the_order_of_sums():
@@ -162,6 +181,11 @@ def test_a_neighbour_is_chosen_and_what_is_exact_stays():
 def test_what_is_not_finite_stays():
     values = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
     torch.testing.assert_close(rounded(Rounding(1), "w", values, torch.bfloat16).float(), values, equal_nan=True)
+
+
+def test_what_is_no_number_stays_none_whatever_its_bits():
+    values = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    assert all(rounded(Rounding(version), "w", values, torch.bfloat16).isnan().all() for version in range(20))
 
 
 def test_other_dtypes_are_rounded_to_the_nearest():

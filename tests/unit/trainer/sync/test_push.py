@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_trainer.sync.fleet import push as full_push
 from stage2_trainer.sync.fleet.adapter import resolve_mode
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import DigestError, SyncReport
+from stage2_trainer.sync.fleet.server import ServerSession, Update
+from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.wire.errors import ServerError
 
 MODEL = torch.nn.Linear(1, 1)
@@ -64,6 +67,7 @@ def test_a_failed_push_is_repeated_for_the_same_step(recorder):
     with pytest.raises(ServerError):
         policy.ensure_synced(MODEL, 4)
     recorder.error = None
+    assert policy.ensure_synced(MODEL, 3).version == 3, "servers may hold either"
     assert policy.ensure_synced(MODEL, 4).version == 4
 
 
@@ -228,3 +232,41 @@ def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
     sync.outcomes = ["report"]
     sync.push(MODEL, version=1)
     assert not sync.fleet.leave_ended_group()
+
+
+def full_push_of(count, **options):
+    addresses = [ServerAddress(f"http://127.0.0.1:{port}", port) for port in range(1, count + 1)]
+    return FullPush(addresses, token="t", timeout_s=1.0, device=torch.device("cpu"), **options)
+
+
+@pytest.mark.parametrize(("count", "adapted", "shared"), [(2, False, False), (3, False, True), (3, True, False)])
+def test_so_many_servers_share_a_group_where_no_adapter_trains(count, adapted, shared, monkeypatch):
+    asked = []
+    monkeypatch.setattr(full_push, "Fleet", lambda servers, **options: asked.append(options["one_group"]))
+    full_push_of(count, adapted=adapted, how=VllmSync(one_group_from=3))
+    assert asked == [shared]
+
+
+@pytest.mark.parametrize("changed_only", [True, False])
+def test_a_server_that_holds_everything_is_sent_it_again_only_where_that_is_wanted(changed_only):
+    full = full_push_of(1, how=VllmSync(changed_only=changed_only, merge="learner"))
+    full.close()
+    weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
+    held = HeldVersions.from_source(weights)
+    update = Update([SimpleNamespace(held=held, proven_base=None)])
+    ((shipment, _),) = full._shipments(weights, {held: held.stale_names(weights)}, update)
+    assert shipment.names == (frozenset() if changed_only else weights.names())
+
+
+def test_a_push_says_whether_some_server_was_sent_everything(monkeypatch):
+    full, model, said = full_push_of(2), torch.nn.Linear(1, 1).requires_grad_(False), []
+    full.close()
+    monkeypatch.setattr(full_push, "send", lambda *_: None)
+    monkeypatch.setattr(full, "_finish", lambda *_: None)
+    for call in ("connect", "begin"):
+        monkeypatch.setattr(ServerSession, call, lambda session: None)
+    for session in (*full.fleet.sessions, None):
+        said.append(full.push(model, version=1).everything)
+        if session:
+            session.held = HeldVersions.from_source(merged_weights(model))
+    assert said == [True, True, False]

@@ -7,6 +7,7 @@ import torch
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
+from stage2_trainer.sync.tensors.merge import HeldVersions
 from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import ServerError
 
@@ -158,7 +159,9 @@ class Grouped:
 
 
 class Refusing(Client):
-    """A server that refuses some calls, each a given number of times."""
+    """A server that refuses some calls, each a given number of times; without a status it is lost."""
+
+    status = 500
 
     def __init__(self, **refusals):
         super().__init__()
@@ -168,7 +171,7 @@ class Refusing(Client):
         name = path.strip("/").partition("_")[0].partition("?")[0]
         if self.refusals.get(name, 0):
             self.refusals[name] -= 1
-            raise ServerError(self.base_url, phase, "refused", status=500)
+            raise ServerError(self.base_url, phase, "refused", status=self.status)
         return super().post(path, phase, **options)
 
 
@@ -180,6 +183,30 @@ def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself
     session.begin()
     assert client.posts[-1] == "/start_weight_update"
     assert not session.holds_base
+
+
+def test_a_server_that_is_lost_while_an_update_is_closed_is_asked_nothing_more():
+    client = Refusing(start=1, finish=1)
+    client.status = None
+    with pytest.raises(ServerError, match="refused"):
+        ServerSession(client, transfer=None).begin()
+
+
+def test_merged_weights_replace_the_base_and_every_adapter():
+    client, held = Client(), HeldVersions()
+    session = ServerSession(client, transfer=None)
+    session.holds_base = True
+    session.finish_full(3, held, vision_moved=False, expected=None)
+    assert (session.holds_base, session.held is held) == (False, True)
+    assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
+
+
+def test_images_that_another_base_has_encoded_are_forgotten_with_it():
+    client = Client()
+    session = ServerSession(client, transfer=None)
+    for version in (3, 3):
+        session.finish_adapter(version, "policy-3-bb")
+    assert client.posts.count("/reset_mm_cache") == client.posts.count("/reset_encoder_cache") == 1
 
 
 def test_a_server_that_refuses_to_begin_at_all_is_an_error():
