@@ -128,7 +128,7 @@ def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts
         f"/opt/stage2/examples/unordered={tmp_path}",
         f"/opt/stage2/examples/tiny-unordered={ROOT / 'examples' / 'tiny-unordered'}",
     ]
-    with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; a checkpoint takes .* 0\.00 GiB are free"):
+    with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; a checkpoint takes .* 0 MiB are free"):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 

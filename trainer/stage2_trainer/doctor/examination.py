@@ -161,7 +161,7 @@ class Examination:
             yield good("GPUs", status)
 
     def _host(self) -> Iterator[Requirement]:
-        status = f"{_gib(self.machine.shared_memory)} free in {SHARED_MEMORY}"
+        status = f"{_size(self.machine.shared_memory)} free in {SHARED_MEMORY}"
         if self.machine.shared_memory < SHARED_MEMORY_BYTES:
             way_out = "mount an emptyDir of medium Memory there; with Docker, set --shm-size"
             yield Requirement("shared memory", "doubtful", f"{status}: workers of vLLM and NCCL may crash", way_out)
@@ -206,20 +206,20 @@ class Examination:
 
     def _learner_memory(self, found: Footprint) -> Requirement:
         parts = (*found.learner, Part("CUDA", CONTEXT_BYTES))
-        listed = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in parts if part.nbytes)
-        status = f"about {_gib(total(parts))}: {listed}"
+        listed = ", ".join(f"{part.name} {_size(part.nbytes)}" for part in parts if part.nbytes)
+        status = f"about {_size(total(parts))}: {listed}"
         room = self.machine.smallest_gpu
         if room is None or total(parts) <= room:
-            return good("learner memory", status if room is None else f"{status}; a GPU here has {_gib(room)}")
+            return good("learner memory", status if room is None else f"{status}; a GPU here has {_size(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
-        return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_gib(room)}", way_out)
+        return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_size(room)}", way_out)
 
     def _host_memory(self, found: Footprint) -> Requirement:
         parts = found.offloaded if self.uses_gpus else (*found.learner, *self._engines_here(found))
-        status = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
+        status = f"about {_size(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
         if not any(part.nbytes for part in parts):
-            return good("host memory", f"{_gib(self.machine.memory)} free, and nothing is offloaded to it")
-        status += f"; {_gib(self.machine.memory)} free"
+            return good("host memory", f"{_size(self.machine.memory)} free, and nothing is offloaded to it")
+        status += f"; {_size(self.machine.memory)} free"
         if total(parts) <= self.machine.memory:
             return good("host memory", status)
         way_out = "raise the container's memory limit" + (
@@ -239,13 +239,13 @@ class Examination:
         elif config.rollout_matching.rollout_backend != "hf":
             servers = 1
         each = total(found.server) + CPU_KV_CACHE_GIB * GIB + CPU_ENGINE_BYTES
-        return (Part(f"vLLM ({servers} x {_gib(each)})", servers * each),) if config.makes_rollouts else ()
+        return (Part(f"vLLM ({servers} x {_size(each)})", servers * each),) if config.makes_rollouts else ()
 
     def _server_memory(self, found: Footprint) -> Requirement:
         vllm = self.config.rollout_matching.vllm
         gpus = vllm.resolved_tensor_parallel_size(world_size=1)
         per_token = f"{found.cache_token / 1024:.0f} KiB for each token of its cache"
-        weights = f"weights {_gib(found.server[0].nbytes)}, and {per_token}"
+        weights = f"weights {_size(found.server[0].nbytes)}, and {per_token}"
         room = self.machine.smallest_gpu
         if room is None or vllm.max_model_len is None:
             return good("server memory", weights)
@@ -274,9 +274,9 @@ def check_disk(config: RunConfig, found: Footprint) -> Requirement:
     replaced = size_of(list_checkpoints(folder)) if kept else 0
     needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE) - replaced
     free = room_at(folder.absolute())
-    status = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
+    status = f"{_size(free)} free at training.output_dir, a checkpoint takes about {_size(found.checkpoint)}"
     if free < needed:
-        status += f", and {_gib(needed)} are needed"
+        status += f", and {_size(needed)} are needed"
         return Requirement("disk", "missing", status, f"lower training.save_total_limit, {_MORE_ROOM}")
     if kept is None:
         way_out = "set training.save_total_limit, unless you want all of them"
@@ -297,11 +297,13 @@ def require_room(config: RunConfig) -> None:
         return
     free = room_at(Path(config.training.output_dir).absolute())
     if free < found.checkpoint:
-        rule = f"a checkpoint takes about {_gib(found.checkpoint)}, and {_gib(free)} are free there"
+        rule = f"a checkpoint takes about {_size(found.checkpoint)}, and {_size(free)} are free there"
         raise ConfigError([Problem("training.output_dir", config.training.output_dir, rule, _MORE_ROOM)])
 
 
-def _gib(count: float) -> str:
+def _size(count: float) -> str:
+    if count < GIB / 10:
+        return f"{count / 2**20:.0f} MiB"
     return f"{count / GIB:.2f} GiB" if count < 10 * GIB else f"{count / GIB:.0f} GiB"
 
 

@@ -90,7 +90,7 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
         _write_data(aside / "data" / "train.jsonl", train)
         _write_data(aside / "data" / "val.jsonl", held_out)
         if stock:
-            with _as_option():
+            with _as_options(request):
                 prepare(request.model, aside / PREPARED)
         found = _measure(train, held_out, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, images, output.resolve(), None if stock else source)
@@ -116,7 +116,7 @@ class _Entry:
 def _model(request: ProjectRequest) -> tuple[Path, bool]:
     """Return the folder of the model, and whether it lacks coordinate tokens. Raises ConfigError."""
     model = request.model
-    with _as_option():
+    with _as_options(request):
         source = source_of(model)
         lacks = lacks_tokens(stock_processor(source, model).tokenizer, model)
     if request.gpus and is_mixture(source):
@@ -128,12 +128,16 @@ def _model(request: ProjectRequest) -> tuple[Path, bool]:
 
 
 @contextmanager
-def _as_option() -> Iterator[None]:
-    """Name the option of this command in errors, not that of `stage2 prepare`."""
+def _as_options(request: ProjectRequest) -> Iterator[None]:
+    """Name the options of this command in errors, not those of `stage2 prepare`."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError([replace(problem, path="--model") for problem in error.problems]) from error
+        renamed = [
+            replace(one, value=str(request.output)) if one.path == "--output" else replace(one, path="--model")
+            for one in error.problems
+        ]
+        raise ConfigError(renamed) from error
 
 
 def _parts(request: ProjectRequest) -> tuple[list[_Entry], list[_Entry]]:

@@ -1,6 +1,8 @@
 """A project's folder is whole or not there, and both of its jobs are right on any number of GPUs."""
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.main import app
 from stage2_controller.spec.containers import containers
+from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.preflight import record_rules
+from stage2_trainer.prepare import project_folder
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import create_project
 from stage2_trainer.prepare.project_request import ProjectRequest
@@ -279,6 +283,19 @@ def test_a_single_record_cannot_be_shared_out(data, stock, tmp_path):
     one.write_text(data.read_text().splitlines()[0])
     with pytest.raises(ConfigError, match=r"^--data: .*must hold two records at least"):
         create_project(request(one, stock, tmp_path / "run"), quietly)
+
+
+def test_a_full_disk_is_that_of_the_output_while_the_model_is_written_too(data, stock, tmp_path, monkeypatch):
+    def full(model, folder):
+        with new_folder("--output", folder) as aside:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+
+    monkeypatch.setattr(project_folder, "prepare", full)
+    with pytest.raises(ConfigError) as refused:
+        create_project(request(data, stock, tmp_path / "run"), quietly)
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == ("--output", str(tmp_path / "run"))
+    assert "the disk is full" in problem.rule
 
 
 def test_a_folder_that_cannot_be_made_is_named(data, stock):
