@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,6 +165,8 @@ def _parts(request: ProjectRequest) -> tuple[list[_Entry], list[_Entry]]:
 
 def _read(file: Path, request: ProjectRequest) -> list[_Entry]:
     rules = RecordRules(image_roots=tuple(map(str, request.images)), demand=_demand)
+    for line in islice(lines(file), 1):
+        line.record(rules)  # a folder that no option names is reported once, not for each record
     return [_Entry(line, record) for line, record in zip(lines(file), load_records(file, rules=rules), strict=True)]
 
 

@@ -252,8 +252,9 @@ def test_images_elsewhere_are_found_in_the_folders_that_are_named(data, stock, t
     (tmp_path / "lists").mkdir()
     moved = tmp_path / "lists" / "train.jsonl"
     moved.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(ConfigError, match=r"train.jsonl:1 images\[0\]: .*or `init --images`"):
+    with pytest.raises(ConfigError, match=r"train.jsonl:1 images\[0\]: .*or `init --images`") as refused:
         create_project(request(moved, stock, tmp_path / "run"), quietly)
+    assert len(refused.value.problems) == 1
     create_project(request(moved, stock, tmp_path / "run", images=(tmp_path / "set",)), quietly)
     for job in jobs(tmp_path / "run"):
         assert job.spec.config.custom.image_roots == [str(tmp_path / "set")]
