@@ -117,6 +117,8 @@ class Watcher:
 
 def describe(record: dict[str, Any]) -> str | None:
     """Return a readable line about a record; None for records that are only for programs."""
+    if record["event"] == "start" and record["step"]:
+        return f"resumed after step {record['step']} of {record['max_steps']}"
     if record["event"] == "step" and "reward" in record:
         return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
     if record["event"] == "step" and "supervised/objects" in record:

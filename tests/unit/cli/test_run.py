@@ -42,7 +42,8 @@ EVALUATION = {"event": "evaluation", "step": 3}
             {**EVALUATION, "eval_rollout_f1": 0.9, "eval_rollout_f1_iou50": 0.25, "eval_rollout_f1_class_iou50": 0.125},
             "evaluation at step 3: F1 at IoU 0.5 0.250, 0.125 with class",
         ),
-        ({"event": "start"}, None),
+        ({"event": "start", "step": 0, "max_steps": 9}, None),
+        ({"event": "start", "step": 6, "max_steps": 9}, "resumed after step 6 of 9"),
         ({"event": "bad_sample", "sample_id": "a", "reason": "[gone]"}, "sample a is set aside: [gone]"),
     ],
 )
