@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, require_one_kind
+from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, evaluate_rollouts, require_one_kind
 from stage2_trainer.data.profile import ObjectOrder
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.advice import advice, summary
@@ -61,6 +61,15 @@ def files(tmp_path):
     write_rollouts(tmp_path, good, name="good.jsonl")
     write_rollouts(tmp_path, [{**one, "text": "{}"} for one in good[:2]], name="bad.jsonl")
     return tmp_path
+
+
+def test_answers_are_scored_wherever_the_images_lie(files, monkeypatch):
+    monkeypatch.delenv("ROOT_IMAGE_DIR", raising=False)  # of all tests
+    lines = (files / "data.jsonl").read_text().splitlines()
+    moved = [json.loads(line) | {"images": [f"/elsewhere/{place}.jpg"]} for place, line in enumerate(lines)]
+    (files / "data.jsonl").write_text("\n".join(map(json.dumps, moved)))
+    (files / "good.jsonl").write_text((files / "good.jsonl").read_text().replace('"image": "', '"image": "/elsewhere/'))
+    assert evaluate_rollouts(EvaluationRequest([str(files / "good.jsonl")], files / "data.jsonl")) == 0
 
 
 def test_one_file_is_scored_without_anything_heavy(files):
