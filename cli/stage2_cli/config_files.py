@@ -78,7 +78,8 @@ def load_addressed(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
     """Return a job, or a training YAML, with values of its training configuration changed: each reads `KEY=VALUE`.
 
-    A value is YAML. Raises ConfigError for a malformed change; the parser refuses an unknown key.
+    A value is YAML, but `no`, `off`, `yes` and `on` are texts. Raises ConfigError for a malformed change; the parser
+    refuses an unknown key.
     """
     for change in changes:
         key, sign, text = change.partition("=")
@@ -91,6 +92,8 @@ def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]
             raise _problem(f"--set {key}", f"{len(documents)} documents", "must be one value", "leave out `---`")
         empty = "" if text.strip()[:1] in ("'", '"') else None  # documents without content are left out
         value: Any = documents[0] if documents else empty
+        if isinstance(value, bool) and text.strip().lower() not in ("true", "false"):
+            value = text.strip()
         for part in reversed(["spec", "config", *keys] if is_job(raw) else keys):
             value = {part: value}
         raw = merged(raw, value)

@@ -114,6 +114,8 @@ def test_a_value_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -
     assert training.output_dir == "out", "what no --set names stays"
     assert load_config(tmp_path / "run.yaml", [*changes, "training.max_steps=6"]).training.max_steps == 6
     assert load_job(JOB, ["training.seed=77"]).spec.config.training.seed == 77
+    assert load_job(JOB, ["training.eval_strategy=no"]).spec.config.training.eval_strategy == "no"
+    assert changed({"a": {"b": 1}}, ["a.b=true"]) == {"a": {"b": True}}
     assert changed({"a": {"b": 1}}, ['a.b=""']) == {"a": {"b": ""}}
     assert changed({"a": {"b": 1}}, ["a.b=null"]) == changed({"a": {"b": 1}}, ["a.b="]) == {"a": {"b": None}}
 
