@@ -95,7 +95,7 @@ class Watcher:
         body = self._progress()
         progress = None if body is None else read_report(json.loads(body))
         if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
-            steps = f", step {progress.step} of {progress.max_steps}" if progress.max_steps else ""  # known when loaded
+            steps = "" if progress.phase == "loading" else f", step {progress.step} of {progress.max_steps}"
             self.show(f"learner: {progress.phase}{steps}")
 
     def failure(self, process: LocalProcess, what: str) -> None:
