@@ -90,6 +90,11 @@ class RunConfig(Section):
         return bool(self.deepspeed)
 
     @property
+    def lists_objects(self) -> bool:
+        """Whether answers list objects, as JSON; otherwise they are summaries."""
+        return not self.custom.use_summary
+
+    @property
     def max_length(self) -> int | None:
         """Maximum sequence length in tokens: `global_max_length`, else `template.max_length`, else None."""
         return self.global_max_length or self.template.max_length

@@ -126,6 +126,13 @@ class VllmSync(Section):
     0.15 where vLLM rounds weights or its cache to 8 bits."""
 
 
+FRAME_PROPOSER = "stage2_trainer.serve.frame_proposer.FrameProposer"
+LONGEST_DRAFT = 24
+"""Tokens between the last coordinate of an object and the first of the next, as Qwen3's tokenizer splits them."""
+MOST_VERIFIED = 2048
+"""Tokens that one step verifies at most; a vocabulary of 151,936 has 1.2 GB of logits for them."""
+
+
 class Vllm(Section):
     """The vLLM engine of the rollouts."""
 
@@ -157,6 +164,10 @@ class Vllm(Section):
     without NVLink vLLM uses NCCL anyway. Set it to false with `tensor_parallel_size` above 1."""
     max_num_seqs: Positive = 256
     """Maximum number of concurrent sequences."""
+    speculation: Literal["auto", "frame", "ngram", "none"] = "auto"
+    """Drafts that the model verifies several at a time: `frame` drafts the JSON around coordinates and names, `ngram`
+    what followed the last tokens before, `none` nothing. `auto` means `frame` where vLLM runs on CPUs and answers list
+    objects, else `none`."""
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
     """Requests per call of a colocated engine; null, 0 or less means all at once. Small values lower the peak memory of
     image encoding."""
@@ -189,6 +200,21 @@ class Vllm(Section):
     """Rollout servers and their time limits (server mode only)."""
     sync: VllmSync = VllmSync()
     """Weight sync to the rollout engine."""
+
+    def speculative_config(self, *, on_cpu: bool, objects: bool) -> dict[str, Any] | None:
+        """Return vLLM's option of this name. objects: whether answers list objects.
+
+        The logits of all drafts lie in memory at once, so there are fewer where many requests run together.
+        """
+        method = self.speculation
+        if method == "auto":
+            method = "frame" if on_cpu and objects else "none"
+        if method == "none":
+            return None
+        tokens = {"num_speculative_tokens": max(1, min(LONGEST_DRAFT, MOST_VERIFIED // self.max_num_seqs - 1))}
+        if method == "ngram":
+            return {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8, **tokens}
+        return {"method": "custom_class", "model": FRAME_PROPOSER, **tokens}
 
     @property
     def resolved_load_format(self) -> LoadFormat:

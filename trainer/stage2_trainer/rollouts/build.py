@@ -307,6 +307,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
         "enable_sleep_mode": vllm.sleep_level > 0,
         "seed": config.training.seed,
         "disable_log_stats": True,
+        "speculative_config": vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects),
         **without_removed_options(vllm.passed_through()),
     }
     options |= dummy_load_options(options["load_format"])

@@ -11,6 +11,7 @@ from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from stage2_trainer.sync.vllm.adapter_store import adapter_path
 from stage2_trainer.sync.vllm.vllm_compat import (
+    expand_sampling_on_cpus,
     offer_model_inspections,
     quiet_updates,
     register_transfer_engine,
@@ -47,6 +48,7 @@ def register() -> None:
     for backend, (module, name) in ENGINES.items():
         register_transfer_engine(backend, module, name)
     quiet_updates()
+    expand_sampling_on_cpus()
     if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
         LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())
     if kept := os.environ.get(INSPECTIONS_VARIABLE):

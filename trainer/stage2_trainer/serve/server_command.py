@@ -69,6 +69,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         **_adapter_options(config),
         "mm-processor-kwargs": config.template.pixel_limits() or None,
         "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
+        "speculative-config": vllm.speculative_config(on_cpu=platform == "cpu", objects=config.lists_objects),
         "disable-access-log-for-endpoints": ",".join(UNLOGGED_ROUTES),
         **_flag_names(without_removed_options(vllm.passed_through())),
     }

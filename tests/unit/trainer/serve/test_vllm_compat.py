@@ -1,6 +1,8 @@
-"""The workarounds for vLLM that act on files."""
+"""The workarounds for vLLM that need no vLLM to run."""
 
 from pathlib import Path
+
+import torch
 
 from stage2_trainer.sync.vllm import vllm_compat
 from stage2_trainer.sync.vllm.vllm_compat import offer_model_inspections
@@ -40,3 +42,11 @@ def test_an_answer_of_a_server_s_own_is_left_alone(tmp_path):
     offer_model_inspections(kept, root)
     assert own.read_text() == "its own"
     assert not own.is_symlink()
+
+
+def test_each_drafted_token_is_sampled_by_the_settings_of_its_request():
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    for values in (torch.tensor([0.7, 0.5, 0.0]), torch.tensor([4, 9, 0], dtype=torch.int32)):
+        expanded = torch.full((5,), 99, dtype=values.dtype)
+        vllm_compat._expand(expanded, values, ends, 0, 1)
+        assert expanded.tolist() == [values[0]] * 2 + [1] * 3

@@ -97,6 +97,23 @@ def _is_warning(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING
 
 
+def expand_sampling_on_cpus() -> None:
+    """Give each drafted token the temperature, top-k and top-p of its request where vLLM runs on CPUs.
+
+    vLLM's C++ stand-in for this kernel writes into a copy, so that a sampled answer with drafts is divided by whatever
+    lay in memory: vllm-project/vllm issue 55005. Goes when pull request 55006 is in the pinned version.
+    """
+    from vllm.utils import cpu_triton_utils
+
+    cpu_triton_utils._expand_kernel_impl = _expand  # what the platform registers when a worker starts
+
+
+def _expand(output: Tensor, values: Tensor, ends: Tensor, replace_from: float, replace_to: float, *_: object) -> None:
+    """Write (tokens,) values from (requests,) ones; ends: of each request's tokens, cumulated."""
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    output.copy_(values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts))
+
+
 def offer_model_inspections(kept: Path, cache_root: Path) -> None:
     """Give vLLM what it found out about models when the image was built.
 

@@ -1,0 +1,280 @@
+"""Frame speculation against decoding token by token, and against vLLM's n-gram drafts.
+
+The first table decodes with a real vLLM on the CPU. Its model is the tiny one with feed-forward layers so wide that
+decoding is bound by memory: the added columns have output weights of 0, so it answers as the tiny one does. The second
+table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
+does. Suffix decoding, vLLM's other method without a model, needs a package that has no build for CPUs alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from bench.rollouts import content
+from bench.scenes import scene
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
+
+from stage2_api.coordinates import BINS, MAX_BIN, coord_token
+from stage2_api.vllm import LONGEST_DRAFT, Vllm
+from stage2_trainer.matching import GTObject, ground_truth, serialize_objects
+from stage2_trainer.rollouts.build import engine_environment
+from stage2_trainer.serve.frame_proposer import Frame
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MODEL = EXAMPLES / "tiny-qwen3-vl"
+WIDE = 130_000  # of 4 feed-forward layers; 200 million weights, 800 MB in float32
+BATCHES = (1, 8, 32)
+ANSWERS = 32
+RUNS = 3
+METHODS = ("none", "ngram", "frame")
+IMAGES = 300  # of the replay
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen's tokenizer splits text before it merges bytes."""
+COCO = {
+    "person": 262465, "car": 43867, "chair": 38491, "book": 24715, "bottle": 24342, "cup": 20650, "dining table": 15714,
+    "bowl": 14358, "traffic light": 12884, "handbag": 12354, "umbrella": 11431, "bird": 10806, "boat": 10759,
+    "truck": 9973, "bench": 9838, "sheep": 9509, "banana": 9458, "kite": 9076, "motorcycle": 8725, "backpack": 8720,
+    "potted plant": 8652, "cow": 8147, "wine glass": 7913, "carrot": 7852, "knife": 7770, "broccoli": 7308,
+    "donut": 7179, "bicycle": 7113, "skis": 6646, "vase": 6613, "horse": 6587, "tie": 6496, "cell phone": 6434,
+    "orange": 6399, "cake": 6353, "sports ball": 6347, "clock": 6334, "suitcase": 6192, "spoon": 6165,
+    "surfboard": 6126, "bus": 6069, "apple": 5851, "pizza": 5821, "tv": 5805, "couch": 5779, "remote": 5703,
+    "sink": 5610, "skateboard": 5543, "elephant": 5513, "dog": 5508, "fork": 5479, "zebra": 5303, "airplane": 5135,
+    "giraffe": 5131, "laptop": 4970, "tennis racket": 4812, "teddy bear": 4793, "cat": 4768, "train": 4571,
+    "sandwich": 4373, "bed": 4192, "toilet": 4157, "baseball glove": 3747, "oven": 3334, "baseball bat": 3276,
+    "hot dog": 2918, "keyboard": 2855, "snowboard": 2685, "frisbee": 2682, "refrigerator": 2637, "mouse": 2262,
+    "stop sign": 1983, "toothbrush": 1954, "fire hydrant": 1865, "microwave": 1673, "scissors": 1481, "bear": 1294,
+    "parking meter": 1285, "toaster": 225, "hair drier": 198,
+}  # fmt: skip
+"""Instances of each name in COCO's training set of 2017, to draw names by."""
+
+
+def qwen_like_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE that splits as Qwen's does, in which the frame's words and those of names are tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    answers = [serialize_objects([GTObject(name, "bbox", (1, 2, 3, 4))] * 3) for name in names]
+    polygon = serialize_objects([GTObject("object", "poly", (1, 2, 3, 4, 5, 6))] * 2)
+    text = [part for one in (*answers, polygon, "assistant\n") for part in _without_coordinates(one)]
+    tokenizer.train_from_iterator(text * 2, trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken(coord_token(k), normalized=False) for k in range(BINS)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def _without_coordinates(answer: str) -> list[str]:
+    pieces = answer.split("<|coord_")
+    return [pieces[0], *(piece.partition("|>")[2] for piece in pieces[1:])]
+
+
+class Decoded:
+    """Answers of a real vLLM: seconds and decode steps by method and batch."""
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines."""
+        for name, value in engine_environment(on_cpu=True, eager=True).items():
+            os.environ.setdefault(name, value)
+        yield "\n## Answers of a model of 200 million weights on two cores\n\n"
+        yield "| at once | drafts | steps per token | drafts accepted | answers/s | ratio | other answers |\n"
+        yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n"
+        with TemporaryDirectory() as folder:
+            model = widened(Path(folder) / "model")
+            engines = {method: Engine(model, method) for method in METHODS}
+            for batch in BATCHES:
+                yield from _rows(engines, batch)
+
+
+def _rows(engines: dict[str, Engine], batch: int) -> Iterator[str]:
+    runs = [{method: engine.answer(batch) for method, engine in engines.items()} for _ in range(RUNS)]
+    plain = min(run["none"].seconds for run in runs)
+    for method in METHODS:
+        best = min((run[method] for run in runs), key=lambda one: one.seconds)
+        other = sum(a != b for a, b in zip(best.answers, runs[0]["none"].answers, strict=True))
+        rates = f"{ANSWERS / best.seconds:.2f} | {plain / best.seconds:.2f}"
+        yield f"| {batch} | {method} | {best.steps:.3f} | {best.accepted:.0%} | {rates} | {other} of {ANSWERS} |\n"
+
+
+class Run:
+    """Answers, their seconds, decode steps per token, and the share of drafted tokens that were accepted."""
+
+    def __init__(self, answers: list[list[int]], seconds: float, drafted: int, accepted: int) -> None:
+        self.answers, self.seconds = answers, seconds
+        generated = sum(map(len, answers))
+        self.steps = 1 - accepted / generated
+        self.accepted = accepted / max(drafted, 1)
+
+
+class Engine:
+    """A vLLM engine in this process, with drafts of one method."""
+
+    def __init__(self, model: Path, method: Any) -> None:
+        import vllm
+
+        drafts = Vllm(speculation=method, max_num_seqs=max(BATCHES)).speculative_config(on_cpu=True, objects=True)
+        self._llm = vllm.LLM(
+            model=str(model), dtype="float32", max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=True,
+            enable_prefix_caching=False, disable_log_stats=False, speculative_config=drafts, seed=0,
+        )  # fmt: skip
+        self._chats = chats()
+
+    def answer(self, batch: int) -> Run:
+        """Answer all prompts, `batch` at once."""
+        import vllm
+
+        greedy = vllm.SamplingParams(temperature=0.0, max_tokens=300)
+        before, start, found = self._counted(), time.perf_counter(), []
+        for first in range(0, ANSWERS, batch):
+            found += self._llm.chat(self._chats[first : first + batch], greedy, use_tqdm=False)
+        took = time.perf_counter() - start
+        drafted, accepted = (b - a for a, b in zip(before, self._counted(), strict=True))
+        return Run([list(one.outputs[0].token_ids) for one in found], took, drafted, accepted)
+
+    def _counted(self) -> tuple[int, int]:
+        counters = {one.name: getattr(one, "value", 0) for one in self._llm.get_metrics()}
+        names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+        drafted, accepted = (int(counters.get(name, 0)) for name in names)
+        return drafted, accepted
+
+
+def widened(folder: Path) -> Path:
+    """Write the tiny model with feed-forward layers of width WIDE; it gives the tiny one's answers."""
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    model: Any = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
+    torch.manual_seed(0)
+    for layer in model.model.language_model.layers:
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            old: torch.nn.Linear = getattr(layer.mlp, name)
+            rows, columns = (old.out_features, WIDE) if name == "down_proj" else (WIDE, old.in_features)
+            new = torch.nn.Linear(columns, rows, bias=False)
+            with torch.no_grad():
+                if name == "down_proj":
+                    new.weight.zero_()
+                new.weight[: old.out_features, : old.in_features] = old.weight
+            setattr(layer.mlp, name, new)
+    model.config.text_config.intermediate_size = WIDE
+    model.save_pretrained(folder)
+    return folder
+
+
+@cache
+def chats() -> list[Any]:
+    """Return one chat with an image of shapes for each answer."""
+    with TemporaryDirectory() as folder:
+        _made("make_shapes.py", Path(folder), "--held-out", str(ANSWERS), "--max-shapes", "6")
+        images = sorted(Path(folder).rglob("held-out*.png"))
+        return [[{"role": "user", "content": content(image)}] for image in images]
+
+
+def _made(script: str, folder: Path, *options: str) -> None:
+    """Run one of the scripts that make data sets."""
+    command = [sys.executable, str(EXAMPLES / script), str(folder), "--train", "1", *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+class Replayed:
+    """Decode steps of answers that list the truth, if the model writes exactly them."""
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines."""
+        yield f"\n## Replay of {IMAGES} true answers\n\n"
+        yield "| answers | tokenizer | tokens per object | drafts | steps per token | drafts accepted |\n"
+        yield "| --- | --- | ---: | --- | ---: | ---: |\n"
+        tiny = AutoTokenizer.from_pretrained(MODEL)
+        yield from _replayed("shapes", "the tiny model's", tiny, shapes())
+        yield from _replayed("digits", "the tiny model's", tiny, digits())
+        yield from _replayed("COCO's names", "Qwen-like", qwen_like_tokenizer(tuple(COCO)), coco_objects())
+
+
+def _replayed(what: str, whose: str, tokenizer: Any, images: Sequence[Sequence[GTObject]]) -> Iterator[str]:
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    prompt = encode("<|im_start|>assistant\n")
+    answers = [encode(f"{serialize_objects(list(one))}<|im_end|>") for one in images]
+    tokens = sum(map(len, answers))
+    size = f"{tokens / sum(map(len, images)):.1f}"
+    for method, draft in (("ngram", ngram_draft), ("frame", Frame(tokenizer).draft)):
+        counts = np.sum([_steps(prompt, answer, draft) for answer in answers], axis=0)
+        accepted = f"{(tokens - counts[0]) / counts[1]:.0%}"
+        yield f"| {what} | {whose} | {size} | {method} | {counts[0] / tokens:.3f} | {accepted} |\n"
+
+
+def _steps(prompt: list[int], answer: list[int], draft: Callable[[Any, int], Sequence[int]]) -> tuple[int, int]:
+    """Return the decode steps of an answer, and the tokens drafted. The first token comes with the prompt."""
+    tokens = np.array(prompt + answer, dtype=np.int32)
+    position, steps, drafted = len(prompt) + 1, 1, 0
+    while position < len(tokens):
+        found = list(draft(tokens[:position], LONGEST_DRAFT))
+        right = takewhile(lambda pair: pair[0] == pair[1], zip(found, tokens[position:].tolist(), strict=False))
+        position += 1 + sum(1 for _ in right)
+        steps, drafted = steps + 1, drafted + len(found)
+    return steps, drafted
+
+
+def ngram_draft(tokens: Any, most: int) -> list[int]:
+    """Return what vLLM's n-gram method drafts."""
+    from vllm.v1.spec_decode.ngram_proposer import _find_longest_matched_ngram_and_propose_tokens as found
+
+    drafted: list[int] = found(tokens, min_ngram=2, max_ngram=8, max_model_len=len(tokens) + most, k=most).tolist()
+    return drafted
+
+
+def shapes() -> list[Sequence[GTObject]]:
+    """Return the outlines of one to six shapes in each image."""
+    with TemporaryDirectory() as folder:
+        _made("make_shapes.py", Path(folder), "--held-out", str(IMAGES), "--max-shapes", "6")
+        records = list(map(json.loads, (Path(folder) / "held-out.jsonl").read_text().splitlines()))
+    keyed = [{f"object_{i}": one for i, one in enumerate(record["objects"], 1)} for record in records]
+    return [ground_truth(one).objects for one in keyed]
+
+
+def digits() -> list[Sequence[GTObject]]:
+    """Return the boxes of the digits in each image."""
+    with TemporaryDirectory() as folder:
+        _made("make_digits.py", Path(folder), "--test", str(IMAGES))
+        coco = json.loads((Path(folder) / "test.json").read_text())
+    names = {one["id"]: one["name"] for one in coco["categories"]}
+    images: dict[int, list[GTObject]] = {one["id"]: [] for one in coco["images"]}
+    for one in coco["annotations"]:
+        left, top, width, height = (min(int(value), MAX_BIN // 2) for value in one["bbox"])
+        box = GTObject(names[one["category_id"]], "bbox", (left, top, left + width, top + height))
+        images[one["image_id"]].append(box)
+    return list(images.values())
+
+
+def coco_objects() -> list[Sequence[GTObject]]:
+    """Return random boxes with COCO's names: some seven to an image, of some three names."""
+    random = np.random.default_rng(0)
+    names, weights = list(COCO), np.array(list(COCO.values())) / sum(COCO.values())
+    images: list[Sequence[GTObject]] = []
+    for seed in range(IMAGES):
+        drawn = random.choice(names, size=random.integers(1, 6), replace=False, p=weights)
+        _, boxes = scene(1 + random.poisson(6.3), polygons=0.0, seed=seed)
+        images.append([replace(box, desc=str(random.choice(drawn))) for box in boxes])
+    return images
+
+
+DECODED, REPLAYED = Decoded(), Replayed()
