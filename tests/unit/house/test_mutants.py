@@ -1,5 +1,6 @@
 """Each defect of tests/mutants.yaml can still be made: the code has what it replaces, once, and its tests exist."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from tests.mutants import ROOT, Mutant
 def test_the_code_has_what_a_defect_replaces(mutant: Mutant, tmp_path: Path) -> None:
     copy = tmp_path / mutant.file
     copy.parent.mkdir(parents=True)
-    mutant.restore(tmp_path)
+    shutil.copy2(ROOT / mutant.file, copy)
     mutant.change(tmp_path)
     assert copy.read_text() != (ROOT / mutant.file).read_text()
+    mutant.restore(tmp_path)
+    assert copy.read_text() == (ROOT / mutant.file).read_text()
     for test in mutant.tests.split():
         file, _, name = test.partition("::")
         assert (ROOT / file).exists()
