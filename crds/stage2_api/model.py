@@ -71,7 +71,8 @@ class Tuner(Section):
     lora_alpha: Positive = 32
     """Scale of the adapters: their product is multiplied by alpha / rank."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Dropout probability of the adapters' inputs. GRPO trains without dropout."""
+    """Dropout probability of the adapters' inputs. GRPO trains without dropout. With DoRA, dropout doubles the
+    operations of the adapted layers."""
     lora_bias: Literal["none"] = "none"
     """Bias terms trained with the adapters: none."""
     target_modules: list[Name] = Field(default=["all-linear"], min_length=1, max_length=256)

@@ -22,6 +22,7 @@ BASE = patched(
     good_job()["spec"]["config"],
     at(f"{MATCHING}.post_rollout_pack_scope", "step"),
     at(f"{MATCHING}.recipe", "recommended"),
+    at("tuner.lora_dropout", 0.0),
     at(f"{MATCHING}.vllm.server.servers", [{"base_url": "http://a:1", "group_port": 1}]),
 )
 ALONE: list[tuple[str, object]] = [
@@ -46,6 +47,13 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("runaway.enabled", {"runaway": {"enabled": False, "steps": 5}}),
     ("vllm.sync.mode", {"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),
 ]
+
+
+def test_dropout_with_dora_is_named_with_its_factor_though_it_is_the_default() -> None:
+    patch = patched(BASE, at("tuner", {"use_dora": True, "lora_dropout": None}))
+    (costly,) = idle_settings(parse_run_config(patch))
+    assert (costly.path, costly.value) == ("tuner.lora_dropout", 0.05)
+    assert "2.0 times" in costly.rule
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -198,6 +199,8 @@ class Examination:
         yield self._host_memory(found)
         if self.uses_gpus and not in_process(self.config):
             yield self._server_memory(found)
+        if self.config.makes_rollouts and self.config.rollout_matching.rollout_backend == "vllm":
+            yield self._engine()
         yield check_disk(self.config, found)
 
     def _row_tokens(self) -> int:
@@ -208,11 +211,14 @@ class Examination:
         parts = (*found.learner, Part("CUDA", CONTEXT_BYTES))
         listed = ", ".join(f"{part.name} {_size(part.nbytes)}" for part in parts if part.nbytes)
         status = f"about {_size(total(parts))}: {listed}"
-        room = self.machine.smallest_gpu
+        room, vllm = self.machine.smallest_gpu, self.config.rollout_matching.vllm
+        if room is not None and self.config.rollout_matching.colocates and not vllm.sleep_level:
+            room = int(room * (1 - vllm.gpu_memory_utilization))
+            status += f"; vLLM takes {vllm.gpu_memory_utilization:.0%} of the GPU"
         if room is None or total(parts) <= room:
-            return good("learner memory", status if room is None else f"{status}; a GPU here has {_size(room)}")
+            return good("learner memory", status if room is None else f"{status}; a GPU here has {_size(room)} for it")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
-        return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_size(room)}", way_out)
+        return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_size(room)} for it", way_out)
 
     def _host_memory(self, found: Footprint) -> Requirement:
         parts = found.offloaded if self.uses_gpus else (*found.learner, *self._engines_here(found))
@@ -240,6 +246,13 @@ class Examination:
             servers = 1
         each = total(found.server) + CPU_KV_CACHE_GIB * GIB + CPU_ENGINE_BYTES
         return (Part(f"vLLM ({servers} x {_size(each)})", servers * each),) if config.makes_rollouts else ()
+
+    def _engine(self) -> Requirement:
+        """Return which of vLLM's implementations will compute answers; only those of CPUs are tested here."""
+        runner = "V2" if self.uses_gpus and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0" else "V1"
+        backend = self.config.rollout_matching.vllm.passed_through().get("attention_backend", "of its own choice")
+        tested = "" if runner == "V1" else " (docs/gpu.md: no test on CPUs covers it)"
+        return good("vLLM", f"model runner {runner}{tested}, attention backend {backend}, sampler of the runner")
 
     def _server_memory(self, found: Footprint) -> Requirement:
         vllm = self.config.rollout_matching.vllm

@@ -1,8 +1,7 @@
 """What a run needs, from the shapes of its model, and what a machine has. Nothing is loaded.
 
-Weights, adapters, gradients, optimizer and cache follow from shapes. Activations are estimated for a Qwen3 layer with
-an attention kernel that keeps no scores (the counting of Korthikanti et al. 2022, "Reducing Activation Recomputation in
-Large Transformer Models"), and are good to about a third.
+Weights, adapters, gradients, optimizer and cache follow from shapes. Activations are counted in a pass over tensors
+without values (`activations.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.doctor.activations import MASK_BYTES, pass_bytes
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
@@ -74,8 +74,8 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     trusted = config.model.allow_remote_code
     shape = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=trusted)
     with torch.device("meta"):
-        policy: Any = AutoModelForImageTextToText.from_config(shape, trust_remote_code=trusted)
-    dtype = weights_dtype(config) or getattr(shape, "dtype", None) or torch.float32
+        dtype = weights_dtype(config) or getattr(shape, "dtype", None) or torch.float32
+        policy: Any = AutoModelForImageTextToText.from_config(shape, trust_remote_code=trusted, dtype=dtype)
     weights = sum(one.numel() for one in policy.parameters()) * dtype.itemsize
     if config.tuner.train_type == "full":
         freeze(policy, frozen_parts(config))
@@ -90,16 +90,17 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     optimizer = Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8))
     pushes = config.makes_rollouts and not in_process(config)
     buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes else 0)
+    moved = offloaded(config, policy, dtype)
     return Footprint(
         learner=(
             *weighed,
             Part("gradients", trained * 4),
             optimizer,
-            Part("activations", row_tokens * activations_per_token(text, config.training.gradient_checkpointing)),
+            Part("activations", activations(config, policy, row_tokens)),
             Part("logits of the loss", 4 * 4 * CHUNK_ELEMENTS),
             buckets,
         ),
-        offloaded=offloaded(config, policy, dtype),
+        offloaded=moved,
         server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
         checkpoint=(adapters * 4 if adapters else weights)
@@ -128,15 +129,17 @@ def _page_locked(widths: Mapping[nn.Parameter, int]) -> int:
     return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
 
-def activations_per_token(text: Any, checkpointing: bool) -> int:
-    """Return the bytes kept for each token of a row until the backward pass, in bfloat16.
-
-    Without checkpointing every layer's; with it every layer's input, and one layer's values with their gradients.
-    """
-    layer = 2 * (10 * text.hidden_size + 4 * text.intermediate_size)
-    if not checkpointing:
-        return int(text.num_hidden_layers * layer)
-    return int(text.num_hidden_layers * 2 * text.hidden_size + 2 * layer)
+def activations(config: RunConfig, policy: Any, row_tokens: int) -> int:
+    """Return the bytes of a pass over the rows of a micro-step, which a policy on the meta device makes (its last)."""
+    training, rows = config.training, 1 if config.training.packing else config.training.per_device_train_batch_size
+    if not row_tokens:
+        return 0
+    autocast = torch.bfloat16 if training.bf16 else torch.float16 if training.fp16 else None
+    found = pass_bytes(
+        policy, rows=rows, row_tokens=row_tokens, checkpointing=training.gradient_checkpointing, autocast=autocast
+    )
+    masked = config.model.attn_impl in ("sdpa", "eager") or config.rlhf is not None
+    return found + (MASK_BYTES * rows * row_tokens**2 if masked else 0)
 
 
 SHARED_MEMORY = Path("/dev/shm")
