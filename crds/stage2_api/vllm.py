@@ -113,7 +113,7 @@ class VllmSync(Section):
     servers got."""
     changed_only: bool = True
     """Whether a full sync sends an up-to-date server only the layers that may have changed."""
-    one_group_from: Positive = 4
+    one_group_from: Positive = 2
     """Number of servers from which full training uses one NCCL group for all, so that the learner sends each byte once
     and the servers pass it on. When a server fails, each gets its own group for the rest of the run. With adapters, and
     over `tcp`, each server always has its own."""
@@ -122,8 +122,8 @@ class VllmSync(Section):
     ends the run if the weights differ. The first sync is always proved; 0 means only that one."""
     verify_tolerance: Scale | None = None
     """Maximum mean difference of log-probabilities that rounding explains; the 99th percentile may be eight times as
-    large. Above 2.5 times either limit the run ends. Unset means 0.0001 in float32, 0.06 in bfloat16 and float16, and
-    0.15 where vLLM rounds weights or its cache to 8 bits."""
+    large. Above 2.5 times either limit the run ends. Unset means 0.0001 in float32, at least 0.06 in bfloat16 and
+    float16, where the first proof calibrates it, and 0.15 where vLLM rounds weights or its cache to 8 bits."""
 
 
 FRAME_PROPOSER = "stage2_trainer.serve.frame_proposer.FrameProposer"

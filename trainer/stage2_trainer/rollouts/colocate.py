@@ -130,6 +130,7 @@ class ColocateEngine:
             tensors=len(stale.entries),
             everything=len(stale.entries) == len(source.entries),
             rounding_kept=kept.share(),
+            proof_gap=self._prover.gap,
         )
 
     def generate(
@@ -253,6 +254,11 @@ class EngineProver:
         # One attempt: the processes of a tensor-parallel engine call it together, so equally often.
         self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
         self._group = host_group()
+
+    @property
+    def gap(self) -> float:
+        """The mean difference of the last proof; 0 before the first one."""
+        return self._schedule.gap
 
     def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
         """Prove this step's sync if it is due. All processes must call it; a step is proved by all.

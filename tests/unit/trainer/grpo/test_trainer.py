@@ -165,6 +165,7 @@ def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder
         "sync/merge": "server",
         "sync/merge_reason": "why",
         **{f"sync/{phase}_s": 0.25 for phase in PHASES},
+        "sync/proof_gap": 0.0,
         "sync/rounding_kept": 0.5,
     }
 

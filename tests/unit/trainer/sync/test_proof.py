@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from stage2_trainer.sync.fleet import proof
 from stage2_trainer.sync.fleet.proof import (
@@ -16,6 +17,7 @@ from stage2_trainer.sync.fleet.proof import (
     judge,
     learner_logprobs,
     text_tokens,
+    wide_logprobs,
 )
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
 
@@ -138,6 +140,40 @@ class Server:
         self.asked += 1
         off = self.distances.pop(0) if self.distances else 0.0
         return {"server a": lambda: learner_logprobs(self.model, self.probe.inputs) + off}
+
+
+@pytest.mark.parametrize("options", [None, {"use_dora": True}], ids=["the model", "with DoRA"])
+def test_a_second_evaluation_is_that_of_the_same_weights_in_float32(tiny, probe, options):
+    narrow = copy.deepcopy(tiny).to(torch.bfloat16)
+    if options:
+        narrow = get_peft_model(narrow, LoraConfig(target_modules=["q_proj", "down_proj"], **options))
+    wide = wide_logprobs(narrow, probe.inputs)
+    exact = learner_logprobs(copy.deepcopy(narrow).float(), probe.inputs)
+    rounding = (learner_logprobs(narrow, probe.inputs) - exact).abs().mean()
+    assert wide.dtype == torch.float32
+    assert (wide - exact).abs().mean() < 0.2 * rounding
+
+
+def test_the_tolerance_is_calibrated_by_what_rounding_does_and_the_first_gap_is_kept(tiny, probe, monkeypatch, caplog):
+    narrow = copy.deepcopy(tiny).to(torch.bfloat16)
+    off = 0.1
+    monkeypatch.setattr(proof, "wide_logprobs", lambda model, inputs: learner_logprobs(model, inputs) + off)
+    schedule = ProofSchedule(probe, every=1)
+    with caplog.at_level(logging.INFO):
+        assert schedule.prove(narrow, Server(narrow, probe, 1.9 * off), step=1)
+    assert "proofs accept 0.2" in caplog.text
+    assert schedule.gap == pytest.approx(1.9 * off, rel=1e-3)
+    with pytest.raises(ProofError):
+        schedule.prove(narrow, Server(narrow, probe, 6 * off), step=2)
+
+
+def test_a_wrong_tensor_contradicts_a_calibrated_proof(tiny, probe):
+    narrow = copy.deepcopy(tiny).to(torch.bfloat16)
+    wrong = copy.deepcopy(narrow)
+    with torch.no_grad():
+        wrong.get_output_embeddings().weight.normal_(0, 1)
+    with pytest.raises(ProofError, match="other weights"):
+        ProofSchedule(probe, every=1).prove(narrow, Server(wrong, probe), step=1)
 
 
 def test_a_doubt_that_a_second_answer_clears_is_a_proof(tiny, probe, caplog):

@@ -82,6 +82,8 @@ def test_a_lost_server_makes_the_step_due_again(recorder):
 class Proofs:
     """A prover that notes what is asked of it."""
 
+    gap = 0.0
+
     def __init__(self):
         self.calls = []
 

@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
@@ -39,6 +42,10 @@ TOLERANCE_PATH = "custom.extra.rollout_matching.vllm.sync.verify_tolerance"
 FLOAT32_TOLERANCE = 1e-4
 BF16_TOLERANCE = 0.06
 """Largest mean differences that rounding explains (bench/results/probe_gap.md)."""
+ROUNDINGS = 2
+"""The tolerance over the distance that rounding makes between two evaluations of the learner: a server's distance was
+0.8 to 1.3 of it, for 4 to 36 layers."""
+WIDENED_AT_ONCE = 2**26  # elements of a weight
 TAIL = 0.99
 TAIL_TO_MEAN = 8
 """The limit of the 99th percentile over that of the mean; see bench/probe_gap."""
@@ -93,8 +100,8 @@ class ProofSchedule:
     """Decides which pushes are proved, and what follows: a contradiction ends the run, a doubt is retried.
 
     The first push is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
-    model's number format. attempts: how often one push is tried before a doubt stays. proved: holds the newest step
-    that is proved.
+    model's number format and rounding. attempts: how often one push is tried before a doubt stays. proved: holds the
+    newest step that is proved. gap: the largest mean difference of the last proof; 0 before the first one.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class ProofSchedule:
         self._due = True
         self._text = text_tokens(probe.inputs["mm_token_type_ids"])
         self._previous: Tensor | None = None
+        self.gap = 0.0
 
     def require_next(self) -> None:
         """Prove the next push, whenever the last proof was."""
@@ -141,21 +149,33 @@ class ProofSchedule:
         return reports
 
     def _try(self, model: nn.Module, ask: Callable[[], Answers]) -> list[ProbeReport]:
-        tolerance = self._tolerance or default_tolerance(model)
         for attempt in range(1, self._attempts + 1):
             waiting = ask()
             own = learner_logprobs(model, self.probe.inputs).cpu()[self._text]
+            self._tolerance = self._tolerance or self._calibrated(model, own)
             answers = {server: answer()[self._text] for server, answer in waiting.items()}
             try:
-                reports = judge(answers, own, self._previous, tolerance=tolerance)
+                reports = judge(answers, own, self._previous, tolerance=self._tolerance)
             except DoubtfulProof as doubt:
                 logger.warning("in doubt, attempt %d of %d: %s", attempt, self._attempts, doubt)
                 continue
             self._previous = own
+            self.gap = max(report.gap.mean for report in reports)
             for report in reports:
                 logger.info("proved: %s answers as the learner does, to %s", report.server, report.gap)
             return reports
         return []
+
+    def _calibrated(self, model: nn.Module, own: Tensor) -> float:
+        """Return the tolerance of a model, from what rounding does to its own log-probabilities."""
+        tolerance = default_tolerance(model)
+        if tolerance == FLOAT32_TOLERANCE:
+            return tolerance
+        rounding = Gap.between(own, wide_logprobs(model, self.probe.inputs).cpu()[self._text])
+        if math.isfinite(rounding.mean):
+            tolerance = max(tolerance, ROUNDINGS * rounding.mean)
+        logger.info("rounding moves the learner's own log-probabilities by %s; proofs accept %.2g", rounding, tolerance)
+        return tolerance
 
 
 class Prover(ProofSchedule):
@@ -275,6 +295,36 @@ def learner_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
             for chosen, ids in zip(logits.split(SCORED_AT_ONCE), targets.split(SCORED_AT_ONCE), strict=True)
         ]
     return torch.cat(scored)
+
+
+def wide_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the log-probabilities of the same weights, computed in float32 throughout; weights are cast in parts."""
+    with Widened():
+        return learner_logprobs(model, inputs)
+
+
+class Widened(TorchFunctionMode):
+    """Makes layers with 16-bit weights compute in float32, and return it."""
+
+    _LAYERS = frozenset({F.linear, F.layer_norm, F.conv3d, F.embedding})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self._LAYERS:
+            return func(*args, **(kwargs or {}))
+        if func is F.linear and args[1].numel() > WIDENED_AT_ONCE:
+            return self._linear(*args, **(kwargs or {}))
+        if func is not F.embedding:  # whose table is large, and its rows are not changed
+            args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
+        return _widened(func(*args, **(kwargs or {})))
+
+    def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        parts = weight.split(max(1, WIDENED_AT_ONCE // weight.shape[1]))
+        found = torch.cat([F.linear(inputs.float(), part.float()) for part in parts], dim=-1)
+        return found if bias is None else found + bias.float()
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def server_logprobs(client: ServerClient, probe: Probe, *, adapter: str | None = None) -> Tensor:

@@ -118,6 +118,7 @@ class WeightSync:
             # a doubt is no error: the push stands, and the next one is proved
             self._prover.prove_push(model, step=global_step, adapter=pushed.adapter)
             prove_s = time.monotonic() - start
+            pushed = pushed.model_copy(update={"proof_gap": self._prover.gap})
         self.report = self._completed(pushed, prove_s)
         self._synced_step = global_step
         self._log(self.report)

@@ -15,7 +15,7 @@ from stage2_api.pod.report import REASON_CHARACTERS, PhaseShares, SyncStatus
 PHASES = ("connect", "begin", "pack", "send", "load", "finish", "prove")
 MOVING = ("pack", "send", "load")
 DIGITS = 3  # of a share or a speed; more mean nothing
-RECORDED = {"merge", "merge_reason", "transport", "gigabytes_per_second", "phases", "version", "seconds"}
+RECORDED = {"merge", "merge_reason", "transport", "gigabytes_per_second", "phases", "version", "seconds", "proof_gap"}
 
 
 class ProofError(RuntimeError):
@@ -75,6 +75,7 @@ class SyncReport(SyncStatus):
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
     phase_seconds: of each phase (see `Phases`); `phases` has their shares.
     rounding_kept: the share of the adapters' update that survived rounding (`merge_math.KeptUpdate`).
+    proof_gap: the mean difference of log-probabilities in the last proof; 0 before the first one.
     """
 
     requested_mode: str = "full"
@@ -86,6 +87,7 @@ class SyncReport(SyncStatus):
     wire_bytes: int = 0
     phase_seconds: Mapping[str, float] = {}
     rounding_kept: float = 1.0
+    proof_gap: float = 0.0
 
     @field_validator("merge_reason", mode="before")
     @classmethod
@@ -133,6 +135,7 @@ def sync_figures(report: SyncReport | None) -> dict[str, float]:
         "sync/gigabytes_per_second": done.gigabytes_per_second or 0.0,
         **{f"sync/{phase}_s": done.phase_seconds.get(phase, 0.0) for phase in PHASES},
         "sync/rounding_kept": done.rounding_kept,
+        "sync/proof_gap": done.proof_gap,
     }
 
 
