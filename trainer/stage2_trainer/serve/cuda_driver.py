@@ -9,8 +9,10 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import runpy
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stage2_api.errors import Problem
@@ -23,6 +25,12 @@ FIRST_DRIVERS = {12: 525, 13: 580}
 _HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 _DEVICE = Path("/dev/nvidiactl")
 _LOADED_MODULE = Path("/proc/driver/nvidia/version")
+_INITIALISE = """
+import ctypes
+cuda, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0
+print(version.value)
+"""
 _NVML = "libnvidia-ml.so.1"
 _GIVE_GPU = (
     "in a pod set spec.gpuResource to nvidia.com/gpu, where the node has NVIDIA's driver, container toolkit and device"
@@ -36,19 +44,28 @@ class Installation:
 
     for_gpus: whether it is to use them. torch_cuda: version of CUDA that PyTorch was built with, None without. driver:
     version of the loaded driver, None without. visible: value of CUDA_VISIBLE_DEVICES, None where it is not set.
+    starts: whether CUDA initialises though the driver's version is too low for it, by NVIDIA's forward compatibility.
     """
 
     for_gpus: bool
     torch_cuda: str | None
     driver: str | None
     visible: str | None
+    starts: bool = False
 
     @classmethod
     def detect(cls, environment: Mapping[str, str]) -> Installation:
         """Look at this environment and this machine; no library is imported, and no GPU touched."""
         if not is_for_gpus(installed_names(), has_device=_DEVICE.exists()):
             return cls(False, None, None, environment.get(VISIBLE_VARIABLE))
-        return cls(True, torch_cuda(), loaded_driver(), environment.get(VISIBLE_VARIABLE))
+        found = cls(True, torch_cuda(), loaded_driver(), environment.get(VISIBLE_VARIABLE))
+        return replace(found, starts=found.is_old and starting_cuda(environment) >= _major(found.torch_cuda or "0"))
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the driver's version alone is too low for PyTorch's CUDA."""
+        first = FIRST_DRIVERS.get(_major(self.torch_cuda)) if self.torch_cuda else None
+        return first is not None and self.driver is not None and _major(self.driver) < first
 
     @property
     def hides_gpus(self) -> bool:
@@ -119,6 +136,19 @@ def loaded_driver() -> str | None:
     return version.value.decode()
 
 
+def starting_cuda(environment: Mapping[str, str]) -> int:
+    """Return the major version of CUDA that initialises here, 0 if none does; another process tries.
+
+    vLLM finds libraries of forward compatibility by its own variables; the learner by LD_LIBRARY_PATH alone.
+    """
+    folder = environment.get("VLLM_CUDA_COMPATIBILITY_PATH")
+    if folder and environment.get("VLLM_ENABLE_CUDA_COMPATIBILITY", "0").lower() in ("1", "true"):
+        environment = {**environment, "LD_LIBRARY_PATH": f"{folder}:{environment.get('LD_LIBRARY_PATH', '')}"}
+    command = [sys.executable, "-I", "-c", _INITIALISE]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
+    return int(done.stdout) // 1000 if done.returncode == 0 else 0
+
+
 def gpu_count() -> int:
     """Return how many GPUs the driver's management library finds here; without it, how many have a device file."""
     try:
@@ -145,9 +175,12 @@ def _driver_problem(found: Installation) -> Problem | None:
         needed += f", which needs driver {first} or newer"
     if found.driver is None:
         return Problem(DRIVER_PATH, None, f"must be loaded and given to this process: {needed}", _GIVE_GPU)
-    if first is not None and _major(found.driver) < first:
-        way_out = f"install driver {first} or newer on the node, or an image with a PyTorch for an older CUDA"
-        return Problem(DRIVER_PATH, found.driver, f"is too old: {needed}", way_out)
+    if found.is_old and not found.starts:
+        way_out = (
+            f"install driver {first} or newer on the node, the libraries of CUDA's forward compatibility in the image"
+            " (docs/gpu.md), or a PyTorch for an older CUDA"
+        )
+        return Problem(DRIVER_PATH, found.driver, f"is too old, and CUDA does not initialise: {needed}", way_out)
     return None
 
 

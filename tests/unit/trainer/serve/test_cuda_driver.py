@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 import torch
 
@@ -9,13 +12,14 @@ from stage2_api.errors import ConfigError
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.process.supported import check_supported
-from stage2_trainer.serve import launch
+from stage2_trainer.serve import cuda_driver, launch
 from stage2_trainer.serve.cuda_driver import (
     Installation,
     is_for_gpus,
     kernel_driver,
     learner_problem,
     server_problem,
+    starting_cuda,
     torch_cuda,
     unused_gpu,
 )
@@ -37,8 +41,9 @@ def installation(**changes):
         ({"visible": "2,3"}, None),
         (
             {"driver": "570.86.15"},
-            "is too old: PyTorch of this installation is built for CUDA 13.0, which needs driver 580",
+            "and CUDA does not initialise: PyTorch of this installation is built for CUDA 13.0, which needs driver 580",
         ),
+        ({"driver": "570.86.15", "starts": True}, None),
         ({"torch_cuda": "12.9", "driver": "570.86.15"}, None),
         ({"torch_cuda": "12.9", "driver": "515.1"}, "needs driver 525"),
         ({"driver": None}, "nothing; must be loaded and given to this process"),
@@ -107,6 +112,27 @@ def test_a_learner_says_so_before_it_reads_a_model(monkeypatch, start):
     monkeypatch.setattr(Installation, "detect", classmethod(lambda cls, environment: old))
     with pytest.raises(ConfigError, match=r"driver.*570\.86\.15"):
         start(run_config())
+
+
+LIBRARY = "int cuInit(int flags) { return %d; } int cuDriverGetVersion(int *version) { *version = 13000; return 0; }"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(("error", "found"), [(0, 13), (803, 0)])
+@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "VLLM_CUDA_COMPATIBILITY_PATH"])
+def test_what_initialises_decides_and_not_the_version(tmp_path, monkeypatch, error, found, variable):
+    (tmp_path / "cuda.c").write_text(LIBRARY % error)
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
+    environment = {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1", variable: str(tmp_path)}
+    assert starting_cuda(environment) == found
+    monkeypatch.setattr(cuda_driver, "is_for_gpus", lambda *_, **__: True)
+    monkeypatch.setattr(cuda_driver, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(cuda_driver, "loaded_driver", lambda: "550.54")
+    assert (learner_problem(Installation.detect(environment)) is None) == bool(found)
+
+
+def test_nothing_initialises_where_there_is_no_library():
+    assert starting_cuda({}) == 0
 
 
 def test_the_kernel_names_its_driver():
