@@ -5,6 +5,7 @@ import pytest
 from stage2_api.vllm import EIGHT_BIT_TOLERANCE
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(400)
@@ -19,6 +20,7 @@ def test_a_push_reaches_a_server_that_quantizes_its_weights(start_server, make_s
     engine = {"quantization": "fp8_per_channel", "max_logprobs": 1}
     served = start_server("vllm", dtype=dtype, engine=engine)
     client = ServerClient(served.base_url, token, timeout_s=60)
+    assert client.get(IDENTITY_ROUTE, "identity")[ENGINE].startswith("model runner V1, attention backend ")
     policy, sync = policies.adapter_of(base, "dora"), make_sync(served)
     sync.push(policy, version=1)
     policies.verify(policy, probe, [client], tolerance=EIGHT_BIT_TOLERANCE)

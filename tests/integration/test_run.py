@@ -38,6 +38,7 @@ def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> N
     how = {"merge": "server", "merge_reason": FOLDERS_AGREE, "transport": "tcp"}
     assert record["sync"] == {"requested": "full", "effective": "full", **how}
     assert record["dataset"]["records"] == 8
+    assert record["engines"] == ["the CPU stub"] * 3
     assert len(record["config_sha256"]) == 64
 
 

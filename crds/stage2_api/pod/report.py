@@ -189,6 +189,8 @@ class ReproducibilityRecord(RecordPart):
     """Folder of the checkpoint, or its name on a hub."""
     servers: list[_Text] = Field(max_length=64)
     """List of the servers' addresses."""
+    engines: list[_Text] = Field(default=[], max_length=64)
+    """List of what computes each server's answers: vLLM's model runner, attention backend and sampler."""
     sync: SyncModes
     """Weight sync: modes and transport."""
     rollout_seed: int

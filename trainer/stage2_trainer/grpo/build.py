@@ -84,7 +84,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
 
     source = _first_alone(exchange, connect)
     if source is not None:
-        report_reproducibility(config, data.fingerprint, context, source.sync_state)
+        report_reproducibility(config, data.fingerprint, context, source.sync_state, source.engines)
     rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, exchange)
     parts = components(config, data, task, encoder, rollouts, context)
     return GrpoTrainer(components=parts, model=model, args=args, processing_class=processor)

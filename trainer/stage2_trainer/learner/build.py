@@ -65,7 +65,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     rollouts = _rollouts(config, policy, cache, state, context, stack)
     matcher = Matcher(vocab, MatchOptions.from_config(config.rollout_matching), encoder.vision_ids)
     bad = BadSamples(config.training.max_bad_samples, context.log)
-    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
+    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
     trainer = RolloutMatchingTrainer(
         components=_components(config, context, policy, rollouts, SampleTools(encoder, cache, prompts, matcher, bad)),
         model=model,

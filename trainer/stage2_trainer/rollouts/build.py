@@ -39,7 +39,7 @@ from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.identity import IDENTITY_ROUTE, describe, first_difference
+from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE, describe, first_difference
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, ServedBackend
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,11 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     if isinstance(full, FullPush) and adapter is None:
         full.choose_location(policy.model)
     synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
-    return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
+    rollouts = ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
+    if server.protocol == "vllm":
+        rollouts.engines = [str(_identity(client).get(ENGINE, "")) for client in clients]
+        logger.info("the servers compute with %s", "; ".join(sorted(set(rollouts.engines))))
+    return rollouts
 
 
 def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:

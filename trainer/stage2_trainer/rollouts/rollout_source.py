@@ -154,6 +154,8 @@ class RolloutSource(ABC):
 
     sync_state: SyncStatus
     """The last sync."""
+    engines: Sequence[str] = ()
+    """What computes the answers of each server, in words."""
 
     def sync(self, model: nn.Module, *, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         """Push the weights of a step if they moved; a source in this process does that while it answers.

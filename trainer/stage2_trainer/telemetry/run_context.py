@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -35,19 +35,24 @@ class RunContext:
     proved: ProvedStep = field(default_factory=ProvedStep)
 
 
-def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: SyncStatus) -> None:
+def report_reproducibility(
+    config: RunConfig, dataset: Fingerprint, context: RunContext, sync: SyncStatus, engines: Sequence[str]
+) -> None:
     """Log and report what the run is made of, once, before anything is trained."""
-    record = reproducibility_record(config, dataset, sync).document()
+    record = reproducibility_record(config, dataset, sync, engines).document()
     context.log.write(EVENT, record)
     context.reporter.update(reproducibility=record, sync=sync)
 
 
-def reproducibility_record(config: RunConfig, dataset: Fingerprint, sync: SyncStatus) -> ReproducibilityRecord:
-    """Return what shows whether two runs were the same. config: the effective configuration."""
+def reproducibility_record(
+    config: RunConfig, dataset: Fingerprint, sync: SyncStatus, engines: Sequence[str] = ()
+) -> ReproducibilityRecord:
+    """Return what shows whether two runs were the same. config: the effective configuration. engines: of servers."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     return ReproducibilityRecord(
         model=config.model.model,
         servers=[address.base_url for address in addresses],
+        engines=list(engines),
         sync=SyncModes(
             requested=sync.requested_mode,
             effective=sync.effective_mode,

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 IDENTITY_ROUTE = "/stage2/identity"
+ENGINE = "engine"  # in a server's answer: what computes, in words
 STATE_OF_CALLS = ("truncation", "padding")  # parts of a tokenizer that calls leave behind; they tell nothing about it
 
 PICTURE = (150, 97)  # pixels; neither side is a multiple of a patch

@@ -16,8 +16,9 @@ from typing import Any
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
 from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
+from stage2_trainer.sync.vllm.vllm_compat import engine_words
 from stage2_trainer.wire.calls import CALLS_ROUTE, Call, CallAnswer, calls_from_json, is_met
-from stage2_trainer.wire.identity import IDENTITY_ROUTE, describe
+from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE, describe
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +128,10 @@ class UpdateWatch:
 
 
 async def _identity(scope: Scope, _receive: Receive, send: Send) -> None:
-    """GET /stage2/identity: how this server reads prompts (`wire.identity`)."""
-    found = await asyncio.to_thread(lambda: describe(_processor(scope["app"].state)))
-    await send_json(send, HTTPStatus.OK, found)
+    """GET /stage2/identity: how this server reads prompts (`wire.identity`), and what computes its answers."""
+    state = scope["app"].state
+    found = await asyncio.to_thread(lambda: describe(_processor(state)))
+    await send_json(send, HTTPStatus.OK, {**found, ENGINE: _engine(state)})
 
 
 async def _folder_digests(scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,6 +250,10 @@ def _processor(state: Any) -> Any:
     from vllm.transformers_utils.processor import cached_processor_from_config
 
     return cached_processor_from_config(state.vllm_config.model_config)
+
+
+def _engine(state: Any) -> str:
+    return engine_words(state.vllm_config) if hasattr(state, "vllm_config") else "the CPU stub"
 
 
 def _model_folder(state: Any) -> str:

@@ -130,6 +130,20 @@ def offer_model_inspections(kept: Path, cache_root: Path) -> None:
             (folder / answer.name).symlink_to(answer)
 
 
+def engine_words(vllm_config: Any) -> str:
+    """Return which of vLLM's implementations compute answers: they differ between CPUs and GPUs."""
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    backend = vllm_config.attention_config.backend
+    flashinfer = current_platform.is_cuda() and envs.VLLM_USE_FLASHINFER_SAMPLER
+    return (
+        f"model runner {'V2' if vllm_config.use_v2_model_runner else 'V1'},"
+        f" attention backend {backend.name if backend else 'of its own choice'},"
+        f" sampler {'of FlashInfer' if flashinfer else 'of the runner'}"
+    )
+
+
 def receive_and_settle(engine: Any, update_info: dict[str, Any]) -> None:
     """Do what `WeightTransferEngine.update_weights` does, but wait for the device only where there is one.
 
