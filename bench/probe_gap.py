@@ -31,7 +31,7 @@ from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import load_records
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
-from stage2_trainer.sync.fleet.proof import Gap, Probe, learner_logprobs, sample_probe, text_tokens
+from stage2_trainer.sync.fleet.proof import Gap, Probe, learner_logprobs, sample_probe, text_tokens, wide_logprobs
 from stage2_trainer.wire.requests import Sampling
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +132,7 @@ def measure(model: Any, served: ColocateEngine, probes: list[Probe]) -> Iterator
     served.sync(model, version=0)
     found = text_logprobs(probes, served.prompt_logprobs)
     yield gap(found, "equal", model)
+    yield gap(text_logprobs(probes, lambda probe: wide_logprobs(model, probe.inputs)), "the learner in float32", model)
     yield gap(found, "a tensor redrawn", changed(model, redraw))
     yield gap(found, "two layers swapped", changed(model, swap))
     for share in STEPS:
