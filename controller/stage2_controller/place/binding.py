@@ -20,7 +20,7 @@ OVERDUE_S = 300.0
 """How long a pod may outlive its deletion's grace period, and how long the scheduler may evict others for a pod."""
 _TURNED_AWAY_FOR_S, _TURNED_AWAY_WITHIN_S, _TURNED_AWAY_TIMES = 60.0, 120.0, 3
 _CONDITION_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
-# Parts of the scheduler's messages about what no other node would mend. kube-scheduler 1.29 to 1.35, plugins
+# Parts of the scheduler's messages about what no other node would mend. kube-scheduler 1.30 to 1.37, plugins
 # VolumeBinding, VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
     "persistentvolumeclaim",
