@@ -27,7 +27,7 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
 from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
+from stage2_trainer.serve.server_command import ON_CPU, PRECOMPILED, UNCOMPILED
 from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_obstacle, resolve_mode
 from stage2_trainer.sync.fleet.proof import Prover, server_logprobs, swift_logprobs
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
@@ -331,6 +331,5 @@ def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
     """
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if on_cpu:
-        variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        return {**variables, **UNCOMPILED} if eager else variables
+        return {**variables, **ON_CPU, **(UNCOMPILED if eager else {})}
     return {**variables, **PRECOMPILED}

@@ -30,6 +30,13 @@ UNLOGGED_ROUTES = (HEALTH_ROUTE, CALLS_ROUTE, "/update_weights", "/weight_info")
 """Called at each push or every few seconds. The engine logs each push, and vLLM each call that fails."""
 TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 CPU_KV_CACHE_GIB = 1
+ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "NUMBA_THREADING_LAYER": "workqueue",
+}
+"""Of a vLLM on CPUs. Its n-gram drafts run on numba, whose OpenMP threads would fight with PyTorch's: a step took ten
+times as long."""
 PRECOMPILED = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
 """Switches off what vLLM 0.32 would compile with nvcc while it starts, which the image does not have: FlashInfer's
 sampler, and its all-reduce between the GPUs of one server. Both are on by default."""
@@ -120,11 +127,7 @@ def environment(
     if platform == "cuda":
         defaults |= PRECOMPILED
     if platform == "cpu":
-        defaults |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(max(1, cores // (servers_here * workers))),
-        }
+        defaults |= {**ON_CPU, "OMP_NUM_THREADS": str(max(1, cores // (servers_here * workers)))}
         if eager:
             defaults |= UNCOMPILED
         if workers == 1:
