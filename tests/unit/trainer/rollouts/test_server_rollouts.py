@@ -119,6 +119,7 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights(rollouts
         "phases": phases,
         "version": 3,
         "seconds": 0.25,
+        "proof_gap": 0.0,
     }
     assert origin["generate_s"] >= 0
 
