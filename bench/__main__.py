@@ -57,7 +57,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "many_servers": (many_servers.ManyServersTable(),),
     "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),
-    "speculation": (speculation.REPLAYED, speculation.DECODED),
+    "speculation": (speculation.REPLAYED, speculation.DECODED, speculation.SCHEDULED),
     "pipeline": (pipeline.TABLE,),
     "served_adapter": (served_adapter.TABLE,),
     "saves": (saves.TABLE,),

@@ -24,9 +24,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from bench import schedule, slow_servers
 from bench.rollouts import content
 from bench.scenes import scene
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -46,6 +48,9 @@ LEAST_ANSWERS = 8
 RUNS = 2
 METHODS = ("none", "ngram", "frame")
 IMAGES = 300  # of the replay
+VERIFIED_S = 2 * 8e9 / 6e14  # of one token of an 8B
+Draft = Callable[[Any, int], Sequence[int]]
+SCHEDULES = {"generate all, then train": schedule.expected_after, "pipelined": schedule.expected_pipelined}
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -229,20 +234,26 @@ class Replayed:
 
 
 def _replayed(what: str, whose: str, tokenizer: Any, images: Sequence[Sequence[GTObject]]) -> Iterator[str]:
+    count = sum(map(len, images))
+    for method, draft in (("ngram", ngram_draft), ("frame", Frame(tokenizer).draft)):
+        steps, tokens, drafted = _counted(tokenizer, images, draft)
+        figures = f"{tokens / count:.1f} | {method} | {steps / tokens:.3f} | {(tokens - steps) / drafted:.0%}"
+        yield f"| {what} | {whose} | {figures} |\n"
+
+
+def _counted(tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft) -> tuple[int, int, int]:
+    """Return the decode steps of true answers, their tokens, and the tokens drafted."""
+
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     prompt = encode("<|im_start|>assistant\n")
     answers = [encode(f"{serialize_objects(list(one))}<|im_end|>") for one in images]
-    tokens = sum(map(len, answers))
-    size = f"{tokens / sum(map(len, images)):.1f}"
-    for method, draft in (("ngram", ngram_draft), ("frame", Frame(tokenizer).draft)):
-        counts = np.sum([_steps(prompt, answer, draft) for answer in answers], axis=0)
-        accepted = f"{(tokens - counts[0]) / counts[1]:.0%}"
-        yield f"| {what} | {whose} | {size} | {method} | {counts[0] / tokens:.3f} | {accepted} |\n"
+    steps, drafted = np.sum([_steps(prompt, answer, draft) for answer in answers], axis=0).tolist()
+    return steps, sum(map(len, answers)), drafted
 
 
-def _steps(prompt: list[int], answer: list[int], draft: Callable[[Any, int], Sequence[int]]) -> tuple[int, int]:
+def _steps(prompt: list[int], answer: list[int], draft: Draft) -> tuple[int, int]:
     """Return the decode steps of an answer, and the tokens drafted. The first token comes with the prompt."""
     tokens = np.array(prompt + answer, dtype=np.int32)
     position, steps, drafted = len(prompt) + 1, 1, 0
@@ -252,6 +263,35 @@ def _steps(prompt: list[int], answer: list[int], draft: Callable[[Any, int], Seq
         position += 1 + sum(1 for _ in right)
         steps, drafted = steps + 1, drafted + len(found)
     return steps, drafted
+
+
+class Scheduled:
+    """A step of `bench.schedule`'s model of an 8B on H100s, with the decode steps of COCO's names."""
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines."""
+        tokenizer = qwen_like_tokenizer(tuple(COCO))
+        steps, tokens, drafted = _counted(tokenizer, coco_objects(), Frame(tokenizer).draft)
+        per_token, verified = steps / tokens, 1 + drafted / steps
+        yield "\n## A step of an 8B on H100s, by the model of bench/schedule\n\n"
+        yield f"{per_token:.3f} decode steps a token, each of which verifies {verified:.1f} tokens of every answer at "
+        yield f"{1e6 * VERIFIED_S:.0f} us a token: 16 GFLOP at 600 TFLOP/s. Nothing of it was measured on a GPU.\n\n"
+        yield "| job | schedule | without drafts s | with drafts s | ratio |\n| --- | --- | ---: | ---: | ---: |\n"
+        speculating: dict[str, Any] = {
+            "STEP_S": per_token * slow_servers.STEP_S,
+            "STEP_S_PER_ANSWER": per_token * (slow_servers.STEP_S_PER_ANSWER + verified * VERIFIED_S),
+        }
+        for job in schedule.JOBS:
+            for name, expected in SCHEDULES.items():
+                plain = _seconds(job, expected)
+                with patch.multiple(slow_servers, **speculating):
+                    found = _seconds(job, expected)
+                yield f"| {job.name} | {name} | {plain:.1f} | {found:.1f} | {plain / found:.2f} |\n"
+
+
+def _seconds(job: schedule.Job, expected: schedule.Expected) -> float:
+    steps = range(1, 1 + schedule.MANY_STEPS)
+    return sum(expected(job, step, True) for step in steps) / len(steps)
 
 
 def ngram_draft(tokens: Any, most: int) -> list[int]:
@@ -297,4 +337,4 @@ def coco_objects() -> list[Sequence[GTObject]]:
     return images
 
 
-DECODED, REPLAYED = Decoded(), Replayed()
+DECODED, REPLAYED, SCHEDULED = Decoded(), Replayed(), Scheduled()
