@@ -94,6 +94,9 @@ def test_an_api_server_that_is_away_costs_no_pod_and_what_comes_afterwards_is_do
 
 
 @pytest.mark.alone
+@pytest.mark.skipif(
+    "STAGE2_COMPACTION" not in os.environ, reason="Kubernetes' own controllers take minutes to list everything again"
+)
 def test_a_watch_whose_past_was_compacted_begins_anew_and_misses_nothing(
     on_local_cluster: Path,
     local_cluster: LocalCluster,
@@ -121,7 +124,7 @@ def test_a_watch_whose_past_was_compacted_begins_anew_and_misses_nothing(
     controller.send(signal.SIGCONT)
     eventually(lambda: phase(kubectl, "ends") == "Succeeded", why="an end is seen", timeout_s=60)
     kubelet.job_runs("comes")
-    eventually(lambda: pods(kubectl, "goes") == {}, why="what was deleted has no pods", timeout_s=120)
+    eventually(lambda: pods(kubectl, "goes") == {}, why="what was deleted has no pods", timeout_s=300)
     assert phase(kubectl, "stays") == "Running"
     assert pods(kubectl, "stays") == before
 
