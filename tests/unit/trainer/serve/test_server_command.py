@@ -178,3 +178,22 @@ def test_what_a_person_sets_in_the_environment_stays():
     env = environment({"OMP_NUM_THREADS": "5", "PATH": "/bin"}, "cpu", cores=2, servers_here=1)
     assert (env["OMP_NUM_THREADS"], env["PATH"]) == ("5", "/bin")
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("platform", "vllm", "drafts"),
+    [
+        ("cpu", {"max_num_seqs": 8}, True),
+        ("cpu", {"max_num_seqs": 9}, False),
+        ("cpu", {"max_num_seqs": 9, "speculation": "frame"}, True),
+        ("cuda", {"max_num_seqs": 8}, False),
+        ("cuda", {"max_num_seqs": 80, "speculation": "frame"}, True),
+    ],
+)
+def test_frames_are_drafted_where_they_were_seen_to_pay_or_are_asked_for(platform, vllm, drafts):
+    found = options(vllm_command(config(vllm), ENDPOINT, platform)).get("speculative-config")
+    assert bool(found) is drafts
+    if found:
+        most = json.loads(found)["num_speculative_tokens"]
+        assert most == 24
+        assert (most + 1) * vllm["max_num_seqs"] <= 2048
