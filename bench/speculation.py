@@ -3,7 +3,7 @@
 The first table decodes with a real vLLM on the CPU. Its model is the tiny one with feed-forward layers so wide that
 decoding is bound by memory: the added columns have output weights of 0, so it answers as the tiny one does. The second
 table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
-does. Suffix decoding, vLLM's other method without a model, needs a package that has no build for CPUs alone.
+does. Suffix decoding, vLLM's other method without a model, needs arctic-inference and was not compared.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ keys and all names. It drafts what followed that place, up to the next coordinat
 name is drafted, too: the one that stood where names and all repeat the end. vLLM verifies each draft with the model, so
 a wrong one costs time and changes no answer (docs/semantics.md, section 11).
 
-A draft depends on the request's own tokens alone, so that a seed gives the same answer whatever else is asked.
+A draft depends on the request's own tokens alone, so that a seed gives the same answer whatever the other requests are.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from vllm.config import VllmConfig
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from stage2_api.coordinates import coord_token
+from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.matching.tokens import CoordVocab
 
 Tokens = npt.NDArray[np.int32]
@@ -33,15 +33,14 @@ SHORTEST_REPETITION = 2
 KEY, NAME = "object_", 'desc": "'  # what leads to a number, and to a name
 
 
+LONGEST_NUMBER = 6
+"""Tokens of a key's number; more are the loop of an answer that does not end."""
+
+
 def example_answer() -> str:
-    """Return an answer in the format of `serialize_objects`, with boxes first and last, and a polygon."""
-    box = ", ".join(f'"{coord_token(0)}"' for _ in range(4))
-    point = f'["{coord_token(0)}", "{coord_token(0)}"]'
-    boxes, polygon = [f'"bbox_2d": [{box}]'] * 2, f'"poly": [{point}, {point}, {point}]'
-    objects = (
-        f'"{KEY}{i}": {{"desc": "object", {geometry}}}' for i, geometry in enumerate((*boxes, polygon, *boxes), 1)
-    )
-    return f"{{{', '.join(objects)}}}"
+    """Return an answer with boxes first and last, and a polygon."""
+    box = GTObject("object", "bbox", (0, 0, 0, 0))
+    return serialize_objects([box, box, GTObject("object", "poly", (0,) * 6), box, box])
 
 
 class FrameProposer:
@@ -84,17 +83,19 @@ class Frame:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        spelled = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        self._digits = {chr(i): one for i, one in enumerate(spelled) if one.isascii() and one.isdigit()}
+        spelled = {chr(i): token for token, i in tokenizer.get_vocab().items()}
+        self._digits = {one: token for one, token in spelled.items() if token.isascii() and token.isdigit()}
         coordinates = "".join(map(chr, CoordVocab.from_tokenizer(tokenizer).ids.tolist()))
         self._coordinate = re.compile(f"[{re.escape(coordinates)}]")
-        number, digits = re.escape(self._leading_to("1", KEY)), re.escape("".join(self._digits))
-        self._key_number = re.compile(f"(?<={number})[{digits}]+" if number else "(?!)")
-        name, quotes = re.escape(self._leading_to("cat", NAME)), re.escape("".join(_starting(spelled, '"')))
+        number, digits = re.escape(self._leading_to(KEY)), re.escape("".join(self._digits))
+        bounded = f"[{digits}]{{1,{LONGEST_NUMBER}}}(?![{digits}])"
+        self._key_number = re.compile(f"(?<={number}){bounded}" if number else "(?!)")
+        starting = (one for one, token in spelled.items() if token.startswith('"'))
+        name, quotes = re.escape(self._leading_to(NAME)), re.escape("".join(starting))
         self._name = re.compile(f"(?<={name})[^{quotes}]+(?=[{quotes}])" if name else "(?!)")
         example = self._encode(f"<|im_start|>assistant\n{example_answer()}<|im_end|>")
         self._example, _ = self._generalized("".join(map(chr, example)))
-        self._number = cache(self._spell_number)
+        self._number = lru_cache(maxsize=1024)(self._spell_number)
 
     def draft(self, tokens: Tokens, most: int) -> list[int]:
         """Return at most `most` tokens that may follow those of a request, (length,)."""
@@ -122,17 +123,13 @@ class Frame:
     def _spell_number(self, number: int) -> str:
         return "".join(one for one in map(chr, self._key_tokens(number)) if one in self._digits)
 
-    def _leading_to(self, unknown: str, known: str) -> str:
-        """Return the tokens before `unknown` in an answer: as many as spell `known`; none if one token has both."""
+    def _leading_to(self, known: str) -> str:
+        """Return the tokens of an answer that spell `known`; none if its last one has more."""
         tokens = self._encode(f'{{"{KEY}1": {{"desc": "cat"}}}}')
         spelled = [self._tokenizer.decode(tokens[:i]) for i in range(len(tokens) + 1)]
         end = next((i for i, text in enumerate(spelled) if text.endswith(known)), 0)
         spelling = (i for i in reversed(range(end)) if known in self._tokenizer.decode(tokens[i:end]))
         return "".join(map(chr, tokens[next(spelling, end) : end]))
-
-
-def _starting(spelled: list[str], first: str) -> list[str]:
-    return [chr(i) for i, one in enumerate(spelled) if one.startswith(first)]
 
 
 def _follows(text: str, most: int) -> str:

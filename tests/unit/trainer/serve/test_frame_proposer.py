@@ -108,3 +108,11 @@ def test_vllm_gets_drafts_of_requests_that_have_gained_tokens_and_have_room(toke
     proposer = FrameProposer(config)
     lengths = np.array([len(text), len(text), longest], dtype=np.int32)
     assert proposer.propose([[int(text[-1])], [], [0]], lengths, rows) == [first, [], []]
+
+
+def test_a_key_that_a_looping_answer_never_ends_is_no_number():
+    tokenizer = qwen_like_tokenizer(("dog",))
+    tokenizer.add_tokens(["1" * 10])
+    frame = Frame(tokenizer)
+    looping = '{"object_' + "1" * 5000 + '": {"desc": "dog", "bbox_2d": ["' + '", "'.join(["<|coord_1|>"] * 4)
+    assert draft(frame, tokenizer, looping).startswith('"]}')
