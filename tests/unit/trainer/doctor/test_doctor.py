@@ -52,6 +52,8 @@ def test_a_run_that_has_all_it_needs_is_good(config):
 def test_the_runner_of_vllm_is_named(config, monkeypatch):
     assert "model runner V2 (docs/gpu.md" in examine(config())["vLLM"].status
     assert "model runner V1," in examine(config(), cpu=True)["vLLM"].status
+    drafting = config(matching={"vllm": {"mode": "server", "server": SERVER, "speculation": "frame"}})
+    assert "model runner V1," in examine(drafting)["vLLM"].status
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     assert "model runner V1," in examine(config())["vLLM"].status
 
