@@ -44,9 +44,12 @@ class Table:
         yield f"\n## {self.title}\n\n"
         yield f"| what | peer | ours {self.unit} | peer {self.unit} | ratio | largest difference |\n"
         yield "| --- | --- | ---: | ---: | ---: | --- |\n"
+        row = None
         for row in self.rows():
             amounts = f"{row.ours * self.per_unit:.2f} | {row.theirs * self.per_unit:.2f}"
             yield f"| {row.what} | {row.peer} | {amounts} | {row.theirs / row.ours:.2f} | {row.difference} |\n"
+        if row is None:
+            yield "| not measured: the peer is not installed | | | | | |\n"
 
 
 def seconds(call: Callable[[], object]) -> float:
