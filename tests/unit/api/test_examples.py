@@ -16,7 +16,7 @@ SHIPPED = sorted(ROOT.glob("examples/job-*.yaml"))
 PRESETS = sorted(ROOT.glob("examples/summary_*.yaml"))
 
 
-def test_the_examples_that_the_readme_names_ship() -> None:
+def test_the_examples_that_the_pages_name_ship() -> None:
     assert {"job-3v1.yaml", "job-3v1-tiny.yaml"} <= {path.name for path in SHIPPED}
 
 

@@ -19,15 +19,15 @@ PAGES = {
     for name in TRACKED
     if name.endswith(".md") and (ROOT / name).is_file()
 }
-README = PAGES["README.md"]
-TREE = re.search(r"```\n(crds/stage2_api/ .*?)```", README, re.DOTALL)[1]
+GUIDE = PAGES["CONTRIBUTING.md"]
+TREE = re.search(r"```\n(crds/stage2_api/ .*?)```", GUIDE, re.DOTALL)[1]
 PACKAGES = ("controller/stage2_controller", "trainer/stage2_trainer")
 HOMES = {"api": "crds", "controller": "controller", "trainer": "trainer", "report": "report", "cli": "cli"}
 HISTORY = "CHANGELOG.md"  # names what no longer exists
 
 
 def tree() -> list[str]:
-    """Return the folders of the README's tree, as paths from the root."""
+    """Return the folders of the guide's tree, as paths from the root."""
     paths: list[str] = []
     above = ""
     for line in TREE.splitlines():
@@ -59,17 +59,17 @@ def functions(file: str) -> set[str]:
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_folder_of_the_readme_exists():
+def test_every_folder_of_the_tree_exists():
     assert [path for path in tree() if not (ROOT / path).is_dir()] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_readme_has_every_room(package):
+def test_the_tree_has_every_room(package):
     assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
 
 
 def test_every_file_to_read_first_exists():
-    files = re.findall(r"`([\w/]+\.py)`", README)
+    files = re.findall(r"`(\w+/[\w/]+\.py)`", GUIDE)
     assert len(files) >= 4
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
