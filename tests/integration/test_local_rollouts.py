@@ -241,6 +241,8 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     assert output.count("proved: the colocated engine answers as the learner does") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
     assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
+    assert "drafts of up to 24 tokens by FrameProposer" in output
+    assert 0 < steps[0]["rollout/decode_steps_per_token"] < 1, "frames are drafted"
     if stage is None:
         assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
 

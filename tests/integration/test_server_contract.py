@@ -156,6 +156,7 @@ def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, bas
         together = several.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0), version=0)
     assert [rollout.token_ids for rollout in together] == [rollout.token_ids for rollout in alone]
     assert {rollout.version for rollout in together} == {0}
+    assert all(0 <= one.accepted <= one.drafted and one.accepted < len(one.token_ids) for one in together)
 
 
 def test_no_requests_make_no_call(token):

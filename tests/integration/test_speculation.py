@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.vllm]
 SAMPLES = 400
 IMPROBABLE = 1e-4
 LEAST_EXPECTED = 10
-COUNTERS = ("spec_decode_num_accepted_tokens", "generation_tokens")
+COUNTERS = ("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens", "generation_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,14 @@ def requests(tmp_path_factory):
     return found
 
 
-def answers(served, token, requests, *, seed=5, **sampling):
+def rollouts(served, token, requests, *, seed=5, **sampling):
     fields = Sampling(**{"max_new_tokens": 160, "temperature": 0.0, **sampling})
     with ServerBackend([served.base_url], token=token, sampling=fields, timeout_s=120) as backend:
-        return [one.token_ids for one in backend.generate(requests, seed_plan=SeedPlan(seed, 0, 0))]
+        return backend.generate(requests, seed_plan=SeedPlan(seed, 0, 0))
+
+
+def answers(served, token, requests, **options):
+    return [one.token_ids for one in rollouts(served, token, requests, **options)]
 
 
 def counters(served, token):
@@ -58,11 +62,12 @@ def counters(served, token):
 
 def test_greedy_answers_are_those_without_drafts_in_half_the_steps(plain, speculating, token, requests):
     before = counters(speculating, token)
-    found, expected = answers(speculating, token, requests), answers(plain, token, requests)
-    assert found == expected
-    accepted, generated = counters(speculating, token) - before
+    found, expected = rollouts(speculating, token, requests), rollouts(plain, token, requests)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    accepted, drafted, generated = counters(speculating, token) - before
     assert 1 - accepted / generated < 0.5
-    assert counters(plain, token)[0] == 0
+    assert (accepted, drafted) == (sum(one.accepted for one in found), sum(one.drafted for one in found))
+    assert {(one.accepted, one.drafted) for one in expected} == {(0, 0)}
 
 
 def test_penalties_loops_and_lengths_hold_as_without_drafts(plain, speculating, token, requests):

@@ -190,7 +190,8 @@ class ReproducibilityRecord(RecordPart):
     servers: list[_Text] = Field(max_length=64)
     """List of the servers' addresses."""
     engines: list[_Text] = Field(default=[], max_length=64)
-    """List of what computes each server's answers: vLLM's model runner, attention backend and sampler."""
+    """List of what computes each server's answers, or the learner's own engine's: vLLM's model runner, attention
+    backend and sampler, and what drafts."""
     sync: SyncModes
     """Weight sync: modes and transport."""
     rollout_seed: int

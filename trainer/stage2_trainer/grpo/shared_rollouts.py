@@ -21,7 +21,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequen
 from stage2_trainer.sync.fleet.report import ProofError, SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.requests import Outcome, Rollout
+from stage2_trainer.wire.requests import Outcome, Rollout, draft_figures
 
 PROMPT_PATH = "prompt_token_ids"
 
@@ -31,12 +31,13 @@ Chat = Callable[[Record, str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """The outcomes of this process's requests, in order; sync, seconds and tokens of all processes together."""
+    """The outcomes of this process's requests, in order; sync, seconds, tokens, drafts of all processes together."""
 
     outcomes: list[Outcome]
     sync: SyncReport | None
     seconds: dict[str, float]
     tokens: int
+    drafts: dict[str, float]
 
 
 class ProcessExchange:
@@ -99,8 +100,14 @@ class SharedRollouts:
             images, stopwatch = [record.images for record, _ in whole], Stopwatch()
             request = GenerationRequest(model, chats, global_step, micro_step, stopwatch, images=images)
             batch = self._source.generate(request)
-            tokens = sum(len(one.token_ids) for one in batch.rollouts if isinstance(one, Rollout))
-            return SharedBatch(batch.rollouts, batch.sync, stopwatch.seconds, tokens)
+            answered = [one for one in batch.rollouts if isinstance(one, Rollout)]
+            tokens = sum(len(one.token_ids) for one in answered)
+            drafts = draft_figures(
+                generated=tokens,
+                drafted=sum(one.drafted for one in answered),
+                accepted=sum(one.accepted for one in answered),
+            )
+            return SharedBatch(batch.rollouts, batch.sync, stopwatch.seconds, tokens, drafts)
 
         whole: SharedBatch = self._exchange.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])

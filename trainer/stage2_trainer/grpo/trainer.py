@@ -220,6 +220,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         mode = "train" if self._policy.training else "eval"
         for name, seconds in found.seconds.items():
             self._metrics[mode][f"time/{name}_s"].append(seconds)
+        for name, figure in found.drafts.items():
+            self._metrics[mode][f"rollout/{name}"].append(figure)
         if waited := found.seconds.get("rollout_generate"):
             self._metrics[mode][_SPEED].append(found.tokens / waited)
         if found.sync is not None:

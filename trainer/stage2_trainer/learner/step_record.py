@@ -15,6 +15,7 @@ from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.rollouts.errors import RunawayError
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.timeline import StepTime, Stopwatch
+from stage2_trainer.wire.requests import draft_figures
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class SampleStats:
     `staleness`: optimizer steps between the weights that generated it and those that train on it.
     `beam`: it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
+    `drafted`, `accepted`: tokens that were drafted for it, and those that the model accepted.
     `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
     the answer, or trained against. Lengths of training are 0 in an evaluation, which encodes nothing.
@@ -33,6 +35,8 @@ class SampleStats:
 
     prompt_len: int = 0
     generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
     truncated: bool = False
     valid_objects: int = 0
     dropped_invalid: int = 0
@@ -119,6 +123,7 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
         "rollout_f1_iou50": quality["f1_iou50"],
         "rollout_ended_by_repetition": _sum(stats, lambda s: s.repeated),
         "rollout_ended_by_length": _sum(stats, lambda s: s.at_limit),
+        **{f"rollout_{name}": value for name, value in _draft_figures(stats).items()},
     }
 
 
@@ -211,12 +216,21 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
         "gen_new_tokens_p90": _percentile(generated, 90),
         "gen_new_tokens_p99": _percentile(generated, 99),
         "gen_tokens_per_s": _ratio(sum(generated), generate_s),
+        **_draft_figures(stats),
         "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": _sum(stats, lambda s: not s.beam),
         "decode_beam": _sum(stats, lambda s: s.beam),
         "ended_by_repetition": _sum(stats, lambda s: s.repeated),
         "ended_by_length": _sum(stats, lambda s: s.at_limit),
     }
+
+
+def _draft_figures(stats: Sequence[SampleStats]) -> dict[str, float]:
+    return draft_figures(
+        generated=sum(s.generated for s in stats),
+        drafted=sum(s.drafted for s in stats),
+        accepted=sum(s.accepted for s in stats),
+    )
 
 
 def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> float:

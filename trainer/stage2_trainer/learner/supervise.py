@@ -250,6 +250,8 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
     return SampleStats(
         prompt_len=len(matched.rollout.prompt_token_ids),
         generated=len(matched.rollout.token_ids),
+        drafted=matched.rollout.drafted,
+        accepted=matched.rollout.accepted,
         truncated=matched.target.parsed.truncated,
         valid_objects=int(counters["valid_pred_objects"]),
         dropped_invalid=int(counters["parse_dropped_invalid"]),

@@ -286,9 +286,11 @@ def local_rollouts(
         rounding=vllm.sync.rounding,
     )
     engine.stops = lambda: interrupt.requested
-    return ColocateRollouts(
+    rollouts = ColocateRollouts(
         engine, state.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, interrupt=interrupt, whole=whole
     )
+    rollouts.describe_engine()
+    return rollouts
 
 
 def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:
@@ -297,6 +299,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
     The engine never loads adapters: pushes merge them into the weights. Nothing of packing reaches it.
     """
     vllm = config.rollout_matching.vllm
+    drafts = vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects)
     options: dict[str, Any] = {
         "model": config.model.model,
         "dtype": config.model.torch_dtype,
@@ -311,7 +314,8 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
         "enable_sleep_mode": vllm.sleep_level > 0,
         "seed": config.training.seed,
         "disable_log_stats": True,
-        "speculative_config": vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects),
+        "speculative_config": drafts,
+        "per_request_spec_decode_metrics": "summary" if drafts else "none",
         **without_removed_options(vllm.passed_through()),
     }
     options |= dummy_load_options(options["load_format"])

@@ -30,6 +30,7 @@ from stage2_trainer.sync.vllm.vllm_compat import (
     before_each_step,
     drop_image_caches,
     free_shared_memory,
+    planned_engine_words,
 )
 from stage2_trainer.wire.requests import (
     FinishReason,
@@ -91,13 +92,17 @@ class ColocateEngine:
         self._reload: LayerReload | None = None
         self._parallel: TensorParallel
 
+    def words(self) -> str:
+        """Return what will compute the answers. Raises vLLM's errors about its options."""
+        self._set_environment()
+        return planned_engine_words(self._options)
+
     def start(self) -> None:
         """Start vLLM, if it does not run yet, and put it to sleep until it is needed."""
         if self._llm is not None:
             return
         start = time.monotonic()
-        for name, value in self._environment.items():
-            os.environ.setdefault(name, value)
+        self._set_environment()
         import vllm
 
         self._parallel = TensorParallel(self._options["tensor_parallel_size"])
@@ -160,6 +165,11 @@ class ColocateEngine:
             )
         scores = zip(answer.prompt_logprobs[1:], expected[1:], strict=True)
         return torch.tensor([position[token].logprob for position, token in scores])
+
+    def _set_environment(self) -> None:
+        """Set the variables that vLLM reads when it is imported."""
+        for name, value in self._environment.items():
+            os.environ.setdefault(name, value)
 
     def _calls(self, requests: list[Any]) -> list[list[Any]]:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
@@ -230,6 +240,7 @@ def _rollout(answer: Any, version: int) -> Rollout:
     (choice,) = answer.outputs
     if choice.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
         raise RuntimeError(f"request {answer.request_id} ended with {choice.finish_reason!r} and no rollout")
+    drafts = {} if choice.spec_decode_metrics is None else choice.spec_decode_metrics.to_dict()
     return Rollout(
         prompt_token_ids=list(answer.prompt_token_ids),
         token_ids=list(choice.token_ids),
@@ -237,6 +248,8 @@ def _rollout(answer: Any, version: int) -> Rollout:
         server=SERVER,
         version=version,
         finish_reason=choice.finish_reason,
+        drafted=drafts.get("num_draft_tokens", 0),
+        accepted=drafts.get("num_accepted_draft_tokens", 0),
     )
 
 

@@ -104,6 +104,14 @@ class ColocateRollouts(RolloutSource):
         self._synced: int | None = None
         self.sync_state: SyncStatus = SyncReport(requested_mode=sync_mode)
 
+    def describe_engine(self) -> None:
+        """Set `engines`. Raises EngineError if vLLM refuses its options."""
+        try:
+            self.engines = [self._engine.words()]
+        except Exception as error:
+            raise EngineError("reading its options", error) from error
+        logger.info("the engine computes with %s", self.engines[0])
+
     def ask(self, request: GenerationRequest) -> Answers:
         """Sync, and generate one rollout for each chat; all are there when it returns.
 

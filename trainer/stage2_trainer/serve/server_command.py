@@ -57,6 +57,7 @@ class Endpoint:
 def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> list[str]:
     """Return the command line of a vLLM server for this configuration."""
     vllm = config.rollout_matching.vllm
+    drafts = vllm.speculative_config(on_cpu=platform == "cpu", objects=config.lists_objects)
     options: dict[str, Any] = {
         "model": config.model.model,
         "served-model-name": POLICY_MODEL,
@@ -76,7 +77,8 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         **_adapter_options(config),
         "mm-processor-kwargs": config.template.pixel_limits() or None,
         "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
-        "speculative-config": vllm.speculative_config(on_cpu=platform == "cpu", objects=config.lists_objects),
+        "speculative-config": drafts,
+        "per-request-spec-decode-metrics": "summary" if drafts else None,
         "disable-access-log-for-endpoints": ",".join(UNLOGGED_ROUTES),
         **_flag_names(without_removed_options(vllm.passed_through())),
     }

@@ -33,6 +33,7 @@ pred_objects gt_objects matched fp fn precision recall f1 recall_iou50 f1_iou50 
 precision_class_iou50 recall_class_iou50 desc_exact duplicates objects_per_truth counting_error parse_rate loop_rate
 gating_rejections parse_dropped_invalid parse_truncated_rate sample_valid_pred_rate
 sample_any_match_rate matched_maskiou_mean ended_by_repetition ended_by_length
+decode_steps_per_token draft_acceptance_rate
 """
 EVALUATION_KEYS = (
     *(f"eval_{name}" for name in ("runtime", "samples_per_second", "steps_per_second", "bad_samples")),

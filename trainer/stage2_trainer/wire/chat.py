@@ -88,21 +88,38 @@ class Choice(_Strict):
     finish_reason: FinishReason
 
 
+class Drafts(_Strict):
+    """vLLM's counts of the tokens drafted for an answer."""
+
+    num_draft_tokens: Annotated[int, Field(ge=0)]
+    num_accepted_draft_tokens: Annotated[int, Field(ge=0)]
+
+
+class Metrics(_Strict):
+    """What vLLM measured; drafts are None where it makes none."""
+
+    speculative_decoding: Drafts | None = None
+
+
 class Answer(_Strict):
-    """The fields that a server's answer must have, at least."""
+    """The fields that a server's answer must have, at least, and those that we read if it has them."""
 
     object: Literal["chat.completion"]
     prompt_token_ids: Annotated[list[int], Field(min_length=1)]
     choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
+    metrics: Metrics | None = None
 
     def rollout(self, **origin: Any) -> Rollout:
         """Return the rollout of the answer. origin: the other fields of `Rollout`."""
         (choice,) = self.choices
+        drafts = self.metrics and self.metrics.speculative_decoding
         return Rollout(
             prompt_token_ids=self.prompt_token_ids,
             token_ids=choice.token_ids,
             text=choice.message.content,
             finish_reason=choice.finish_reason,
+            drafted=drafts.num_draft_tokens if drafts else 0,
+            accepted=drafts.num_accepted_draft_tokens if drafts else 0,
             **origin,
         )
 

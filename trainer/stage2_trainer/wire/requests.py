@@ -128,6 +128,7 @@ class Rollout:
     finish_reason: "stop", "length" if it reached the token limit, "repetition" if it was cut for repeating itself.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: the seed of its request, and how long it took; None where a backend answers many at once.
+    drafted, accepted: tokens that were drafted for it, and those of them that the model accepted.
     """
 
     prompt_token_ids: list[int]
@@ -139,6 +140,16 @@ class Rollout:
     decode_mode: Literal["greedy", "beam"] = "greedy"
     seed: int | None = None
     seconds: float | None = None
+    drafted: int = 0
+    accepted: int = 0
+
+
+def draft_figures(*, generated: int, drafted: int, accepted: int) -> dict[str, float]:
+    """Return what drafts did, from the tokens of answers; an accepted token takes no decode step of its own."""
+    return {
+        "decode_steps_per_token": (generated - accepted) / generated if generated else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+    }
 
 
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})

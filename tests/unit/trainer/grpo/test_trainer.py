@@ -143,6 +143,7 @@ def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
     (step,) = read_log(folder)
     speed = sum(len(ids) for ids in answers(encoder)) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
+    assert step["rollout/decode_steps_per_token"] == 1.0, "nothing was drafted"
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 

@@ -27,6 +27,7 @@ from tests.unit.trainer.scores.scenes import box, write_data
 GOOD = SampleStats(
     prompt_len=50, generated=40, valid_objects=3, gt_objects=2, matched=2, supervised=1, maskiou_sum=1.2,
     matched_iou50=1, gating_rejections=3, fn_appended=1, prefix_coord_targets=4, append_len=20, tail_ignored=5,
+    drafted=60, accepted=30,
 )  # fmt: skip
 BAD = SampleStats(
     prompt_len=50, generated=10, truncated=True, dropped_invalid=1, gt_objects=2, fn_appended=2, append_len=40
@@ -57,6 +58,8 @@ def test_a_steps_figures_follow_from_the_counts():
         "tail_ignore_frac": 5 / 60,
         "gen_new_tokens_total": 50,
         "gen_tokens_per_s": 25,
+        "decode_steps_per_token": 20 / 50,
+        "draft_acceptance_rate": 0.5,
         "prompt_len_mean": 50,
     }
     assert {name: found[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
@@ -76,7 +79,7 @@ def test_an_evaluation_has_its_own_names():
         "precision", "recall", "f1", "pred_objects", "gt_objects", "matched", "fp", "fn", "gating_rejections",
         "parse_dropped_invalid", "parse_truncated_rate", "sample_valid_pred_rate",
         "sample_any_match_rate", "matched_maskiou_mean", "recall_iou50", "f1_iou50", "ended_by_repetition",
-        "ended_by_length",
+        "ended_by_length", "decode_steps_per_token", "draft_acceptance_rate",
     }  # fmt: skip
 
 

@@ -191,8 +191,10 @@ def test_what_a_person_sets_in_the_environment_stays():
     ],
 )
 def test_frames_are_drafted_where_they_were_seen_to_pay_or_are_asked_for(platform, vllm, drafts):
-    found = options(vllm_command(config(vllm), ENDPOINT, platform)).get("speculative-config")
+    written = options(vllm_command(config(vllm), ENDPOINT, platform))
+    found = written.get("speculative-config")
     assert bool(found) is drafts
+    assert written.get("per-request-spec-decode-metrics") == ("summary" if drafts else None)  # vLLM refuses it alone
     if found:
         most = json.loads(found)["num_speculative_tokens"]
         assert most == 24

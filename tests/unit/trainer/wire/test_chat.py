@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.wire.chat import chat_body, read_answer
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
@@ -36,7 +38,16 @@ def test_a_request_names_the_check_for_loops_only_where_it_is_asked_for():
     assert "repetition_detection" not in looped.parameters(), "a server of `swift rollout` knows no such field"
 
 
-def test_a_full_answer_is_read():
-    answer = read_answer(json.dumps(ANSWER).encode())
-    assert answer.prompt_token_ids == [1, 2]
-    assert answer.choices[0].token_ids == [3, 4]
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({}, (0, 0)),
+        ({"metrics": None}, (0, 0)),
+        ({"metrics": {"speculative_decoding": None}}, (0, 0)),
+        ({"metrics": {"speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}}}, (9, 4)),
+    ],
+)
+def test_a_full_answer_is_read_with_its_drafts(metrics, expected):
+    found = read_answer(json.dumps({**ANSWER, **metrics}).encode()).rollout(server="a", version=0)
+    assert (found.prompt_token_ids, found.token_ids) == ([1, 2], [3, 4])
+    assert (found.drafted, found.accepted) == expected

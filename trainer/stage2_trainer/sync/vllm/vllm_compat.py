@@ -7,6 +7,7 @@ a command line can be made where no vLLM is installed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -131,17 +132,30 @@ def offer_model_inspections(kept: Path, cache_root: Path) -> None:
 
 
 def engine_words(vllm_config: Any) -> str:
-    """Return which of vLLM's implementations compute answers: they differ between CPUs and GPUs."""
+    """Return which of vLLM's implementations compute answers, which differ between CPUs and GPUs, and what drafts."""
     from vllm import envs
     from vllm.platforms import current_platform
 
     backend = vllm_config.attention_config.backend
+    drafts = vllm_config.speculative_config
     flashinfer = current_platform.is_cuda() and envs.VLLM_USE_FLASHINFER_SAMPLER
     return (
         f"model runner {'V2' if vllm_config.use_v2_model_runner else 'V1'},"
         f" attention backend {backend.name if backend else 'of its own choice'},"
-        f" sampler {'of FlashInfer' if flashinfer else 'of the runner'}"
+        f" sampler {'of FlashInfer' if flashinfer else 'of the runner'},"
+        f" {f'drafts of up to {drafts.num_speculative_tokens} tokens by {_drafter(drafts)}' if drafts else 'no drafts'}"
     )
+
+
+def _drafter(drafts: Any) -> str:
+    return str(drafts.model).rpartition(".")[2] if drafts.method == "custom_class" else str(drafts.method)
+
+
+def planned_engine_words(options: Mapping[str, Any]) -> str:
+    """Return the same of an engine that will start with these arguments of `LLM`."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return engine_words(EngineArgs(**copy.deepcopy(dict(options))).create_engine_config())  # which writes into them
 
 
 def receive_and_settle(engine: Any, update_info: dict[str, Any]) -> None:
