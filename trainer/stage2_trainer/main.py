@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
@@ -38,6 +39,7 @@ from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.report import DigestError, ProofError
+from stage2_trainer.sync.transports import nccl_choice
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
@@ -128,6 +130,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
     interrupt = Interrupt(world_size)
     interrupt.listen()
+    nccl_choice.log_into(Path(stack.enter_context(TemporaryDirectory(prefix="stage2-nccl-"))), os.environ)
     records = checked_records(config, world_size=world_size)
     if overwrite:
         _remove_earlier_run(config)

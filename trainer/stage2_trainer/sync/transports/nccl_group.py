@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from stage2_trainer.sync.transports.link import Link, abort_all
+from stage2_trainer.sync.transports.nccl_choice import log_links
 from stage2_trainer.sync.transports.protocol import LEARNER_RANK
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.background import in_background
@@ -117,6 +118,7 @@ class NcclGroup:
         self._communicator = communicator
         self._links = links
         self._timeout_s = timeout_s
+        self._named_links = False
 
     @classmethod
     def create(cls, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> Self:
@@ -144,6 +146,9 @@ class NcclGroup:
     def broadcast(self, buffer: torch.Tensor, ready: Any) -> None:
         """Send a bucket from the learner, or receive one. Raises LinkError."""
         self._run("a bucket was not received", self._communicator.broadcast, buffer, ready)
+        if not self._named_links:
+            self._named_links = True
+            log_links()
 
     def close(self) -> bool:
         """Leave the group. Returns whether NCCL let go; if it did not, this process can enter no other group."""

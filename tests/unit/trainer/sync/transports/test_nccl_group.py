@@ -1,6 +1,8 @@
 """All of the NCCL transport but NCCL: its links, deadlines and ends, over a communicator that blocks as NCCL does."""
 
 import inspect
+import logging
+import os
 import threading
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclDataTypeEnum, ncclUniqueId
 
 from stage2_trainer.sync.transports import nccl as worker_end
-from stage2_trainer.sync.transports import nccl_group
+from stage2_trainer.sync.transports import nccl_choice, nccl_group
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
 from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.transfer import Packed
@@ -48,6 +50,35 @@ def test_bytes_handed_to_nccl_are_counted(make_transfer):
         expected += sum(tensor.nbytes for tensor in tensors.values())
         assert expected <= transfer.sent <= expected + 1024
         expected = transfer.sent
+
+
+NCCL_LINES = """\
+here:7:9 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to lo
+here:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Socket/0
+here:7:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+here:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 2[1] via P2P/CUMEM
+"""
+
+
+def test_the_log_says_once_for_each_group_what_nccl_chose(make_transfer, tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    environment = {}
+    nccl_choice.log_into(tmp_path, environment)
+    monkeypatch.setenv("NCCL_DEBUG_FILE", environment["NCCL_DEBUG_FILE"])
+    transfer, receiver = make_transfer(), nccl_receiver()
+    transfer.connect(Client([receiver]))
+    (tmp_path / str(os.getpid())).write_text(NCCL_LINES)  # as NCCL does in its first broadcast
+    with caplog.at_level(logging.INFO, nccl_choice.logger.name):
+        for _ in range(2):
+            received(transfer, [receiver], {"t": torch.zeros(3)})
+    ends = 2  # learner and worker, in one process here
+    assert [one.getMessage() for one in caplog.records] == ["NCCL moves weights via NET/Socket/0, P2P/CUMEM"] * ends
+
+
+def test_a_persons_own_log_of_nccl_stays_where_it_is(tmp_path):
+    environment = {"NCCL_DEBUG": "WARN"}
+    nccl_choice.log_into(tmp_path, environment)
+    assert environment == {"NCCL_DEBUG": "WARN"}
 
 
 def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
