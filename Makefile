@@ -14,7 +14,7 @@ TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ generate: setup ## Write what is generated: CRD, reference, the page of commands
 
 verify: setup ## Fail if what is generated differs from what is committed
 	python hack/generate.py --check
+
+site: setup ## Build the site into out/site; open it with `python -m http.server -d out/site`
+	mkdocs build --quiet
 
 bench: setup ## The benchmarks, side by side with what a user would pick instead
 	bench/run
