@@ -50,8 +50,7 @@ LOCKS = (
     Lock("controller", ("controller",), (BUILD_BACKEND,), ("numpy", "scipy")),
     # Triton has no use on a CPU, and nothing here hears or films: 700 MB less.
     Lock("cpu", ("trainer", "cpu"), (BUILD_BACKEND,), ("triton", "torchaudio", "torchcodec")),
-    # The other trackers need older versions of what is locked: an image with them is an image of your own.
-    Lock("gpu", ("trainer", "gpu", "deepspeed", "wandb"), (BUILD_BACKEND,)),
+    Lock("gpu", ("trainer", "gpu", "deepspeed", "mlflow", "swanlab", "trackio", "wandb"), (BUILD_BACKEND,)),
     Lock("tools", others=("uv>=0.9,<1", "cyclonedx-bom>=7,<8")),
 )
 

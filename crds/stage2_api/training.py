@@ -23,6 +23,10 @@ Optim = Literal[
 ]  # fmt: skip
 
 
+Tracker = Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio", "none"]
+"""Where figures are reported; each but TensorBoard is an extra of the `stage2` package, and in the image for GPUs."""
+
+
 class Training(Section):
     """How the optimizer runs."""
 
@@ -94,11 +98,9 @@ class Training(Section):
     trace: bool = False
     """Whether to write `trace.json` into `output_dir`: a timeline of learner and servers for https://ui.perfetto.dev.
     It covers the beginning of the run, up to about 60 MB."""
-    report_to: list[Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio", "none"]] = Field(
-        default=[], max_length=6
-    )
-    """List of trackers. Each but TensorBoard is an extra of the `stage2` package; TensorBoard also shows pictures of
-    held-out rollouts."""
+    report_to: list[Tracker] = Field(default=[], max_length=6)
+    """List of trackers. The GPU image has all; elsewhere, each but TensorBoard is an extra of the `stage2` package.
+    TensorBoard also shows pictures of held-out rollouts."""
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
     """When to write checkpoints."""
     save_steps: Positive = 500

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
+from typing import get_args
 
 import pytest
 from hack.lock_images import LOCKS, MACHINES, ROOT, Lock, merged
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from stage2_api.runconfig import LOCAL_TRACKERS
+from stage2_api.training import Tracker
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 IMAGE = {"python_version": "3.11", "python_full_version": "3.11.2", "sys_platform": "linux"}
@@ -60,6 +64,11 @@ def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock, machin
 def test_every_package_has_a_version_and_hashes_and_nothing_else_stands_there(lock: Lock) -> None:
     rest = ENTRY.sub("", lock.path.read_text(encoding="utf-8"))
     assert rest.strip() == "", f"{lock.path.name}: {rest[:200]}"
+
+
+def test_the_image_for_gpus_has_all_trackers_of_a_run() -> None:
+    (gpu,) = (lock for lock in LOCKS if lock.name == "gpu")
+    assert set(get_args(Tracker)) - LOCAL_TRACKERS <= set(gpu.extras)
 
 
 HASH = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
