@@ -85,10 +85,10 @@ class LiveBytes(TorchDispatchMode):
 
 
 def pass_bytes(policy: Any, *, rows: int, row_tokens: int, checkpointing: bool, autocast: torch.dtype | None) -> int:
-    """Return the most bytes that a pass over `rows` rows holds at once, beside weights and their gradients.
+    """Return the most bytes that a pass over `rows` rows holds at once, its pixels included, weights and gradients not.
 
-    policy: on the meta device; it is of no use afterwards. autocast: the format of
-    mixed precision. The loss, which is computed in chunks, is not counted.
+    policy: on the meta device; it is of no use afterwards. autocast: the format of mixed precision. The loss, which is
+    computed in chunks, is not counted.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -103,8 +103,9 @@ def pass_bytes(policy: Any, *, rows: int, row_tokens: int, checkpointing: bool, 
         there = [*policy.parameters(), *policy.buffers()]
         live.ignore(*there, *(one.grad for one in there if one.grad is not None))
         with live:
+            pixels = _pixels(model.visual, int(IMAGE_SHARE * rows * row_tokens))
             with torch.autocast("cpu", autocast) if autocast else nullcontext():
-                hidden = _hidden(model, rows, row_tokens)
+                hidden = _hidden(model, rows, row_tokens, pixels)
             if hidden.requires_grad:
                 hidden.backward(torch.empty_like(hidden))
         return live.peak
@@ -124,11 +125,17 @@ def _take_place(policy: nn.Module) -> None:
             module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
-def _hidden(model: Any, rows: int, row_tokens: int) -> Tensor:
+def _pixels(visual: Any, image_tokens: int) -> Tensor:
+    """Return the patches (P, width) of images of so many tokens, as the learner's batch holds them during the pass."""
+    shape = visual.config
+    width = shape.in_channels * shape.temporal_patch_size * shape.patch_size**2
+    return torch.zeros(image_tokens * shape.spatial_merge_size**2, width)
+
+
+def _hidden(model: Any, rows: int, row_tokens: int, pixels: Tensor) -> Tensor:
     """Return the last hidden states (rows, T, H) of rows whose first tokens are images."""
-    merge = model.visual.config.spatial_merge_size**2
-    image_tokens = int(IMAGE_SHARE * rows * row_tokens)
-    images = _encoded_images(model.visual, image_tokens * merge) if image_tokens else None
+    images = _encoded_images(model.visual, pixels) if len(pixels) else None
+    image_tokens = 0 if images is None else len(images)
     text = model.language_model.embed_tokens(torch.zeros(rows * row_tokens - image_tokens, dtype=torch.long))
     embedded = text if images is None else torch.cat([images.to(text.dtype), text])
     positions = torch.zeros(3, rows, row_tokens, dtype=torch.long)
@@ -139,11 +146,10 @@ def _hidden(model: Any, rows: int, row_tokens: int) -> Tensor:
     return found
 
 
-def _encoded_images(visual: Any, patches: int) -> Tensor:
-    """Return the embeddings of images of so many patches; what goes to lower layers of the text is part of them."""
-    shape = visual.config
-    width = shape.in_channels * shape.temporal_patch_size * shape.patch_size**2
-    hidden = visual.patch_embed(torch.zeros(patches, width))
+def _encoded_images(visual: Any, pixels: Tensor) -> Tensor:
+    """Return the embeddings of images of these patches; what goes to lower layers of the text is part of them."""
+    shape, patches = visual.config, len(pixels)
+    hidden = visual.patch_embed(pixels)
     rotation = torch.zeros(patches, shape.hidden_size // shape.num_heads)
     ends, added = torch.zeros(2, dtype=torch.int32), []
     for number, block in enumerate(visual.blocks):

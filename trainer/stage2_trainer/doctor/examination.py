@@ -186,7 +186,7 @@ class Examination:
                 trusted = self.config.model.allow_remote_code
                 tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
                 coord_vocab(tokenizer, str(folder))
-            found = footprint(self.config, str(folder), row_tokens=self._row_tokens())
+            found = footprint(self.config, str(folder), row_tokens=self.row_tokens)
         except ConfigError as error:
             yield from missing_from("model", error)
             return
@@ -195,19 +195,22 @@ class Examination:
             return
         yield good("model", f"{found.trained / 1e6:,.1f} million parameters train")
         if self.uses_gpus:
-            yield self._learner_memory(found)
+            yield self.learner_memory(found)
         yield self._host_memory(found)
         if self.uses_gpus and not in_process(self.config):
-            yield self._server_memory(found)
+            yield self.server_memory(found)
         if self.config.makes_rollouts and self.config.rollout_matching.rollout_backend == "vllm":
             yield self._engine()
         yield check_disk(self.config, found)
 
-    def _row_tokens(self) -> int:
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of the longest row that the learner trains on; 0 where nothing bounds it."""
         vllm = self.config.rollout_matching.vllm
         return self.config.max_length or self.config.training.packing_length or vllm.max_model_len or 0
 
-    def _learner_memory(self, found: Footprint) -> Requirement:
+    def learner_memory(self, found: Footprint) -> Requirement:
+        """Return whether the learner fits a GPU of this machine."""
         parts = (*found.learner, Part("CUDA", CONTEXT_BYTES))
         listed = ", ".join(f"{part.name} {_size(part.nbytes)}" for part in parts if part.nbytes)
         status = f"about {_size(total(parts))}: {listed}"
@@ -257,11 +260,15 @@ class Examination:
         tested = "" if runner == "V1" else " (docs/gpu.md: no test on CPUs covers it)"
         return good("vLLM", f"model runner {runner}{tested}, attention backend {backend}, sampler of the runner")
 
-    def _server_memory(self, found: Footprint) -> Requirement:
+    def server_memory(self, found: Footprint) -> Requirement:
+        """Return whether a server fits its GPUs, and how many of the longest answers run there at the same time."""
         vllm = self.config.rollout_matching.vllm
         gpus = vllm.resolved_tensor_parallel_size(world_size=1)
         per_token = f"{found.cache_token / 1024:.0f} KiB for each token of its cache"
-        weights = f"weights {_size(found.server[0].nbytes)}, and {per_token}"
+        weights = f"weights {_size(found.server[0].nbytes)}, "
+        if found.adapted and vllm.sync.merge != "learner":
+            weights += f"of which a merge reads {_size(found.adapted)} from the host's page cache at each push, "
+        weights += f"and {per_token}"
         room = self.machine.smallest_gpu
         if room is None or vllm.max_model_len is None:
             return good("server memory", weights)

@@ -47,14 +47,16 @@ class Footprint:
     """The needs of a run, in bytes.
 
     learner: of a learner GPU, without CUDA's own. offloaded: of the host, for what leaves that GPU during generation.
-    server: of one server's GPUs, without its cache. cache_token: of a token in a server's cache. checkpoint: of one on
-    disk. trained: number of trainable parameters.
+    server: of one server's GPUs, without its cache. cache_token: of a token in a server's cache. adapted: base weights
+    with an adapter, which a server reads at each push to merge it. checkpoint: of one on disk. trained: number of
+    trainable parameters.
     """
 
     learner: tuple[Part, ...]
     offloaded: tuple[Part, ...]
     server: tuple[Part, ...]
     cache_token: int
+    adapted: int
     checkpoint: int
     trained: int
 
@@ -103,6 +105,8 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
         offloaded=moved,
         server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
+        adapted=sum(one.base_layer.weight.numel() for one in policy.modules() if hasattr(one, "lora_A"))
+        * dtype.itemsize,
         checkpoint=(adapters * 4 if adapters else weights)
         + (0 if config.training.save_only_model else optimizer.nbytes),
         trained=trained,

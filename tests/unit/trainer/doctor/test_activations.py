@@ -55,6 +55,10 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
         one.grad = torch.zeros_like(one) if one.requires_grad else None
     ids = torch.full((rows, ROW), 9).index_fill(1, torch.arange(IMAGE_TOKENS), IMAGE_ID)
     ends = torch.arange(rows + 1, dtype=torch.int32) * ROW
+    live = LiveBytes()
+    live.ignore(*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
+    with live:
+        pixels = torch.zeros(rows * IMAGE_TOKENS * 4, 3 * 2 * 16 * 16)
     inputs = {
         "input_ids": ids,
         "position_ids": torch.arange(ROW).expand(4, rows, ROW),
@@ -63,11 +67,9 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
         "cu_seq_lens_k": ends,
         "max_length_q": ROW,
         "max_length_k": ROW,
-        "pixel_values": torch.zeros(rows * IMAGE_TOKENS * 4, 3 * 2 * 16 * 16),
+        "pixel_values": pixels,
         "image_grid_thw": torch.tensor([[1, 32, IMAGE_TOKENS * 4 // 32]] * rows),
     }
-    live = LiveBytes()
-    live.ignore(*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None))
     with live:
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
             hidden = hidden_states(model.get_base_model().model, inputs)
@@ -76,18 +78,21 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
 
 
 @pytest.mark.parametrize(
-    ("options", "rows", "checkpointing"),
+    ("options", "rows", "checkpointing", "dtype"),
     [
-        *(pytest.param(options, 1, True, id=name) for name, options in CASES.items()),
-        pytest.param(CASES["DoRA"], 4, True, id="DoRA, rows of GRPO"),
-        pytest.param(CASES["DoRA and vision tower"], 4, False, id="all, without checkpoints"),
+        *(pytest.param(options, 1, True, torch.bfloat16, id=name) for name, options in CASES.items()),
+        pytest.param(CASES["DoRA"], 4, True, torch.bfloat16, id="DoRA, rows of GRPO"),
+        pytest.param(CASES["DoRA and vision tower"], 4, False, torch.bfloat16, id="all, without checkpoints"),
+        pytest.param(CASES["LoRA"], 1, True, torch.float32, id="LoRA in float32"),
+        pytest.param(CASES["DoRA and vision tower"], 4, False, torch.float32, id="all in float32"),
     ],
 )
-def test_the_doctor_counts_what_the_learner_takes(options, rows, checkpointing, monkeypatch):
+def test_the_doctor_counts_what_the_learner_takes(options, rows, checkpointing, dtype, monkeypatch):
     monkeypatch.setattr(activations, "IMAGE_SHARE", IMAGE_TOKENS / ROW)
-    how = {"rows": rows, "checkpointing": checkpointing, "autocast": torch.bfloat16}
-    counted = pass_bytes(policy("meta", **options), row_tokens=ROW, **how)
-    assert counted == pytest.approx(learner_bytes(policy("cpu", **options), **how), rel=0.1)
+    autocast = dtype if dtype is torch.bfloat16 else None
+    how = {"rows": rows, "checkpointing": checkpointing, "autocast": autocast}
+    counted = pass_bytes(policy("meta", dtype, **options), row_tokens=ROW, **how)
+    assert counted == pytest.approx(learner_bytes(policy("cpu", dtype, **options), **how), rel=0.1)
 
 
 def test_dropout_with_dora_doubles_the_operations_of_a_layer_as_validate_says():

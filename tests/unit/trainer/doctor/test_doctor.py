@@ -101,6 +101,13 @@ def test_memory_that_is_too_small_is_reported(config):
     assert findings["server memory"].verdict == "missing"
 
 
+def test_what_a_server_reads_to_merge_is_said(config):
+    assert "a merge reads" in examine(config())["server memory"].status
+    at_learner = {"vllm": {"mode": "server", "server": SERVER, "max_model_len": 1000, "sync": {"merge": "learner"}}}
+    for other in (config(matching=at_learner), config(tuner={"train_type": "full"})):
+        assert "a merge reads" not in examine(other)["server memory"].status
+
+
 def test_little_shared_memory_and_endless_checkpoints_are_doubtful(config):
     findings = examine(config(training={"save_total_limit": None}), on=machine(shared_memory=2**26))
     assert findings["shared memory"].verdict == "doubtful"
@@ -187,7 +194,7 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
 )
 def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, devices, engines):
     run = config(matching=matching)
-    rows = Examination(run, machine())._row_tokens()
+    rows = Examination(run, machine()).row_tokens
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
     finding = examine(run, on=machine(gpus=0), devices=devices, cpu=True)["host memory"]
     assert (f"vLLM ({engines} x " in finding.status) == bool(engines)
