@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from bench import (
     assignment,
+    draft_equality,
     estep,
     gpu,
     links,
@@ -59,7 +60,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "many_servers": (many_servers.ManyServersTable(),),
     "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),
-    "speculation": (speculation.REPLAYED, speculation.DECODED, speculation.SCHEDULED),
+    "speculation": (speculation.REPLAYED, speculation.DECODED, draft_equality.TABLE, speculation.SCHEDULED),
     "pipeline": (pipeline.TABLE,),
     "served_adapter": (served_adapter.TABLE,),
     "saves": (saves.TABLE,),

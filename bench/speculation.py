@@ -1,9 +1,10 @@
 """Frame speculation against decoding token by token, and against vLLM's n-gram drafts.
 
-The first table decodes with a real vLLM on the CPU. Its model is the tiny one with feed-forward layers so wide that
-decoding is bound by memory: the added columns have output weights of 0, so it answers as the tiny one does. The second
-table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
-does. Suffix decoding, vLLM's other method without a model, needs arctic-inference and was not compared.
+One table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
+does. Suffix decoding, vLLM's other method without a model, is in it where `arctic_inference` can be imported (`pip
+install --no-deps arctic-inference==0.1.1` compiles it in a minute). Another decodes with a real vLLM on the CPU. Its
+model is the tiny one with feed-forward layers so wide that decoding is bound by memory: the added columns have output
+weights of 0, so it answers as the tiny one does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
@@ -48,6 +50,8 @@ LEAST_ANSWERS = 4
 RUNS = 2
 METHODS = ("none", "ngram", "frame")
 IMAGES = 300  # of the replay
+PICTURES = 48  # of the tiny model's answers
+SUFFIX_DEPTH = 24  # vLLM's default, as the other options of the suffix method here
 VERIFIED_S = 2 * 8e9 / 6e14  # of one token of an 8B
 Draft = Callable[[Any, int], Sequence[int]]
 SCHEDULES = {"generate all, then train": schedule.expected_after, "pipelined": schedule.expected_pipelined}
@@ -155,15 +159,15 @@ class Run:
 class Engine:
     """A vLLM engine in this process, with drafts of one method."""
 
-    def __init__(self, model: Path, method: Any) -> None:
+    def __init__(self, model: Path, method: Any, dtype: Any = "float32") -> None:
         import vllm
 
         drafts = Vllm(speculation=method, max_num_seqs=max(BATCHES)).speculative_config(on_cpu=True, objects=True)
-        self._llm = vllm.LLM(
-            model=str(model), dtype="float32", max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=True,
+        self.llm = vllm.LLM(
+            model=str(model), dtype=dtype, max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=True,
             enable_prefix_caching=False, disable_log_stats=False, speculative_config=drafts, seed=0,
         )  # fmt: skip
-        self._chats = chats()
+        self.chats = chats()
 
     def answer(self, batch: int) -> Run:
         """Answer prompts, `batch` at once."""
@@ -172,13 +176,13 @@ class Engine:
         greedy = vllm.SamplingParams(temperature=0.0, max_tokens=300)
         before, start, found = self._counted(), time.perf_counter(), []
         for first in range(0, max(batch, LEAST_ANSWERS), batch):
-            found += self._llm.chat(self._chats[first : first + batch], greedy, use_tqdm=False)
+            found += self.llm.chat(self.chats[first : first + batch], greedy, use_tqdm=False)
         took = time.perf_counter() - start
         drafted, accepted = (b - a for a, b in zip(before, self._counted(), strict=True))
         return Run([list(one.outputs[0].token_ids) for one in found], took, drafted, accepted)
 
     def _counted(self) -> tuple[int, int]:
-        counters = {one.name: getattr(one, "value", 0) for one in self._llm.get_metrics()}
+        counters = {one.name: getattr(one, "value", 0) for one in self.llm.get_metrics()}
         names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
         drafted, accepted = (int(counters.get(name, 0)) for name in names)
         return drafted, accepted
@@ -208,7 +212,7 @@ def widened(folder: Path) -> Path:
 def chats() -> list[Any]:
     """Return chats with one image of shapes each."""
     with TemporaryDirectory() as folder:
-        _made("make_shapes.py", Path(folder), "--held-out", str(max(BATCHES)), "--max-shapes", "6")
+        _made("make_shapes.py", Path(folder), "--held-out", str(PICTURES), "--max-shapes", "6")
         images = sorted(Path(folder).rglob("held-out*.png"))
         return [[{"role": "user", "content": content(image)}] for image in images]
 
@@ -235,7 +239,10 @@ class Replayed:
 
 def _replayed(what: str, whose: str, tokenizer: Any, images: Sequence[Sequence[GTObject]]) -> Iterator[str]:
     count = sum(map(len, images))
-    for method, draft in (("ngram", ngram_draft), ("frame", Frame(tokenizer).draft)):
+    drafts: list[tuple[str, Draft]] = [("ngram", ngram_draft), ("frame", Frame(tokenizer).draft)]
+    if find_spec("arctic_inference"):
+        drafts.insert(1, ("suffix", SuffixDrafts().draft))
+    for method, draft in drafts:
         steps, tokens, drafted = _counted(tokenizer, images, draft)
         figures = f"{tokens / count:.1f} | {method} | {steps / tokens:.3f} | {(tokens - steps) / drafted:.0%}"
         yield f"| {what} | {whose} | {figures} |\n"
@@ -300,6 +307,31 @@ def ngram_draft(tokens: Any, most: int) -> list[int]:
 
     drafted: list[int] = found(tokens, min_ngram=2, max_ngram=8, max_model_len=len(tokens) + most, k=most).tolist()
     return drafted
+
+
+class SuffixDrafts:
+    """What vLLM's suffix method drafts: what followed in the request and in all answers before it."""
+
+    def __init__(self) -> None:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self._cache = SuffixDecodingCache(max_tree_depth=SUFFIX_DEPTH, max_cached_requests=10_000)
+        self._request, self._length = 0, 0
+
+    def draft(self, tokens: Any, most: int) -> Sequence[int]:
+        """Return the draft of a request; one that is not longer than that of the last call is the next one."""
+        if len(tokens) <= self._length or not self._request:
+            if self._request:
+                self._cache.stop_request(self._request)
+            self._request, self._length = self._request + 1, len(tokens) - 1
+            self._cache.start_request(self._request, tokens[: self._length])
+        self._cache.add_active_response(self._request, tokens[self._length :].tolist())
+        self._length = len(tokens)
+        pattern = tokens[-SUFFIX_DEPTH:]
+        found: list[int] = self._cache.speculate(
+            self._request, pattern, max_spec_tokens=most, max_spec_factor=1.0, min_token_prob=0.1
+        ).token_ids
+        return found
 
 
 def shapes() -> list[Sequence[GTObject]]:
