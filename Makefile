@@ -77,7 +77,7 @@ lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of 
 format: setup ## Format the code
 	ruff check --fix . && ruff format .
 
-generate: setup ## Write what is generated: CRD, reference, the page of commands
+generate: setup ## Write what is generated: CRD, schemas, reference, the page of commands, pictures
 	python hack/generate.py
 
 verify: setup ## Fail if what is generated differs from what is committed

@@ -1,4 +1,4 @@
-"""Write the generated files: the YAML files of `crds`, `docs/reference.md`, `docs/cli.md`, the pictures of concepts.
+"""Write the generated files: YAML and schemas of `crds`, `docs/reference.md`, `docs/cli.md`, the pictures of concepts.
 
 python hack/generate.py           write the files
 python hack/generate.py --check   write nothing; show the difference and end with 1 if a file is stale
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ from typer.models import ArgumentInfo, OptionInfo
 from concept_pictures import pictures
 from stage2_api.admission import known_keys_policy
 from stage2_api.crd import custom_resource_definition
+from stage2_api.job import RolloutMatchingJob
 from stage2_api.reference import reference_markdown
+from stage2_api.runconfig import RunConfig
 from stage2_cli.kubectl_plugin import app as plugin
 from stage2_cli.main import app
 
@@ -60,6 +63,8 @@ def generated() -> dict[Path, str]:
     return {
         Path("crds/rolloutmatchingjob.yaml"): _manifest(custom_resource_definition()),
         Path("crds/known-keys.yaml"): _manifest(known_keys_policy()),
+        Path("crds/schema/job.json"): _schema(_job_schema()),
+        Path("crds/schema/training.json"): _schema(_training_schema()),
         Path("docs/reference.md"): reference_markdown(),
         Path("docs/cli.md"): "\n".join([_COMMANDS, *_commands(app, "stage2"), *_commands(plugin, "kubectl stage2")]),
         **pictures(),
@@ -68,6 +73,41 @@ def generated() -> dict[Path, str]:
 
 def _manifest(content: dict[str, Any]) -> str:
     return _NOTICE + yaml.dump(content, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _job_schema() -> dict[str, Any]:
+    """Return the schema of a job file, for editors: the status is the controller's, and `generateName` names too."""
+    schema = RolloutMatchingJob.model_json_schema(by_alias=True)
+    del schema["properties"]["status"], schema["$defs"]["ObjectMeta"]["required"]
+    return schema
+
+
+def _training_schema() -> dict[str, Any]:
+    """Return the schema of a training YAML: a file may build on others, so no key is required of it alone."""
+    schema = RunConfig.model_json_schema(by_alias=True)
+    for section in (schema, *schema["$defs"].values()):
+        section.pop("required", None)
+    text = {"type": "string"}
+    schema["properties"]["extends"] = {
+        "anyOf": [text, {"type": "array", "items": text}],
+        "description": "Files to build on, relative to this one; later ones win, and this file over all.",
+    }
+    return schema
+
+
+def _schema(schema: dict[str, Any]) -> str:
+    """Return JSON Schema as text, without pydantic's titles and Kubernetes' extensions."""
+
+    def plain(node: Any) -> Any:
+        if isinstance(node, list):
+            return [plain(one) for one in node]
+        if not isinstance(node, dict):
+            return " ".join(node.split()) if isinstance(node, str) else node
+        kept = {key: one for key, one in node.items() if not key.startswith("x-")}
+        return {key: plain(one) for key, one in kept.items() if key != "title" or isinstance(one, dict)}
+
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **plain(schema)}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
 def _commands(program: typer.Typer, name: str) -> Iterator[str]:

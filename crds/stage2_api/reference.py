@@ -23,6 +23,13 @@ Every key of a `RolloutMatchingJob` (`stage2.dev/v1alpha1`, short name `rmj`) an
 is `spec.config` of a job or a separate YAML file (`stage2 learn FILE`). Keys that are not listed are refused.
 `stage2 validate FILE` checks a file; `kubectl explain rmj.spec` shows the same descriptions.
 
+Editors complete and check keys by the JSON schemas [job.json](../crds/schema/job.json) and
+[training.json](../crds/schema/training.json), where the first line of a file names one, as in all
+[examples](../examples/README.md): `# yaml-language-server: $schema=PATH`. Rules between keys need `stage2 validate`.
+
+The [command](cli.md), the [log](log.md), [conditions](operator.md#what-ends-a-job),
+[metrics](operator.md#metrics-and-alerts) and the [Python API](python-api.md) have pages of their own.
+
 A default of – means that the key is unset; `null` means the same.
 """
 _JOB = """\

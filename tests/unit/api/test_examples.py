@@ -1,10 +1,12 @@
-"""Every shipped job file is valid and has no idle settings."""
+"""Every shipped job file is valid, by its JSON schema too, and has no idle settings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from stage2_api.advice import idle_settings
 from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
@@ -26,6 +28,38 @@ def test_a_shipped_job_is_valid_and_has_no_idle_settings(path: Path) -> None:
         job = parse_job(document)
         assert idle_settings(job.spec.config) == ()
         assert job.metadata.name == path.stem
+
+
+def editor(path: Path) -> Draft202012Validator:
+    """Return what an editor checks a file by: the schema that its first line names."""
+    mark, _, name = path.read_text(encoding="utf-8").splitlines()[0].partition("=")
+    assert mark == "# yaml-language-server: $schema"
+    schema = json.loads((path.parent / name).read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, *PRESETS], ids=lambda path: path.name)
+def test_an_example_is_valid_by_the_schema_that_its_first_line_names(path: Path) -> None:
+    problems = editor(path).iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))
+    assert [one.message for one in problems] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"learner": {"gpu": 1}}},
+        {"spec": {"config": {"training": {"max_steps": "5"}}}},
+        {"spec": {"config": {"custom": {"extra": {"rollout_matching": {"recipe": "best"}}}}}},
+        {"spec": {"config": {"model": None}}},
+        {"kind": "Job"},
+    ],
+    ids=lambda change: str(change),
+)
+def test_an_editor_marks_a_mistake(change: dict[str, Any]) -> None:
+    path = ROOT / "examples" / "job-3v1.yaml"
+    wrong = merge_patch(yaml.safe_load(path.read_text(encoding="utf-8")), change)
+    assert len(list(editor(path).iter_errors(wrong))) == 1
 
 
 def test_job_3v1_is_three_rollout_gpus_and_one_learner_gpu_with_dora_and_packing() -> None:
