@@ -117,7 +117,9 @@ def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -
     status: Mapping[str, Any] = raw.get("status") or {}
     known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none
     accepted = (conditions.find(status, reasons.ACCEPTED) or {}).get("status") == "True"
-    unedited = accepted and status.get("observedGeneration") == raw["metadata"].get("generation")
+    # During an upgrade an older controller, which reports no currentHash, refuses what the new definition has added.
+    judged = accepted or "currentHash" not in status
+    unedited = judged and status.get("observedGeneration") == raw["metadata"].get("generation")
     return known if known and (unedited or status.get("currentHash") == current_hash) else current_hash
 
 

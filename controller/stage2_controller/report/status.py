@@ -244,9 +244,8 @@ def _conditions(
     if context.parsed.processes.servers:
         found.append(_rollout_ready(context))
     found.append(_learner_running(context))
-    if context.observed.unreachable and not context.outcome:
-        message = f"the learner runs and its report cannot be read: {context.observed.unreachable}"
-        found.append(Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, message))
+    if silence := _silence(context):
+        found.append(Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, silence))
     if context.parsed.processes.servers:
         found.append(_weights_in_sync(sync, servers))
     if context.outcome:
@@ -310,6 +309,16 @@ def _learner_running(context: PlanContext) -> Condition:
         limit = context.job.spec.learner.backoff_limit
         return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} retries")
     return condition(False, finding.reason, finding.message)
+
+
+def _silence(context: PlanContext) -> str | None:
+    """Return why the learner gives no report. A controller that has just started goes by what the last one wrote."""
+    observed, before = context.observed, find(context.previous, reasons.LEARNER_REACHABLE)
+    if context.outcome or observed.progress or not running(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER):
+        return None
+    if observed.unreachable:
+        return f"the learner runs and its report cannot be read: {observed.unreachable}"
+    return before["message"] if before else None
 
 
 def _how_it_ends(old: Object, observed: Observed) -> str:

@@ -73,9 +73,21 @@ def test_a_job_that_has_such_a_key_from_before_can_end_and_lose_it() -> None:
     assert admitted(POLICY, {**old, "status": {"phase": "Running"}}, old) == ""
     assert admitted(POLICY, {**job, "more": 1}, old) == ""
     assert admitted(POLICY, job, old) == ""
-    suspended = {**job["spec"], "suspend": True}
-    assert admitted(POLICY, {**job, "spec": suspended}, old) == ""
-    assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": suspended}, old)
+    edited = {**job["spec"], "image": "another:1"}
+    assert admitted(POLICY, {**job, "spec": edited}, old) == ""
+    assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": edited}, old)
+
+
+def test_a_job_with_a_key_that_was_removed_is_suspended_and_given_deadlines_but_not_edited() -> None:
+    """It runs when an upgrade removes the key, and is managed to its end."""
+    old = good_job()
+    old["spec"]["config"]["training"]["async_save"] = True
+    for key, value in (("suspend", True), ("activeDeadlineSeconds", 60), ("ttlSecondsAfterFinished", 60)):
+        assert admitted(POLICY, {**old, "spec": {**old["spec"], key: value}}, old) == ""
+    resumed = {key: value for key, value in old["spec"].items() if key != "suspend"}
+    assert admitted(POLICY, {**old, "spec": resumed}, {**old, "spec": {**old["spec"], "suspend": True}}) == ""
+    for edit in ({"image": "another:1"}, {"suspnd": True}):
+        assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": {**old["spec"], **edit}}, old)
 
 
 @pytest.mark.parametrize("section", ["rollout", "learner"])

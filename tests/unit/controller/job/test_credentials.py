@@ -198,3 +198,7 @@ def test_a_learner_that_cannot_be_reached_is_reported_with_the_error() -> None:
     assert "timed out" in made.status["message"]
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.LEARNER_UNREACHABLE)
     assert b.condition(b.planned(raw, b.started(raw)), reasons.LEARNER_REACHABLE) is None
+    restarted = replace(silent, unreachable=None)
+    known = b.condition(b.planned(b.with_status(raw, made), restarted), reasons.LEARNER_REACHABLE)
+    assert known == ("False", reasons.LEARNER_UNREACHABLE), "the next controller has asked only once"
+    assert b.condition(b.planned(b.with_status(raw, made), b.started(raw)), reasons.LEARNER_REACHABLE) is None

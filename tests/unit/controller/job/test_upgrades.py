@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stage2_api.crd import custom_resource_definition
-from stage2_controller import reasons
+from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.build import parse
 from stage2_controller.observed import Observed
@@ -74,6 +74,17 @@ def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> Non
     assert (again.deletions, of_pods(again, observed)) == ((), [])
     stops = planned(b.edited(b.with_status(raw, made), suspend=True), account, observed)
     assert set(stops.deletions) == {"Job", *({"Deployment"} & recorded["children"].keys())}
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_a_job_that_the_earlier_controller_refused_meanwhile_notices_no_upgrade_either(recorded: Any) -> None:
+    """The definition is new before each controller is: an earlier one then reads keys that it does not know."""
+    raw, observed = running(recorded)
+    accepted = conditions.find(raw["status"], reasons.ACCEPTED) or {}
+    accepted |= {"status": "False", "reason": reasons.INVALID_SPEC, "message": "spec.tls: is not a key of stage2"}
+    made = planned(raw, n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"})), observed)
+    assert (made.deletions, of_pods(made, observed)) == ((), [])
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
 
 
 def upgraded(raw: b.Object) -> b.Object:
