@@ -58,13 +58,13 @@ def plan(
     settings: Settings,
     now: datetime,
     new_credentials: NewCredentials,
-    snapshot: Snapshot | None = None,
+    snapshot: Snapshot,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
     parsed: what its spec says, or the exception of parsing it. new_credentials: creates the content of a new Secret.
-    snapshot: the nodes; None if the controller may not read them. Then the scheduler chooses for every job, and the
-    learner follows the servers.
+    snapshot: the nodes. Where the controller may not read them, the scheduler chooses for every job, and the learner
+    follows the servers.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
@@ -87,7 +87,7 @@ def plan(
     status = statuses.valid_status(context)
     if context.outcome:
         return _finished(context, status)
-    children, deletions = _children(context, new_credentials, one_host=snapshot is not None)
+    children, deletions = _children(context, new_credentials, one_host=snapshot.sees_nodes)
     return Plan(
         status=status,
         children=() if context.blocked else children,
@@ -165,7 +165,7 @@ def _quota(context: PlanContext) -> Condition | None:
     return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
 
 
-def _choose_place(context: PlanContext, snapshot: Snapshot | None) -> Place | None:
+def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
     """Return the place of a job that is to run; None for others."""
     if context.outcome or context.must_stop or context.is_idle or not context.admitted:
         return None

@@ -51,7 +51,7 @@ class Reconciler:
         settings: Settings,
         *,
         metrics: Metrics,
-        capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
+        capacity: Capacity,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
@@ -123,8 +123,7 @@ class Reconciler:
         self._logged_bugs.pop(key, None)
         self._progress.forget(key)
         self.quotas.record(key, None)
-        if self._capacity:
-            self._capacity.release(key)
+        self._capacity.release(key)
 
     def _still_exists(self, key: Key, raw: Object) -> bool:
         """Return whether the store still has this very job: the watch may have delivered its end meanwhile."""
@@ -164,7 +163,7 @@ class Reconciler:
                 settings=self._settings,
                 now=now,
                 new_credentials=credentials.new,
-                snapshot=self._capacity.snapshot(key) if self._capacity else None,
+                snapshot=self._capacity.snapshot(key),
             )
         except Exception as error:  # whatever it is, the job reports it
             revision = _revision(raw)
@@ -176,8 +175,6 @@ class Reconciler:
 
     def _record_place(self, key: Key, made: Plan) -> None:
         self.quotas.record(key, None if made.keeps_place else made.placement)
-        if self._capacity is None:
-            return
         if made.keeps_place:
             self._capacity.stop_waiting(key)
         else:
@@ -187,8 +184,7 @@ class Reconciler:
         """After a refusal, keep no room for a job whose children stand on no node: no pod will come."""
         if placement.current_node(self._observer.watched(key, raw)) is None:
             self.quotas.record(key, None)
-            if self._capacity:
-                self._capacity.unclaim(key)
+            self._capacity.unclaim(key)
 
     async def _apply(self, key: Key, raw: Object, seen: Observed, made: Plan) -> list[str]:
         """Delete, then write children; return what the API server refused.

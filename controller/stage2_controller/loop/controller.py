@@ -62,7 +62,6 @@ class Controller:
     watches: Watches
     metrics: Metrics
     progress: ProgressPolls
-    capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another controller leads now
@@ -220,11 +219,11 @@ async def connect(settings: Settings, options: Options) -> Controller:
     api = await api_server.connect(metrics.requested)
 
     def share_room() -> None:
-        for key in capacity.serve() if capacity else ():
+        for key in capacity.serve():
             queue.add(key)
 
     loop = asyncio.get_running_loop()
-    capacity = Capacity(lambda: loop.call_later(_SERVE_AFTER_S, share_room)) if options.placement else None
+    capacity = Capacity(lambda: loop.call_later(_SERVE_AFTER_S, share_room), sees_nodes=options.placement)
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
     identity = f"{platform.node()}_{uuid.uuid4().hex[:8]}"
@@ -253,7 +252,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
     of_nodes = [
         Feed(kind, capacity.observe, capacity.vanished, fields=fields)
         for kind, fields in (("Node", None), ("Pod", _TAKES_ROOM))
-        if capacity
+        if options.placement
     ]
     controller = Controller(
         api=api,
@@ -263,7 +262,6 @@ async def connect(settings: Settings, options: Options) -> Controller:
         watches=Watches(api, [*of_jobs, *of_quotas, *of_nodes]),
         metrics=metrics,
         progress=progress,
-        capacity=capacity,
         election=Election(api, *options.lease, identity=identity) if options.lease else None,
     )
     return controller

@@ -84,6 +84,7 @@ class Snapshot:
 
     key: Key
     nodes: Mapping[str, NodeState]
+    sees_nodes: bool = True  # False: the controller may not read nodes, and the scheduler chooses for every job
     promised: str | None = None  # the node on which the job has room kept
     refused: frozenset[str] = frozenset()  # the nodes that did not take the job in earlier attempts
     pause_s: float = 0.0  # until the next attempt may begin
@@ -126,9 +127,14 @@ class Capacity:
     """The live account. `freed` is called each time that room becomes free while a job waits for some."""
 
     def __init__(
-        self, freed: Callable[[], object] = lambda: None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        freed: Callable[[], object] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sees_nodes: bool = True,
     ) -> None:
         self._freed = freed
+        self._sees_nodes = sees_nodes
         self._clock = clock
         self._nodes: dict[str, Object] = {}
         self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
@@ -168,6 +174,7 @@ class Capacity:
         return Snapshot(
             key,
             states,
+            self._sees_nodes,
             promised=promise.node if promise else None,
             refused=retries.nodes if retries else frozenset(),
             pause_s=max(0.0, retries.paused_until - self._clock()) if retries else 0.0,

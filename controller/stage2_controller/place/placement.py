@@ -46,7 +46,7 @@ class Place:
 def choose(
     need: Need,
     observed: Observed,
-    snapshot: Snapshot | None,
+    snapshot: Snapshot,
     *,
     by_scheduler: bool,
     nodes_may_come: bool,
@@ -55,19 +55,18 @@ def choose(
 ) -> Place:
     """Return the place of a job that is to run.
 
-    snapshot: None only where the controller may not read nodes; by_scheduler: the scheduler finds the node;
-    nodes_may_come: a job that fits nowhere has pending pods, for an autoscaler to see; status: the one that the last
-    pass wrote.
+    by_scheduler: the scheduler finds the node; nodes_may_come: a job that fits nowhere has pending pods, for an
+    autoscaler to see; status: the one that the last pass wrote.
     """
     if observed.over_quota:
         return _over_quota(need, observed.over_quota, status, now)
     node = current_node(observed)
-    if snapshot is None or by_scheduler:
+    if by_scheduler or not snapshot.sees_nodes:
         place = _follow_scheduler(need, node, observed, snapshot, status, now)
     elif node:
         place = _stay(need, node, observed, snapshot, status, now)
     else:
-        place = _pause(need, snapshot, status, now) or _find(need, snapshot, nodes_may_come)
+        place = _pause(need, snapshot, status) or _find(need, snapshot, nodes_may_come)
     if place.node is None and place.tied:
         return place
     left_s = binding.seconds_to_old_pods_end(observed, now)
@@ -188,7 +187,7 @@ def _follow_scheduler(
     need: Need,
     node: str | None,
     observed: Observed,
-    snapshot: Snapshot | None,
+    snapshot: Snapshot,
     status: Mapping[str, Any],
     now: datetime,
 ) -> Place:
@@ -199,30 +198,22 @@ def _follow_scheduler(
             return place
         succeeded, again_after_s = place.is_complete, place.again_after_s
     else:
-        if pause := _pause(need, snapshot, status, now):
+        if pause := _pause(need, snapshot, status):
             return pause
         succeeded, again_after_s = False, None
     # Otherwise the scheduler would choose the same node again.
-    hosts = snapshot.refused_hosts() if snapshot else ()
+    hosts = snapshot.refused_hosts()
     return Place(need, None, tied=False, avoid_if_possible=hosts, is_complete=succeeded, again_after_s=again_after_s)
 
 
-def _pause(need: Need, snapshot: Snapshot | None, status: Mapping[str, Any], now: datetime) -> Place | None:
-    """Return no place for a job whose last attempt failed a moment ago: others have their turn.
-
-    Without a snapshot, nothing but the job's status remembers a failure, and all pauses are alike.
-    """
+def _pause(need: Need, snapshot: Snapshot, status: Mapping[str, Any]) -> Place | None:
+    """Return no place for a job whose last attempt failed a moment ago: others have their turn."""
+    if snapshot.pause_s <= 0:
+        return None
     before = conditions.find(status, reasons.PLACED)
     failed = before is not None and (before["status"], before["reason"]) in _FAILED
-    if snapshot:
-        left_s = snapshot.pause_s
-    else:
-        since = conditions.instant(before["lastTransitionTime"]) if before and failed else None
-        left_s = conditions.seconds_left(since, FIRST_PAUSE_S, now) if since else 0.0
-    if left_s <= 0:
-        return None
     condition = Condition(reasons.PLACED, "False", before["reason"], before["message"]) if before and failed else None
-    return Place(need, None, condition, again_after_s=left_s)
+    return Place(need, None, condition, again_after_s=snapshot.pause_s)
 
 
 def _over_quota(need: Need, message: str, status: Mapping[str, Any], now: datetime) -> Place:

@@ -27,6 +27,8 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test", kueue=True)
 NODE = "node-a"
 NOTHING = Observed()
+BLIND = Snapshot(names.Key("team-a", "job-3v1"), {}, sees_nodes=False)
+"""The nodes where the controller may not read them."""
 Object = dict[str, Any]
 
 
@@ -67,7 +69,7 @@ def plan(
     *,
     settings: Settings = SETTINGS,
     now: datetime = NOW,
-    snapshot: Snapshot | None = None,
+    snapshot: Snapshot = BLIND,
 ) -> Plan:
     """The plan of a pass over a job, parsed now."""
     parsed: Any = build.parse_or_error(raw, settings)

@@ -138,4 +138,5 @@ def reconciler(
     """The passes of a controller with this store."""
     progress = ProgressPolls(cast("Any", None), lambda key: None, interval_s=b.SETTINGS.progress_s)  # no learner runs
     metrics = Metrics(store)
-    return Reconciler(cast("Any", api), store, progress, b.SETTINGS, metrics=metrics, capacity=capacity, clock=clock)
+    account = capacity or Capacity(sees_nodes=False)
+    return Reconciler(cast("Any", api), store, progress, b.SETTINGS, metrics=metrics, capacity=account, clock=clock)

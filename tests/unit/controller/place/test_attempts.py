@@ -30,10 +30,10 @@ HOUR_S = 3600.0
 class Life:
     """A job through several passes, with the account of its nodes and a clock."""
 
-    def __init__(self, *objects: Any, mode: str = "Reserve", **spec: Any) -> None:
+    def __init__(self, *objects: Any, mode: str = "Reserve", sees_nodes: bool = True, **spec: Any) -> None:
         self.now = 0.0
-        self.account = Capacity(clock=lambda: self.now)
-        for body in objects or (n.node(),):
+        self.account = Capacity(clock=lambda: self.now, sees_nodes=sees_nodes)
+        for body in (objects or (n.node(),)) if sees_nodes else ():
             self.account.put("Pod" if "containers" in body["spec"] else "Node", body)
         self.raw = b.job(placement={"mode": mode}, **spec)
 
@@ -98,9 +98,9 @@ def test_half_of_a_job_gives_its_node_back_once_the_other_half_is_refused(mode: 
     assert words in ends(life, observed, after_s=REFUSED_S).status["message"]
 
 
-@MODES
-def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhile(mode: str) -> None:
-    life, at_s = Life(mode=mode), 0.0
+@pytest.mark.parametrize(("mode", "sees_nodes"), [("Reserve", True), ("Scheduler", True), ("Reserve", False)])
+def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhile(mode: str, sees_nodes: bool) -> None:
+    life, at_s = Life(mode=mode, sees_nodes=sees_nodes), 0.0
     for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
         observed = half(life.children(at_s=at_s), at=b.NOW + timedelta(seconds=at_s))
         assert life.passes(observed, at_s=at_s + REFUSED_S).deletions == ("Job", "Deployment")
@@ -110,18 +110,6 @@ def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhi
         assert b.condition(pause, reasons.PLACED) == ("False", reasons.HALF_PLACED)
         assert life.account.snapshot(n.KEY).promised is None
         assert {"Deployment", "Job"} <= set(b.kinds(life.passes(at_s=at_s)))
-
-
-def test_an_attempt_pauses_also_where_the_controller_sees_no_nodes() -> None:
-    raw = b.job()
-    first = b.planned(raw)
-    observed = half(b.created(first))
-    failed = b.planned(raw, observed, after_s=REFUSED_S)
-    assert failed.deletions == ("Job", "Deployment")
-    raw = b.with_status(raw, failed)
-    pause = b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S - 1)
-    assert (pause.children, pause.again_after_s) == ((), 1)
-    assert "Job" in b.kinds(b.planned(raw, after_s=REFUSED_S + FIRST_PAUSE_S))
 
 
 def test_the_pause_has_a_longest_one_and_begins_small_again_after_a_success() -> None:
