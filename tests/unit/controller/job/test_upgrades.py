@@ -5,6 +5,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
 STATES = sorted((Path(__file__).parents[1] / "old" / "states").glob("*.jsonl"))
+CHANGELOG = Path(__file__).parents[4] / "CHANGELOG.md"
 RECORDED = [
     pytest.param(json.loads(line), id=f"{path.stem}-{json.loads(line)['job']['metadata']['name']}")
     for path in STATES
@@ -55,6 +57,12 @@ def running(recorded: Any) -> tuple[b.Object, Observed]:
         containers = children["Deployment"]["spec"]["template"]["spec"]["containers"]
         pods.append(b.pod(names.ROLE_ROLLOUT, *(b.up(one["name"]) for one in containers)))
     return raw, Observed(**parts, pods=tuple(pods))
+
+
+def test_the_jobs_of_every_release_are_recorded() -> None:
+    released = re.findall(r"^## \[\d\S*\] - (\S+)$", CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    assert released
+    assert set(released) <= {path.stem for path in STATES}
 
 
 def of_pods(made: Any, observed: Observed) -> list[str]:
