@@ -1,6 +1,7 @@
 """Jobs that run while the controller is upgraded: no pod of theirs notices, whatever defaults and rules are new.
 
 `old/states/` has the example jobs of earlier versions as their API server held them, with their status and children.
+`python -m tests.unit.controller.job.test_upgrades >tests/unit/controller/old/states/DATE.jsonl` records those of today.
 """
 
 import copy
@@ -12,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stage2_api.crd import custom_resource_definition
 from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.build import parse
 from stage2_controller.observed import Observed
+from stage2_controller.place.capacity import Capacity
 from stage2_controller.spec import kinds, names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
 STATES = sorted((Path(__file__).parents[1] / "old" / "states").glob("*.jsonl"))
-CHANGELOG = Path(__file__).parents[4] / "CHANGELOG.md"
+ROOT = Path(__file__).parents[4]
+EXAMPLES = sorted((ROOT / "examples").glob("job-*.yaml"))
 RECORDED = [
     pytest.param(json.loads(line), id=f"{path.stem}-{json.loads(line)['job']['metadata']['name']}")
     for path in STATES
@@ -59,10 +63,35 @@ def running(recorded: Any) -> tuple[b.Object, Observed]:
     return raw, Observed(**parts, pods=tuple(pods))
 
 
+def nodes() -> Capacity:
+    """A node for any example."""
+    return n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"}))
+
+
+def record(example: Path) -> str:
+    """An example that runs, as one line."""
+    written = yaml.safe_load(example.read_text(encoding="utf-8"))
+    blank = b.job(written["metadata"]["name"])
+    raw = {**blank, "metadata": {**written["metadata"], **blank["metadata"]}, "spec": written["spec"]}
+    children = {child["kind"]: child for child in planned(raw, nodes()).children}
+    raw, observed = running({"job": raw, "children": children})
+    return json.dumps({"job": b.with_status(raw, planned(raw, nodes(), observed)), "children": children})
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_an_example_is_recorded_as_one_that_runs(example: Path) -> None:
+    recorded = json.loads(record(example))
+    raw, observed = running(recorded)
+    made = planned(raw, nodes(), observed)
+    assert (made.status, made.deletions, of_pods(made, observed)) == (raw["status"], (), [])
+    assert raw["status"]["phase"] == reasons.RUNNING
+
+
 def test_the_jobs_of_every_release_are_recorded() -> None:
-    released = re.findall(r"^## \[\d\S*\] - (\S+)$", CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[\d\S*\] - (\S+)$", changelog, re.MULTILINE)
     assert released
-    assert set(released) <= {path.stem for path in STATES}
+    assert set(released) <= {path.stem for path in STATES}, "the docstring of this file has the command"
 
 
 def of_pods(made: Any, observed: Observed) -> list[str]:
@@ -74,7 +103,7 @@ def of_pods(made: Any, observed: Observed) -> list[str]:
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> None:
     raw, observed = running(recorded)
-    account = n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"}))
+    account = nodes()
     made = planned(raw, account, observed)
     assert (made.deletions, of_pods(made, observed)) == ((), [])
     assert made.status["phase"] == reasons.RUNNING
@@ -90,7 +119,7 @@ def test_a_job_that_the_earlier_controller_refused_meanwhile_notices_no_upgrade_
     raw, observed = running(recorded)
     accepted = conditions.find(raw["status"], reasons.ACCEPTED) or {}
     accepted |= {"status": "False", "reason": reasons.INVALID_SPEC, "message": "spec.tls: is not a key of stage2"}
-    made = planned(raw, n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"})), observed)
+    made = planned(raw, nodes(), observed)
     assert (made.deletions, of_pods(made, observed)) == ((), [])
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
 
@@ -194,3 +223,7 @@ def test_a_key_that_was_removed_keeps_no_running_job_from_its_end() -> None:
     assert "training.async_save" in str(parsed.refused)
     made = b.planned(raw, b.started(b.job()))
     assert (made.status["phase"], made.deletions) == (reasons.RUNNING, ())
+
+
+if __name__ == "__main__":
+    print(*map(record, EXAMPLES), sep="\n")
