@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV ?= .venv
+# Of PyTorch and vLLM: cpu or gpu.
+BUILD ?= cpu
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -22,7 +24,7 @@ help: ## Show this help
 setup: $(VENV)/.ready ## Install everything into .venv (done by the other commands when needed)
 
 $(VENV)/.ready: pyproject.toml
-	hack/setup $(VENV)
+	hack/setup $(VENV) $(BUILD)
 
 demo: setup ## Train the tiny jobs as local processes: stage 1 continued, then stage 2 with three vLLM servers; figures of both, and a page
 	hack/demo $(OUT)

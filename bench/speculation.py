@@ -2,9 +2,9 @@
 
 One table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
 does. Suffix decoding, vLLM's other method without a model, is in it where `arctic_inference` can be imported (`pip
-install --no-deps arctic-inference==0.1.1` compiles it in a minute). Another decodes with a real vLLM on the CPU. Its
-model is the tiny one with feed-forward layers so wide that decoding is bound by memory: the added columns have output
-weights of 0, so it answers as the tiny one does.
+install --no-deps arctic-inference==0.1.1` compiles it in a minute). Another decodes with a real vLLM, on the CPU or
+(`hack/gpu-hour`) on a GPU. Its model is the tiny one with feed-forward layers so wide that decoding is bound by memory:
+the added columns have output weights of 0, so it answers as the tiny one does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
@@ -44,11 +44,12 @@ from stage2_trainer.serve.frame_proposer import Frame
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODEL = EXAMPLES / "tiny-qwen3-vl"
-WIDE = 65_000  # of 4 feed-forward layers; 100 million weights, 400 MB in float32
 BATCHES = (1, 8, 32)
 LEAST_ANSWERS = 4
 RUNS = 2
 METHODS = ("none", "ngram", "frame")
+THIRD_OF_A_GPU: dict[str, Any] = {"gpu_memory_utilization": 0.28, "max_num_batched_tokens": 1024}
+"""All engines live at once, and wide layers take much memory for each token."""
 IMAGES = 300  # of the replay
 PICTURES = 48  # of the tiny model's answers
 SUFFIX_DEPTH = 24  # vLLM's default, as the other options of the suffix method here
@@ -102,24 +103,31 @@ def _without_coordinates(answer: str) -> list[str]:
     return [pieces[0], *(piece.partition("|>")[2] for piece in pieces[1:])]
 
 
+@dataclass(frozen=True)
 class Decoded:
-    """Answers of a real vLLM: seconds and decode steps by method and batch."""
+    """Answers of a real vLLM: seconds and decode steps by method and batch.
+
+    wide: the width of the model's 4 feed-forward layers. batches: how many answers are made at once.
+    """
+
+    title: str
+    wide: int
+    batches: Sequence[int] = BATCHES
+    on_cpu: bool = True
 
     def lines(self) -> Iterator[str]:
         """The table's lines. vLLM takes one engine to a process, so each method has a process of its own."""
-        os.environ.update(engine_environment(on_cpu=True, eager=True))
-        yield "\n## Answers of a model of 100 million weights on two cores\n\n"
+        os.environ.update(engine_environment(on_cpu=self.on_cpu, eager=self.on_cpu))
+        yield f"\n## {self.title}\n\n"
         yield "| at once | drafts | steps per token | drafts accepted | answers/s | ratio | other answers |\n"
         yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n"
         with TemporaryDirectory() as folder, ExitStack() as stack:
-            model, spawned = widened(Path(folder) / "model"), get_context("spawn")
+            model, spawned = widened(Path(folder) / "model", self.wide), get_context("spawn")
             processes = {
-                method: stack.enter_context(
-                    ProcessPoolExecutor(1, mp_context=spawned, initializer=_start, initargs=(model, method))
-                )
+                method: stack.enter_context(ProcessPoolExecutor(1, spawned, _start, (model, method, self.on_cpu)))
                 for method in METHODS
             }
-            for batch in BATCHES:
+            for batch in self.batches:
                 yield from _rows(processes, batch)
 
 
@@ -132,11 +140,13 @@ def _rows(processes: dict[str, ProcessPoolExecutor], batch: int) -> Iterator[str
         count = len(best.answers)
         rates = f"{count / best.seconds:.2f} | {plain / best.seconds:.2f}"
         yield f"| {batch} | {method} | {best.steps:.3f} | {best.accepted:.0%} | {rates} | {other} of {count} |\n"
+        if 2 * other > count:  # more than ties that flip
+            raise RuntimeError(f"{method} gives {other} other answers of {count} than decoding token by token")
 
 
-def _start(model: Path, method: str) -> None:
+def _start(model: Path, method: str, on_cpu: bool) -> None:
     global _ENGINE
-    _ENGINE = Engine(model, method)
+    _ENGINE = Engine(model, method, on_cpu=on_cpu)
 
 
 def _answer(batch: int) -> Run:
@@ -159,13 +169,14 @@ class Run:
 class Engine:
     """A vLLM engine in this process, with drafts of one method."""
 
-    def __init__(self, model: Path, method: Any, dtype: Any = "float32") -> None:
+    def __init__(self, model: Path, method: Any, dtype: Any = "float32", *, on_cpu: bool = True) -> None:
         import vllm
 
-        drafts = Vllm(speculation=method, max_num_seqs=max(BATCHES)).speculative_config(on_cpu=True, objects=True)
+        drafts = Vllm(speculation=method, max_num_seqs=max(BATCHES)).speculative_config(on_cpu=on_cpu, objects=True)
         self.llm = vllm.LLM(
-            model=str(model), dtype=dtype, max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=True,
+            model=str(model), dtype=dtype, max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=on_cpu,
             enable_prefix_caching=False, disable_log_stats=False, speculative_config=drafts, seed=0,
+            **({} if on_cpu else THIRD_OF_A_GPU),
         )  # fmt: skip
         self.chats = chats()
 
@@ -188,22 +199,22 @@ class Engine:
         return drafted, accepted
 
 
-def widened(folder: Path) -> Path:
-    """Write the tiny model with feed-forward layers of width WIDE; it gives the tiny one's answers."""
+def widened(folder: Path, wide: int) -> Path:
+    """Write the tiny model with wider feed-forward layers; it gives the tiny one's answers."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     model: Any = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
     torch.manual_seed(0)
     for layer in model.model.language_model.layers:
         for name in ("gate_proj", "up_proj", "down_proj"):
             old: torch.nn.Linear = getattr(layer.mlp, name)
-            rows, columns = (old.out_features, WIDE) if name == "down_proj" else (WIDE, old.in_features)
+            rows, columns = (old.out_features, wide) if name == "down_proj" else (wide, old.in_features)
             new = torch.nn.Linear(columns, rows, bias=False)
             with torch.no_grad():
                 if name == "down_proj":
                     new.weight.zero_()
                 new.weight[: old.out_features, : old.in_features] = old.weight
             setattr(layer.mlp, name, new)
-    model.config.text_config.intermediate_size = WIDE
+    model.config.text_config.intermediate_size = wide
     model.save_pretrained(folder)
     return folder
 
@@ -369,4 +380,5 @@ def coco_objects() -> list[Sequence[GTObject]]:
     return images
 
 
-DECODED, REPLAYED, SCHEDULED = Decoded(), Replayed(), Scheduled()
+DECODED = Decoded("Answers of a model of 100 million weights on two cores", wide=65_000)
+REPLAYED, SCHEDULED = Replayed(), Scheduled()

@@ -101,3 +101,10 @@ def sending_over(transport: str) -> Iterator[None]:
         yield
     finally:
         server.transfer_for, server.one_group_for = chosen
+
+
+if __name__ == "__main__":  # the command `stage2`, whose learner sends over it
+    from stage2_cli.main import main
+
+    with sending_over("nccl"):
+        main()
