@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -88,6 +89,28 @@ def job_logs(
     if error:
         local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
         sys.stderr.write(f"kubectl logs of {job}: {error}{local}\n")
+    return code
+
+
+def job_report(job: str, options: list[str], html: Path | None) -> int:
+    """Print a job's steps and evaluations as tables, or write them as one page; return kubectl's exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / f"{job}.log"
+        with log.open("wb") as file:
+            code = job_logs(job, options, stdout=file)
+        if code:
+            return code
+        if not log.stat().st_size:
+            way_out = f"run: kubectl stage2 explain {job}"
+            raise ConfigError([Problem("JOB", job, "its learner has logged nothing yet", way_out)])
+        if html is not None:
+            from stage2_report.html_page import PageRequest, write_html
+
+            write_html(PageRequest([log], html))
+        else:
+            from stage2_report.tables import report_runs
+
+            report_runs([log])
     return code
 
 

@@ -5,14 +5,12 @@ All requests go through kubectl, with its context, namespace and credentials.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stage2_api.errors import ConfigError, Problem
-from stage2_cli.jobs import Context, Follow, Namespace, Servers, User, explain, job_logs, kubectl_options
+from stage2_cli.jobs import Context, Follow, Namespace, Servers, User, explain, job_logs, job_report, kubectl_options
 from stage2_cli.main import call
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -48,23 +46,7 @@ def report(
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
 ) -> None:
     """Print a job's steps and evaluations as tables, from the learner's logs so far."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / f"{job}.log"
-        with log.open("wb") as file:
-            code = job_logs(job, kubectl_options(namespace, context, user), stdout=file)
-        if code:
-            raise typer.Exit(code)
-        if not log.stat().st_size:
-            way_out = f"run: kubectl stage2 explain {job}"
-            raise ConfigError([Problem("JOB", job, "its learner has logged nothing yet", way_out)])
-        if html is not None:
-            from stage2_report.html_page import PageRequest, write_html
-
-            write_html(PageRequest([log], html))
-            return
-        from stage2_report.tables import report_runs
-
-        report_runs([log])
+    raise typer.Exit(job_report(job, kubectl_options(namespace, context, user), html))
 
 
 def main() -> None:

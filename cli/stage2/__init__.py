@@ -1,0 +1,90 @@
+"""Jobs of a cluster from Python: submit a job file, wait for its end, read its logs and its report.
+
+All requests go through kubectl, with its contexts and credentials.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stage2_api.job import GROUP, PLURAL
+from stage2_cli.config_files import load_job
+from stage2_cli.jobs import job_logs, job_report, kubectl_options
+from stage2_cli.kubectl import PATIENCE, kubectl
+
+__all__ = ["Job", "JobError"]
+
+
+class JobError(RuntimeError):
+    """A request that kubectl or the API server refused, or a job that failed; the message says why."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job by its name, in kubectl's namespace and context unless others are given. file: what is submitted."""
+
+    name: str
+    namespace: str | None = None
+    context: str | None = None
+    file: Path | None = None
+
+    @classmethod
+    def from_file(cls, path: str | Path, *, namespace: str | None = None, context: str | None = None) -> Job:
+        """Read and check a job file. Raises ConfigError with every mistake in it."""
+        metadata = load_job(Path(path)).metadata
+        return cls(metadata.name, namespace or metadata.namespace, context, Path(path))
+
+    def submit(self) -> Job:
+        """Create the job, or apply what its file changes."""
+        if self.file is None:
+            raise JobError(f"{self.name} has no file: use Job.from_file")
+        self._ask(["apply", f"--filename={self.file}"])
+        return self
+
+    def status(self) -> dict[str, Any]:
+        """Return the job's status; empty until the controller has seen the newest write of the job."""
+        found = json.loads(self._ask(["get", f"{PLURAL}.{GROUP}", self.name, "--output=json"]))
+        status: dict[str, Any] = found.get("status") or {}
+        return status if status.get("observedGeneration") == found["metadata"]["generation"] else {}
+
+    def wait(self, timeout: float | None = None, *, every: float = 5.0) -> Job:
+        """Wait until the job has succeeded. Raises JobError if it fails, TimeoutError after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (phase := (status := self.status()).get("phase")) != "Succeeded":
+            sentence = f"{self.name} is {phase or 'not seen yet'}: {status.get('message') or 'is stage2 installed?'}"
+            if phase == "Failed":
+                raise JobError(sentence)
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(sentence)
+            time.sleep(every)
+        return self
+
+    def logs(self, *, servers: bool = False) -> str:
+        """Return the log of the job's learner, or of its servers, so far."""
+        with tempfile.TemporaryFile() as file:
+            if code := job_logs(self.name, self._options, servers=servers, stdout=file):
+                raise JobError(f"kubectl logs of {self.name} ended with {code}")
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
+
+    def report(self, html: str | Path | None = None) -> None:
+        """Print the job's steps and evaluations as tables, or write them as one page."""
+        if code := job_report(self.name, self._options, Path(html) if html else None):
+            raise JobError(f"kubectl logs of {self.name} ended with {code}")
+
+    @property
+    def _options(self) -> list[str]:
+        return kubectl_options(self.namespace, self.context, None)
+
+    def _ask(self, words: Sequence[str]) -> str:
+        code, output, error = kubectl([*words, *self._options, PATIENCE], stdout=subprocess.PIPE)
+        if code:
+            raise JobError(f"kubectl {words[0]} of {self.name}: {error}")
+        return output
