@@ -76,7 +76,7 @@ def inspect_sample(request: Request) -> int:
         from stage2_report.picture import write_picture
 
         check_images(record)
-        write_picture(record, target, request.picture)
+        write_picture(record, target, request.picture, answered=origin is not None)
     if request.as_json:
         print(json.dumps(document(target)))
     else:

@@ -114,14 +114,14 @@ def _answered(image: ScoredImage) -> list[Outline]:
     return [Outline(one.kind, one.bins, one.desc, _COLORS[verdict]) for one, verdict in objects]
 
 
-def write_picture(record: DataRecord, target: MatchedTarget, path: Path) -> None:
+def write_picture(record: DataRecord, target: MatchedTarget, path: Path, *, answered: bool) -> None:
     """Draw the record's first image twice into a PNG: with the ground truth on the left, with the answer on the right.
 
     Ground truth is green where it was found and orange where it was missed; the answer's valid objects are blue where
-    they matched and red where they did not. Raises ConfigError where the file cannot be written, ImageError where the
-    image cannot be read.
+    they matched and red where they did not. Not answered, as in stage 1: the ground truth alone, in green. Raises
+    ConfigError where the file cannot be written, ImageError where the image cannot be read.
     """
-    missed = set(target.false_negatives)
+    missed = set(target.false_negatives) if answered else set()
     matched = {pair.pred for pair in target.matching.pairs}
     truth = [
         Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED if i in missed else _TRUTH)
@@ -133,10 +133,11 @@ def write_picture(record: DataRecord, target: MatchedTarget, path: Path) -> None
         if one.kind
     ]
     image = load_image(record.images[0])
-    pictures = [draw_outlines(image, outlines, width=_INSPECTED_WIDTH) for outlines in (truth, answer)]
+    columns = {"ground truth": truth, **({"answer": answer} if answered else {})}
+    pictures = [draw_outlines(image, outlines, width=_INSPECTED_WIDTH) for outlines in columns.values()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        grid([pictures], ("ground truth", "answer")).save(path, format="PNG")
+        grid([pictures], list(columns)).save(path, format="PNG")
     except OSError as error:
         rule = f"must be a file that can be written ({error.strerror})"
         raise ConfigError([Problem("--picture", str(path), rule, "correct the path")]) from error

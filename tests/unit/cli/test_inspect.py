@@ -21,6 +21,7 @@ from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import MATCHING
 from tests.unit.report.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
 
+SFT = {"custom": {"trainer_variant": "sft"}}
 ANSWER = '<DOMAIN=BBU>, <TASK=SUMMARY>\n{"items": []}'
 
 
@@ -97,6 +98,14 @@ def printed(request, capsys):
     return json.loads(capsys.readouterr().out)
 
 
+FOUND, MISSED = (0x1A, 0x7F, 0x37), (0xBC, 0x4C, 0x00)
+
+
+def colors(path):
+    with Image.open(path) as picture:
+        return {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
+
+
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def test_text_and_ids_of_one_answer_say_the_same(tmp_path, capsys, answer):
     ids = tmp_path / "ids.json"
@@ -127,22 +136,24 @@ def test_a_record_and_a_tokenizer_replace_those_of_the_configuration(tmp_path, c
     assert len(printed(request, capsys)["matches"]) == 2
 
 
-def test_stage_1_is_shown_with_the_ground_truth_that_it_trains_on(tmp_path, capsys):
+@pytest.fixture
+def stage_1(tmp_path):
     config = written_config(tmp_path)
-    raw = yaml.safe_load(config.read_text())
-    raw["custom"]["trainer_variant"] = "sft"
-    config.write_text(yaml.safe_dump(raw))
-    request = Request(config=config, sample=1)
-    found = printed(replace(request, as_json=True), capsys)
+    config.write_text(yaml.safe_dump(merge_patch(yaml.safe_load(config.read_text()), SFT)))
+    return Request(config=config, sample=1)
+
+
+def test_stage_1_is_shown_with_the_ground_truth_that_it_trains_on(tmp_path, capsys, stage_1):
+    found = printed(replace(stage_1, as_json=True), capsys)
     assert found["y_train_text"] == serialize_objects(SCENE)
     assert found["labels"].count("coord") == sum(len(one.bins) for one in SCENE)
-    assert inspect_sample(request) == 0
+    assert inspect_sample(stage_1) == 0
     shown = capsys.readouterr().out
     assert "stage 1: the ground truth, 3 objects" in shown
     assert "missed" not in shown.lower()
     (tmp_path / "answer.txt").write_text(COMPLETE)
     with pytest.raises(ConfigError, match=r"--response-file: .*which trains on the ground truth"):
-        inspect_sample(replace(request, response_file=tmp_path / "answer.txt"))
+        inspect_sample(replace(stage_1, response_file=tmp_path / "answer.txt"))
 
 
 @pytest.mark.parametrize("position", [-1, 2])
@@ -208,9 +219,16 @@ def test_the_picture_shows_what_was_found_and_what_was_missed(tmp_path, capsys):
     request = offline(tmp_path, ANSWERS["truncated"], picture=tmp_path / "new" / "scene.png", as_json=True)
     write_records(tmp_path, image=True)
     assert printed(request, capsys)["matches"]
-    with Image.open(request.picture) as picture:
-        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
-    assert {(0x1A, 0x7F, 0x37), (0xBC, 0x4C, 0x00), (0x09, 0x69, 0xDA), (0xCF, 0x22, 0x2E)} <= colors
+    assert {FOUND, MISSED, (0x09, 0x69, 0xDA), (0xCF, 0x22, 0x2E)} <= colors(request.picture)
+
+
+def test_a_picture_of_stage_1_has_the_ground_truth_alone(tmp_path, stage_1):
+    """It had a column for an answer that there is not, and called all objects missed."""
+    write_records(tmp_path, image=True)
+    inspect_sample(replace(stage_1, picture=tmp_path / "scene.png"))
+    assert {FOUND, MISSED} & colors(tmp_path / "scene.png") == {FOUND}
+    with Image.open(tmp_path / "scene.png") as picture:
+        assert picture.width < 500, "one column"
 
 
 def test_a_picture_needs_the_image(tmp_path):
