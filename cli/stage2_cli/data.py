@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem, counted
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
@@ -99,8 +99,9 @@ def _quantiles(lengths: Lengths) -> dict[str, int]:
 
 def _show(found: Profile, unit: str) -> None:
     console = plain_console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    broken = f", {found.broken:,} broken lines" if found.broken else ""
-    console.print(f"{printable(str(found.path))}: {found.records:,} records, {found.kinds.total():,} objects{broken}")
+    counts = f"{counted(found.records, 'record')}, {counted(found.kinds.total(), 'object')}"
+    broken = f", {counted(found.broken, 'broken line')}" if found.broken else ""
+    console.print(f"{printable(str(found.path))}: {counts}{broken}")
     for line in _lines(found, unit):
         console.print(f"  {line}")
     if found.classes:
@@ -173,7 +174,9 @@ def write_page(records: Sequence[Record], path: Path) -> None:
             for one in record.objects
         ]
         width = max(1, min(PICTURE_WIDTH, PICTURE_HEIGHT * image.width // image.height))
-        cells.append((draw_outlines(image, outlines, width=width), f"{record.sample_id} ({len(outlines)} objects)"))
+        cells.append(
+            (draw_outlines(image, outlines, width=width), f"{record.sample_id} ({counted(len(outlines), 'object')})")
+        )
     if not cells:
         rule = "a page needs records with objects and readable images"
         raise ConfigError([Problem("--pictures", str(path), rule, "see the problems listed above")])

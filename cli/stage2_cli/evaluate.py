@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_trainer.data.model_files import with_local_model
@@ -257,11 +257,11 @@ def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str)
         else "no log-probabilities: all objects rank equally, in the order of records and answers"
     )
     lines = [
-        f"{mark}{one['rollouts']}: {one['images']:,} images, {one['objects']:,} objects,"
+        f"{mark}{one['rollouts']}: {counted(one['images'], 'image')}, {counted(one['objects'], 'object')},"
         f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}"
     ]
     if lacking:
-        lines.append(f"{mark}{lacking:,} records have no answer, and count as empty")
+        lines.append(f"{mark}{counted(lacking, 'record')} without an answer, counted as empty")
     worst = one["worst_image"]
     lines.append(
         f"{mark}worst image: {worst['sample_id']}, F1 {worst['f1_class@0.5']:.3f} with class,"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, counted
 from stage2_cli.console import plain_console, printable, with_progress
 
 if TYPE_CHECKING:
@@ -198,13 +198,13 @@ def _nearest(path: Path, root: Path) -> str:
 def print_tally(tally: Tally, output: Path) -> None:
     """Print what was written, left out and changed."""
     console = plain_console()
-    console.print(f"{printable(str(output))}: {tally.records:,} records, {tally.objects:,} objects")
-    for head, reasons in (
-        ("left out: {:,} images: ", tally.images_left_out),
-        ("left out: {:,} objects: ", tally.objects_left_out),
-        ("noted {:,} times: ", tally.changed),
+    console.print(f"{printable(str(output))}: {counted(tally.records, 'record')}, {counted(tally.objects, 'object')}")
+    for head, noun, reasons in (
+        ("left out:", "image", tally.images_left_out),
+        ("left out:", "object", tally.objects_left_out),
+        ("noted", "time", tally.changed),
     ):
         for reason, count in reasons.most_common():
             names = tally.names[reason]
             more = ", …" if count > len(names) else ""
-            console.print(f"  {head.format(count)}{reason} ({', '.join(map(printable, names))}{more})")
+            console.print(f"  {head} {counted(count, noun)}: {reason} ({', '.join(map(printable, names))}{more})")

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.status import Status
 
 from stage2_api.course import to_train_on
-from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, counted
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
@@ -245,7 +245,8 @@ def _what_is_next(training: Training) -> str:
 
 
 def _run(local: LocalRun, *, overwrite: bool = False) -> int:
-    console().print(f"[bold]{local.job.metadata.name}[/]: {len(local.workload.servers)} rollout servers, one learner")
+    what = counted(len(local.workload.servers), "rollout server")
+    console().print(f"[bold]{local.job.metadata.name}[/]: {what}, one learner")
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
         try:

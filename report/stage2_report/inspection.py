@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stage2_api.errors import counted
 from stage2_trainer.matching import CoordVocab, MatchedTarget
 from stage2_trainer.matching.parse import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
 
@@ -111,15 +112,16 @@ def summary(inspection: Inspection) -> Text:
     target = inspection.target
     if inspection.origin is None:
         objects, tokens = len(target.ground_truth.objects), target.train_len
-        return Text(f"sample {inspection.sample}, stage 1: the ground truth, {objects} objects in {tokens} tokens")
+        what = f"{counted(objects, 'object')} in {counted(tokens, 'token')}"
+        return Text(f"sample {inspection.sample}, stage 1: the ground truth, {what}")
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
     lines = [
         f"sample {inspection.sample}, answer from {inspection.origin}",
-        f"answer: {state}; {len(parsed.objects)} objects: {counters['matched_pairs']} matched, "
+        f"answer: {state}; {counted(len(parsed.objects), 'object')}: {counters['matched_pairs']} matched, "
         f"{counters['fp_count']} unmatched, {parsed.dropped_invalid} dropped; "
         f"{target.matching.gating_rejections} of {target.matching.candidates} candidate pairs below the gate",
-        f"ground truth: {len(target.ground_truth.objects)} objects, {len(target.false_negatives)} missed",
+        f"ground truth: {counted(len(target.ground_truth.objects), 'object')}, {len(target.false_negatives)} missed",
         f"y_train: {target.prefix_len} prefix + {target.train_len - target.prefix_len} appended tokens",
     ]
     return Text("\n".join(lines))

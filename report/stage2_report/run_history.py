@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, counted
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 REWARD, SPREAD = "reward", "reward_std"
@@ -111,7 +111,8 @@ class SetAside:
         if not self._reasons:
             return ""
         first = "; ".join(f"{name}: {why}" for name, why in [*self._reasons.items()][:NAMED])
-        return f"{len(self._reasons):,} samples were set aside ({first}{'; …' if len(self._reasons) > NAMED else ''})"
+        more = "; …" if len(self._reasons) > NAMED else ""
+        return f"{counted(len(self._reasons), 'sample')} set aside ({first}{more})"
 
 
 @dataclass

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from stage2_api.coordinates import BINS
+from stage2_api.errors import counted
 from stage2_report.held_out import EvaluatedStep, HeldOutRollout
 from stage2_trainer.data.files import ROOTS_VARIABLE, leads_inside
 from stage2_trainer.data.images import ImageError, load_image
@@ -231,12 +232,3 @@ def recorded_image(path: str, folder: Path | None) -> Image.Image:
 def _units(width: int, height: int) -> tuple[float, float]:
     longest = max(width, height)
     return round(width * UNITS / longest, 1), round(max(height * UNITS / longest, 1.0), 1)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "step"), counted(2000, "step")
-    ('1 step', '2,000 steps')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -90,7 +90,7 @@ def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys:
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
     assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 64
     shown = capsys.readouterr()
-    assert "0 records, 0 objects, 1 broken lines" in shown.out
+    assert "0 records, 0 objects, 1 broken line" in shown.out
     assert "x.jsonl:1 objects[0].bbox_2d" in shown.err
     assert not (tmp_path / "page.png").exists()
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0

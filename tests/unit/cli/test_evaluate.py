@@ -98,7 +98,7 @@ def test_several_files_stand_side_by_side(files):
     assert (row["of"], row["minus"], row["recall@0.5"]["difference"]) == ("bad.jsonl", "good.jsonl", -0.75)
     shown, _ = stage2(files, *words)
     assert "2 - 1" in shown.stdout
-    assert "1 records have no answer" in shown.stdout
+    assert "1 record without an answer, counted as empty" in shown.stdout
     turned, _ = stage2(files, *words, "--json", "--against", "2")
     (row,) = json.loads(turned.stdout)["differences"]
     assert (row["of"], row["minus"], row["recall@0.5"]["difference"]) == ("good.jsonl", "bad.jsonl", 0.75)

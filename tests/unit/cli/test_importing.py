@@ -25,10 +25,10 @@ def test_of_yolo(tmp_path: Path) -> None:
     done = stage2("yolo", data, "--output", output, "--classes", "cat,horse", "--limit", 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        f"{output}: 2 records, 1 objects",
-        f"  left out: 1 objects: {yolo.BROKEN_LINE} (images/train/a: 0 1 2)",
-        f"  noted 1 times: {yolo.BACKGROUND} (images/train/b)",
-        f"  noted 1 times: {record_writer.UNSEEN_CLASS} (horse)",
+        f"{output}: 2 records, 1 object",
+        f"  left out: 1 object: {yolo.BROKEN_LINE} (images/train/a: 0 1 2)",
+        f"  noted 1 time: {yolo.BACKGROUND} (images/train/b)",
+        f"  noted 1 time: {record_writer.UNSEEN_CLASS} (horse)",
     ]
     assert [len(json.loads(line)["objects"]) for line in output.read_text().splitlines()] == [1, 0]
 
@@ -52,22 +52,22 @@ def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.Captu
     data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": "9 0.5 0.5 0.2 0.2 :dog: [red]"})
     output = tmp_path / ":bird: [i]" / "x.jsonl"
     output_text = stage2("yolo", data, "--output", output).stdout
-    assert output_text.startswith(f"{output}: 1 records")
+    assert output_text.startswith(f"{output}: 1 record, 0 objects")
     assert ":dog: [red]" in output_text
     show_data(output)
-    assert f"{output}: 1 records" in capsys.readouterr().out
+    assert f"{output}: 1 record, 0 objects" in capsys.readouterr().out
 
 
 def test_of_voc(tmp_path: Path) -> None:
     objects = voc_object("cat", (11, 21, 60, 100)) + voc_object("dog", (1, 1, 9, 9), difficult=1)
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects}), tmp_path / "x.jsonl"
     done = stage2("voc", source, "--output", output, "--geometry", "poly")
-    assert f"left out: 1 objects: {voc.DIFFICULT} (a dog)" in done.stdout
+    assert f"left out: 1 object: {voc.DIFFICULT} (a dog)" in done.stdout
     (record,) = map(json.loads, output.read_text().splitlines())
     assert [len(one["poly"]) for one in record["objects"]] == [8]
     output.unlink()
     kept = stage2("voc", source, "--output", output, "--difficult", "--order", "file")
-    assert "1 records, 2 objects" in kept.stdout
+    assert "1 record, 2 objects" in kept.stdout
 
 
 def test_an_import_that_keeps_nothing_says_where_it_looked(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_pat
     done = stage2("voc", source, "--output", output)
     assert (done.returncode, done.stderr) == (0, ""), "Pillow warns in words of its own"
     assert done.stdout.splitlines() == [
-        f"{output}: 1 records, 1 objects",
-        f"  left out: 1 images: {record_writer.UNREADABLE} (a)",
+        f"{output}: 1 record, 1 object",
+        f"  left out: 1 image: {record_writer.UNREADABLE} (a)",
     ]
 
 

@@ -87,7 +87,7 @@ def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_pa
     bad = [{"event": "bad_sample", "sample_id": f"s{k % 5}", "reason": f"[{k % 5}] is cut off"} for k in range(9)]
     write_log(tmp_path, [timed_step(1, 2.0), *bad])
     report_runs([tmp_path])
-    sentence = "5 samples were set aside (s0: [0] is cut off; s1: [1] is cut off; s2: [2] is cut off; …)"
+    sentence = "5 samples set aside (s0: [0] is cut off; s1: [1] is cut off; s2: [2] is cut off; …)"
     assert sentence in capsys.readouterr().out
     assert sentence in render_page(PageRequest([tmp_path], tmp_path / "page.html"))
 

@@ -277,8 +277,8 @@ def test_the_command_reports_what_it_wrote_and_left_out(tmp_path):
     command = [Path(sys.executable).parent / "stage2", "import", "coco", "--annotations", data.file]
     command += ["--images", data.images, "--output", data.output]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
-    assert "1 records, 1 objects" in done.stdout
-    assert f"left out: 1 objects: {annotations.CROWD} (annotation 2)" in done.stdout
+    assert "1 record, 1 object" in done.stdout
+    assert f"left out: 1 object: {annotations.CROWD} (annotation 2)" in done.stdout
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 64
     assert "must be a new file" in again.stderr

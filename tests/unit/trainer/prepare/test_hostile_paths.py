@@ -133,7 +133,7 @@ def test_what_a_person_names_may_come_through_a_pipe(tmp_path):
     command = f"{stage2} import coco --annotations <(cat x.json) --images images --output out.jsonl"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "out.jsonl: 1 records" in done.stdout
+    assert "out.jsonl: 1 record" in done.stdout
 
 
 def test_a_pipe_is_read_up_to_a_bound_and_a_device_not_at_all(tmp_path, monkeypatch):

@@ -253,7 +253,7 @@ def test_the_command_asks_for_the_missing_option(tmp_path):
     blank = subprocess.run(named, capture_output=True, text=True, check=False)
     assert (blank.returncode, "--names" in blank.stderr) == (64, True)
     done = subprocess.run([*command, "--boxes", "coco"], capture_output=True, text=True, check=True)
-    assert "1 records, 1 objects" in done.stdout
+    assert "1 record, 1 object" in done.stdout
     assert json.loads(output.read_text())["images"] == ["x-images/00000000.png"]
 
 
