@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.held_out import EvaluatedStep, read_evaluations
+from stage2_report.run_history import EvaluatedRun
 from stage2_report.sample_cards import recorded_image, sample_f1
 from stage2_trainer.data.drawing import Outline, draw_bar, draw_lines, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
@@ -24,15 +24,6 @@ _TRUTH, _MISSED, _MATCHED, _UNMATCHED = "#1a7f37", "#bc4c00", "#0969da", "#cf222
 _COLORS: dict[Verdict, str] = {
     "right": "#1a7f37", "misnamed": "#bc4c00", "duplicate": "#8250df", "wrong": "#cf222e", "unjudged": "#57606a",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class EvaluatedRun:
-    """One run of the picture: its name, its log, and the steps that were evaluated."""
-
-    name: str
-    log: Path
-    steps: Sequence[int]
 
 
 def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | None) -> None:

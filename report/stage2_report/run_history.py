@@ -10,7 +10,7 @@ import json
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,15 @@ class SetAside:
         first = "; ".join(f"{name}: {why}" for name, why in [*self._reasons.items()][:NAMED])
         more = "; …" if len(self._reasons) > NAMED else ""
         return f"{counted(len(self._reasons), 'sample')} set aside ({first}{more})"
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """A run to draw: its name, its log, and the steps that were evaluated."""
+
+    name: str
+    log: Path
+    steps: Sequence[int]
 
 
 @dataclass

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.picture import EvaluatedRun, write_held_out
 from stage2_report.run_history import (
     REWARD,
     SPREAD,
     WAY_OUT,
+    EvaluatedRun,
     Record,
     SetAside,
     find_log,
@@ -83,6 +83,8 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
         evaluated.append(_report_run(run, console))
     if picture is not None:
         write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
+        from stage2_report.picture import write_held_out  # the tables need no Pillow and no SciPy
+
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 

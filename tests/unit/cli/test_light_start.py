@@ -102,6 +102,7 @@ def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> 
         ["evaluate", "lost.yaml", "--checkpoint", "lost"],
         ["inspect", "lost.yaml", "--sample", "1"],
         ["serve", "lost.yaml", "--server", "0"],
+        ["report", "lost"],
     ],
     ids=lambda words: words[0],
 )
@@ -109,6 +110,7 @@ def test_a_wrong_path_is_refused_before_anything_heavy_is_imported(tmp_path: Pat
     done, loaded = stage2(tmp_path, *words)
     assert (done.returncode, "lost" in done.stderr) == (64, True), done.stderr
     assert loaded & {*HEAVY, "datasets"} == set()
+    assert words[0] != "report" or loaded & {"PIL", "scipy"} == set()
 
 
 def test_data_files_are_validated_without_anything_heavy(tmp_path: Path) -> None:

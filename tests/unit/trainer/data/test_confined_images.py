@@ -11,7 +11,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_report.html_page import PageRequest, render_page
-from stage2_report.picture import EvaluatedRun, write_held_out
+from stage2_report.picture import write_held_out
+from stage2_report.run_history import EvaluatedRun
 from stage2_report.sample_cards import thumbnail
 from stage2_trainer.data.images import ImageError, image_url, load_image, read_header
 from stage2_trainer.data.records import RecordRules, load_records
