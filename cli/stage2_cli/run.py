@@ -119,25 +119,31 @@ def describe(record: dict[str, Any]) -> str | None:
     """Return a readable line about a record; None for records that are only for programs."""
     if record["event"] == "start" and record["step"]:
         return f"resumed after step {record['step']} of {record['max_steps']}"
-    if record["event"] == "step" and "reward" in record:
-        return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
-    if record["event"] == "step" and "supervised/objects" in record:
-        return f"step {record['step']}: loss {record['loss']:.3f}, {record['supervised/objects']:.0f} objects"
     if record["event"] == "step":
-        return (
-            f"step {record['step']}: loss {record['loss']:.3f}, "
-            f"matched {record.get('rollout/matched_for_supervision', 0):.0f} "
-            f"of {record.get('rollout/gt_objects', 0):.0f} objects"
-        )
+        return _describe_step(record)
     if record["event"] == "bad_sample":
         return f"sample {record['sample_id']} is set aside: {record['reason']}"
     if record["event"] == "evaluation" and "eval_reward" in record:
         return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
     if record["event"] == "evaluation":
         named = record.get("eval_rollout_f1_class_iou50")
-        with_class = "" if named is None else f", {named:.3f} with class"
-        return f"evaluation at step {record['step']}: F1 at IoU 0.5 {record['eval_rollout_f1_iou50']:.3f}{with_class}"
+        with_class = "" if named is None else f"F1 with class {named:.3f}, "
+        matched = f"F1 of training's matching {record['eval_rollout_f1_iou50']:.3f}"
+        return f"evaluation at step {record['step']}, IoU 0.5: {with_class}{matched}"
     return None
+
+
+def _describe_step(step: dict[str, Any]) -> str:
+    if "reward" in step:
+        what = f"mean reward {step['reward']:.3f}"
+    elif "supervised/objects" in step:
+        what = f"{step['supervised/objects']:.0f} objects"
+    else:
+        found, true = (step.get(f"rollout/{key}", 0) for key in ("matched_for_supervision", "gt_objects"))
+        what = f"matched {found:.0f} of {true:.0f} objects"
+    lost = int(step.get("bad_samples_total", 0))
+    aside = f"; {counted(lost, 'sample')} set aside so far" if lost else ""
+    return f"step {step['step']}: loss {step['loss']:.3f}, {what}{aside}"
 
 
 _POLL_S = 0.5

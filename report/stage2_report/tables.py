@@ -57,13 +57,14 @@ _WALL, _CPU, _IDLE = "step/wall_s", "step/cpu_s", "step/learner_idle_share"
 _EVALUATION_COLUMNS = {
     "precision": "precision",
     "recall": "recall",
-    "f1": "f1",
+    "f1": "F1",
     "matched_maskiou_mean": "mean IoU",
-    "recall_iou50": "recall@0.5",
-    "f1_iou50": "f1@0.5",
-    "f1_class_iou50": "with class",
+    "recall_iou50": "recall, IoU 0.5",
+    "f1_iou50": "F1, IoU 0.5",
+    "f1_class_iou50": "F1 with class",
     "ap": "AP",
 }
+_OF_MATCHING = ": figures of training's matching, but for F1 with class and AP"
 
 
 def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Path | None = None) -> None:
@@ -82,9 +83,9 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
             console.print(f"{run}:", markup=False, soft_wrap=True)
         evaluated.append(_report_run(run, console))
     if picture is not None:
-        write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
         from stage2_report.picture import write_held_out  # the tables need no Pillow and no SciPy
 
+        write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 
@@ -198,7 +199,8 @@ class EvaluationRows:
 
     def table(self) -> Table | None:
         """Return the table; None where nothing was evaluated."""
-        return _right_aligned("Held-out records", ["step", *self._keys.values()], self._rows) if self._rows else None
+        title = f"Held-out records{_OF_MATCHING if self.steps else ''}"
+        return _right_aligned(title, ["step", *self._keys.values()], self._rows) if self._rows else None
 
 
 def _reward_columns(step: Record) -> list[Column]:

@@ -36,11 +36,18 @@ EVALUATION = {"event": "evaluation", "step": 3}
             {**STEP, "rollout/matched_for_supervision": 2.0, "rollout/gt_objects": 5.0},
             "step 1: loss 2.000, matched 2 of 5 objects",
         ),
+        (
+            {**STEP, "supervised/objects": 31.0, "bad_samples_total": 1.0},
+            "step 1: loss 2.000, 31 objects; 1 sample set aside so far",
+        ),
         ({**EVALUATION, "eval_reward": 0.625}, "evaluation at step 3: mean reward 0.625"),
-        ({**EVALUATION, "eval_rollout_f1_iou50": 0.25}, "evaluation at step 3: F1 at IoU 0.5 0.250"),
+        (
+            {**EVALUATION, "eval_rollout_f1_iou50": 0.25},
+            "evaluation at step 3, IoU 0.5: F1 of training's matching 0.250",
+        ),
         (
             {**EVALUATION, "eval_rollout_f1": 0.9, "eval_rollout_f1_iou50": 0.25, "eval_rollout_f1_class_iou50": 0.125},
-            "evaluation at step 3: F1 at IoU 0.5 0.250, 0.125 with class",
+            "evaluation at step 3, IoU 0.5: F1 with class 0.125, F1 of training's matching 0.250",
         ),
         ({"event": "start", "step": 0, "max_steps": 9}, None),
         ({"event": "start", "step": 6, "max_steps": 9}, "resumed after step 6 of 9"),
