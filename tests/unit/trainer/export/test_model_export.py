@@ -13,12 +13,14 @@ from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
+from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 from tests.unit.trainer.sync.exactness import digests_of
 
+TRIANGLE = (0, 0, 400, 0, 0, 250)
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs
 
 
@@ -122,6 +124,13 @@ def test_the_card_describes_the_run(model_path, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     for line in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_f1` | 0.25", "`training.learning_rate`"):
         assert line in card
+    code = {}
+    exec(card.partition("```python\n")[2].partition("```")[0], code)
+    answer = serialize_objects([GTObject("cup", "bbox", (100, 0, 500, 999)), GTObject("cat", "poly", TRIANGLE)])
+    assert [*code["objects"](answer, width=200, height=1000)] == [
+        ("cup", [20, 0, 100, 999]),
+        ("cat", [0, 0, 80, 0, 0, 250]),
+    ]
 
 
 DORA = {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["all-linear"]}
