@@ -146,7 +146,7 @@ class TimedLearner:
         """Train on the rollouts of a step; if pipelined, request those of the next step first."""
         batches = [[record] for record in self._records]
         self._step.set_batches(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
-        train_step(self._step, self, Stopwatch(), mean="step")
+        train_step(self._step, self, Stopwatch(), mean="step", divisor=1)
         pause(OPTIMIZER_S)
 
     @cached_property

@@ -61,7 +61,8 @@ def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     found |= {f"custom.extra.rollout_matching.{key}": getattr(config.rollout_matching, key) for key in RECOMMENDED}
     if config.rlhf is None:
         micro_steps = config.gradient_accumulation_steps(world_size)
-        found[RECORDS_OF_A_STEP] = config.training.per_device_train_batch_size * micro_steps * world_size
+        micro_batch = config.training.per_device_train_batch_size * config.readers(world_size)
+        found[RECORDS_OF_A_STEP] = micro_batch * micro_steps
     if not _follows_length(config.training):
         return {path: value for path, value in found.items() if path not in LENGTH}
     if config.training.max_steps > 0:

@@ -60,7 +60,8 @@ class LearnerSpec(KubernetesObject):
     """The learner: a Job with one pod, on the servers' node."""
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
-    """GPUs of the learner: 1 with servers; in colocate mode any number, with one learner process per GPU."""
+    """GPUs of the learner, with one learner process per GPU: 1 with servers, unless `vllm.server.learners` is
+    `sharded`; in colocate mode any number."""
     resource_claim_template: Name | None = None
     """Name of the ResourceClaimTemplate (resource.k8s.io/v1) for the learner's `gpus` GPUs, which replaces
     `gpuResource`. Servers then need one too."""

@@ -111,6 +111,16 @@ class RunConfig(Section):
             raise ConfigError([Problem("global_max_length", None, "packing needs the length of a row", "set it")])
         return length
 
+    @property
+    def shares_rows(self) -> bool:
+        """Whether learner processes share the rows of each step (`vllm.server.learners`)."""
+        matching = self.rollout_matching
+        return self.rlhf is None and matching.uses_servers and matching.vllm.server.learners == "sharded"
+
+    def readers(self, world_size: int) -> int:
+        """Return how many of `world_size` learner processes have raw batches of their own."""
+        return 1 if self.shares_rows else world_size
+
     def grpo_batches(self, world_size: int) -> GrpoBatches:
         """Return the batches of a GRPO run in `world_size` learner processes; `batch_problems` checks whether they
         fit."""
@@ -133,7 +143,8 @@ class RunConfig(Section):
             return self.grpo_batches(world_size).accumulation
         if training.effective_batch_size is None:
             return training.gradient_accumulation_steps or 1
-        return max(1, math.ceil(training.effective_batch_size / (training.per_device_train_batch_size * world_size)))
+        micro_batch = training.per_device_train_batch_size * self.readers(world_size)
+        return max(1, math.ceil(training.effective_batch_size / micro_batch))
 
 
 HUB_NAME = re.compile(r"(?!\.+/)[\w.-]+/[\w.-]+")

@@ -64,6 +64,9 @@ class VllmServer(Section):
     protocol: ServerProtocol = "vllm"
     """Protocol of the servers: `vllm` for `stage2 serve`, or `swift` for ms-swift's `swift rollout`, which supports
     only full syncs and does not report its weight version."""
+    learners: Literal["one", "sharded"] = "one"
+    """Learner processes: `one`, or `sharded`, any number that share the rows of each optimizer step by tokens. Their
+    number changes neither answers nor rows nor the loss."""
     timeout_s: Scale = 240.0
     """Seconds to wait for a server to answer and to join the weight-transfer group. A large model takes minutes to
     load."""

@@ -28,6 +28,7 @@ from stage2_trainer.process.checkpoints import (
     CheckpointError,
     NonFiniteError,
     check_course,
+    check_shards,
     ends_training,
     flaw_of,
     newest_whole,
@@ -136,7 +137,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         _remove_earlier_run(config)
     config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
-    checkpoint = _checkpoint(config, course)
+    checkpoint = _checkpoint(config, course, world_size)
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
@@ -237,10 +238,10 @@ def _remove_earlier_run(config: RunConfig) -> None:
         logger.warning("--overwrite: removed %s", removed)
 
 
-def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
+def _checkpoint(config: RunConfig, course: Mapping[str, Any], world_size: int) -> str | None:
     """Return the checkpoint to resume from: the configured one, else the newest whole one of the output folder.
 
-    Raises ConfigError for one that is not whole, or of another run.
+    Raises ConfigError for one that is not whole, of another run, or that so many processes cannot load.
     """
     training = config.training
     if (path := training.resume_from_checkpoint) is None:
@@ -251,6 +252,7 @@ def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
         raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
     if path is not None:
         check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
+        check_shards(Path(path), world_size=world_size)
     return path
 
 

@@ -35,7 +35,7 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
     batch_sizes(
         len(records.train),
         training.per_device_train_batch_size,
-        processes=world_size,
+        processes=config.readers(world_size),
         drop_last=training.dataloader_drop_last,
     )
     return records

@@ -118,9 +118,12 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="learner.gpus",
-        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1",
+        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1 || $({_SERVER}.learners) == 'sharded'",
         rule="with rollout servers the learner is one process on one GPU",
-        way_out="set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.mode to colocate",
+        way_out=(
+            "set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.server.learners to"
+            " sharded"
+        ),
     ),
     Rule(
         path="learner.gpus",

@@ -109,5 +109,14 @@ def test_a_step_has_as_many_records_however_they_are_divided():
     assert course(world_size=4, training__gradient_accumulation_steps=32) != one
 
 
+def test_processes_that_share_rows_count_as_one():
+    vllm = {"mode": "server", "server": {"learners": "sharded"}}
+    sharded = {"custom__extra": {"rollout_matching": {"rollout_backend": "vllm", "vllm": vllm}}}
+    for records in ("effective_batch_size", "gradient_accumulation_steps"):
+        found = [course(world_size, **{f"training__{records}": 6}, **sharded) for world_size in (1, 4)]
+        assert found[0] == found[1]
+        assert found[0][RECORDS_OF_A_STEP] == 6
+
+
 def test_the_keys_that_do_not_count_are_keys():
     assert (FREE | LENGTH | COMPARED_BY_CONTENT) - set(leaves(RunConfig)) == set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,13 +13,14 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
+from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.process.policy import Policy, load_policy, load_processor
 from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
+from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.proof import sample_probe
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
@@ -82,9 +82,8 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         policy = Policy(model.to(args.device), encoder, args.device, probe)
         return server_rollouts(config, policy, context, stack)
 
-    source = _first_alone(exchange, connect)
-    if source is not None:
-        report_reproducibility(config, data.fingerprint, context, source.sync_state, source.engines)
+    source = FirstProcessRollouts(connect, context.interrupt)
+    report_reproducibility(config, data.fingerprint, context, source.sync_state, source.engines)
     rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, exchange)
     parts = components(config, data, task, encoder, rollouts, context)
     return GrpoTrainer(components=parts, model=model, args=args, processing_class=processor)
@@ -111,10 +110,3 @@ def components(
         log=context.log,
         rollout_log=context.rollout_log,
     )
-
-
-def _first_alone(exchange: ProcessExchange, connect: Callable[[], RolloutSource]) -> RolloutSource | None:
-    """Connect the first process to the server; None in the others, which raise the same error if that fails."""
-    sources: list[RolloutSource] = []
-    exchange.from_first(lambda: sources.append(connect()))
-    return sources[0] if sources else None

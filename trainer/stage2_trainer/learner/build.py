@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from stage2_trainer.learner.listeners import (
     log_held_out_rollouts,
     log_training_rollouts,
 )
-from stage2_trainer.learner.rows import PackedRowPlanner, RowPlanner, SingleRowPlanner, StepRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.rows import (
+    PackedRowPlanner,
+    RowPlanner,
+    SharedRowPlanner,
+    SingleRowPlanner,
+    StepRowPlanner,
+    WindowRowPlanner,
+)
 from stage2_trainer.learner.step_record import RunawayWatch
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
@@ -34,10 +42,11 @@ from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor
 from stage2_trainer.process.ranks import world_size
-from stage2_trainer.process.supported import in_process
+from stage2_trainer.process.supported import in_process, shards_weights
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_training_state, server_rollouts
+from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import NoRollouts, RolloutSource
 from stage2_trainer.sync.fleet.proof import Probe, sample_probe
 from stage2_trainer.telemetry.progress import Reporter
@@ -104,6 +113,10 @@ def _rollouts(
         return NoRollouts(config.training.seed)
     if in_process(config):
         return local_rollouts(config, policy, cache, context, state)
+    if _divides_rows(config):
+        whole = state.whole if shards_weights(config) else None
+        connect = partial(server_rollouts, config, policy, context, stack)
+        return FirstProcessRollouts(connect, context.interrupt, whole=whole)
     return server_rollouts(config, policy, context, stack)
 
 
@@ -124,7 +137,7 @@ def _components(
         bad=tools.bad,
         vocab=tools.matcher.vocab,
         loss=matching,
-        rows=_row_planner(config, window=config.gradient_accumulation_steps(world_size())),
+        rows=_row_planner(config, context.interrupt),
         pad_token_id=tools.encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,
         interrupt=context.interrupt,
@@ -148,7 +161,7 @@ def _estep(
 ) -> EStep:
     truth = _truth(config, policy, tools)
     if config.is_supervised:
-        return EStep(policy.model, truth)
+        return EStep(policy.model, truth, shared=_divides_rows(config))
     rule = _overlong_rule(config, config.rollout_matching.overlong)
     teaching = Teaching(
         rollouts,
@@ -157,7 +170,18 @@ def _estep(
     )
     # Several processes must all look for a request to stop at once: they do so between passes.
     check = context.interrupt.check if world_size() == 1 else lambda: None
-    return EStep(policy.model, teaching, check=check, truth=truth, truth_steps=_supervised_steps(config))
+    return EStep(
+        policy.model,
+        teaching,
+        check=check,
+        truth=truth,
+        truth_steps=_supervised_steps(config),
+        shared=_divides_rows(config),
+    )
+
+
+def _divides_rows(config: RunConfig) -> bool:
+    return config.shares_rows and world_size() > 1
 
 
 def _supervised_steps(config: RunConfig) -> GroundTruthSteps | None:
@@ -182,7 +206,15 @@ def _overlong_rule(config: RunConfig, what: Overlong | None) -> OverlongRule | N
     return OverlongRule(config.packing_length, what) if config.training.packing else None
 
 
-def _row_planner(config: RunConfig, *, window: int) -> RowPlanner:
+def _row_planner(config: RunConfig, interrupt: Interrupt) -> RowPlanner:
+    planner = _own_row_planner(config, window=config.gradient_accumulation_steps(world_size()))
+    if not _divides_rows(config):
+        return planner
+    logger.info("training starts after a step's last answer: its rows are divided among %d processes", world_size())
+    return SharedRowPlanner(planner, ProcessExchange(interrupt))
+
+
+def _own_row_planner(config: RunConfig, *, window: int) -> RowPlanner:
     training = config.training
     if not training.packing:
         return SingleRowPlanner()

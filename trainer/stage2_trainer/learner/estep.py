@@ -21,6 +21,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.supervise import SAMPLE_FAULTS, Chat, Matched, Supervised, Supervisor, with_origin
+from stage2_trainer.process.ranks import rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, LazySequence, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
@@ -68,6 +69,7 @@ class EStep:
     """The E-step of a run that trains `model`.
 
     check: called while the learner waits for answers; it may raise. truth: teaches the `truth_steps` of a mixed run.
+    shared: all learner processes pass the same raw batches, and each teaches its share (`StepAnswers.collect`).
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class EStep:
         check: Callable[[], None] = lambda: None,
         truth: Teaching | None = None,
         truth_steps: GroundTruthSteps | None = None,
+        shared: bool = False,
     ) -> None:
         self._model = model
+        self._shared = shared
         self._teaching = teaching
         self._check = check
         self._truth = truth
@@ -116,7 +120,13 @@ class EStep:
         from_truth = self._truth_steps is not None and global_step in self._truth_steps
         teaching = self._truth if from_truth and self._truth is not None else self._teaching
         return StepAnswers(
-            batches, teaching, self._thread, model=self._model, global_step=global_step, check=self._check
+            batches,
+            teaching,
+            self._thread,
+            model=self._model,
+            global_step=global_step,
+            check=self._check,
+            shared=self._shared,
         )
 
 
@@ -124,7 +134,8 @@ class StepAnswers:
     """The answers to one optimizer step's raw batches, which become segments while servers generate the rest.
 
     stopwatch: measures the learner's waits, for the step that trains on the segments. report: the sync before the
-    rollouts; None = the weights had not moved.
+    rollouts; None = the weights had not moved. shared: this process teaches its share of the records; `collect` brings
+    the segments together.
     """
 
     def __init__(
@@ -136,6 +147,7 @@ class StepAnswers:
         model: Any,
         global_step: int,
         check: Callable[[], None] = lambda: None,
+        shared: bool = False,
     ) -> None:
         self.global_step = global_step
         self.stopwatch = Stopwatch()
@@ -151,6 +163,9 @@ class StepAnswers:
         self._thread_stopwatch = Stopwatch()
         self._prompts: dict[int, Future[Prompt]] = {}
         self._segments: list[Future[Supervised]] = [Future() for _ in self._records]
+        self._own = range(rank(), len(self._records), world_size()) if shared else range(len(self._records))
+        self._collected: dict[int, Segment] = {}
+        self._finished = False
         self._arrived: set[int] = set()
         self._lock = Lock()
 
@@ -180,6 +195,25 @@ class StepAnswers:
             images=[record.images for record in self._records],
         )
         self._answers = self._teaching.rollouts.ask(request)
+
+    def own_segments(self) -> list[tuple[int, Segment]]:
+        """Return the segments of this process's share, with their places, once all rollouts have arrived.
+
+        Raises as `micro_steps`, except for bad samples.
+        """
+        for index in self._own:
+            self._wait([index])
+        with self.stopwatch.measure("rollout_generate"):
+            self._answers.result()
+        return [(index, self._segment(index)) for index in self._own]
+
+    def collect(self, shares: Sequence[Sequence[tuple[int, Segment]]]) -> None:
+        """Take the segments of all processes, and note bad samples in all of them, which may raise.
+
+        shares: of the processes; none where others plan the rows.
+        """
+        self._collected = {index: segment for share in shares for index, segment in share}
+        self._finish()
 
     def micro_steps(self) -> Iterator[list[Segment]]:
         """Yield the segments of each raw batch, in order, as soon as all of them have arrived.
@@ -218,6 +252,8 @@ class StepAnswers:
                 self._check()
 
     def _segment(self, index: int) -> Segment:
+        if index in self._collected:
+            return self._collected[index]
         if self._answers.all_arrived and len(self._arrived) < len(self):
             self._receive_all()
         matched, segment = self._segments[index].result()
@@ -227,9 +263,11 @@ class StepAnswers:
 
     def _finish(self) -> None:
         """Note bad samples and report the matched ones, now that all rollouts have arrived."""
-        batch = self._answers.result()
-        samples = [one.result()[0] for one in self._segments]
-        bad = [one for one in samples if isinstance(one, BadSample)]
+        if self._finished:
+            return
+        self._finished, batch = True, self._answers.result()
+        samples = {index: self._segments[index].result()[0] for index in self._own}
+        bad = [one for one in samples.values() if isinstance(one, BadSample)]
         tools = self._supervisor.tools
         tools.bad.note(bad, step=self.global_step, of=len(samples))
         self._teaching.on_matched(self.global_step, with_origin(samples, batch, tools.matcher.options))
@@ -241,7 +279,7 @@ class StepAnswers:
         record = self._records[index]
         messages = self._supervisor.chat(record)
         with self._lock:
-            if index not in self._prompts:
+            if index in self._own and index not in self._prompts:
                 self._prompts[index] = self._thread.submit(
                     self._supervisor.prompt, record, messages, self._thread_stopwatch
                 )
@@ -258,7 +296,8 @@ class StepAnswers:
             if index in self._arrived:
                 return
             self._arrived.add(index)
-        self._thread.submit(self._settle, index, outcome)
+        if index in self._own:
+            self._thread.submit(self._settle, index, outcome)
 
     def _settle(self, index: int, outcome: Outcome) -> None:
         future = self._segments[index]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 from torch import nn
@@ -22,6 +23,7 @@ from stage2_trainer.scores.scored_image import ReadAnswer, from_parsed, scored_i
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Outcome, Refused
 
+T = TypeVar("T")
 METRICS = {
     "AP": "ap",
     "AP50": "ap50",
@@ -56,8 +58,8 @@ class Evaluation:
             BadStepError, Exception: as `BadSamples.note_held_out`.
         """
         start = perf_counter()
-        batches = batches_of_rank(records, self.batch_size)
-        matched, found = self._generate_and_match(batches, model, global_step=global_step)
+        asked = batches_of_rank(records, self.batch_size, shared=self.rollouts.shared)
+        matched, found = self._generate_and_match(asked, model, global_step=global_step)
         bad = self.tools.bad.note_held_out(found, step=global_step, of=len(records))
         self.on_matched(global_step, matched)
         answers = {one.record.index: from_parsed(one.target.parsed, one.rollout.finish_reason) for one in matched}
@@ -67,7 +69,7 @@ class Evaluation:
         return {
             "runtime": seconds,
             "samples_per_second": len(records) / seconds,
-            "steps_per_second": len(batches) / seconds,
+            "steps_per_second": len(asked) / seconds,
             "bad_samples": float(bad),
             **evaluation_metrics(stats, top_k=self.tools.matcher.options.candidate_top_k),
             **answer_metrics(records, {index: one for *_, share in everywhere for index, one in share.items()}),
@@ -76,15 +78,20 @@ class Evaluation:
     def _generate_and_match(
         self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
     ) -> tuple[list[Matched], list[BadSample]]:
-        """Return the matched samples of this process, all requested at once, and the bad ones."""
+        """Return the matched samples of this process, all requested at once, and the bad ones.
+
+        Where the source is shared, these are a share of the requests, which are those of all processes.
+        """
         records = [record for batch in batches for record in batch]
         sizes = tuple(len(batch) for batch in batches)
         chats = LazySequence(len(records), lambda index: self.tools.prompts.chat(records[index]))
         images = [record.images for record in records]
         request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images)
         generated = self.rollouts.generate(request)
-        found = [self._match(*pair) for pair in zip(records, generated.rollouts, strict=True)]
-        bad = [one for one in found if isinstance(one, BadSample)]
+        pairs = list(enumerate(zip(records, generated.rollouts, strict=True)))
+        mine = share_of_rank(pairs) if self.rollouts.shared else pairs
+        found = {index: self._match(*pair) for index, pair in mine}
+        bad = [one for one in found.values() if isinstance(one, BadSample)]
         return with_origin(found, generated, self.tools.matcher.options), bad
 
     def _match(self, record: Record, outcome: Outcome) -> Matched | BadSample:
@@ -98,10 +105,17 @@ class Evaluation:
         return self.tools.matcher.match(record, outcome)
 
 
-def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:
-    """Return this process's share of the records; every process has as many batches, the last perhaps empty."""
-    most = -(-len(records) // world_size())
-    mine = records[rank() :: world_size()]
+def share_of_rank(items: Sequence[T]) -> Sequence[T]:
+    """Return this process's share of what all have."""
+    return items[rank() :: world_size()]
+
+
+def batches_of_rank(records: Sequence[Record], batch_size: int, *, shared: bool) -> list[Sequence[Record]]:
+    """Return this process's share of the records, or all where processes share requests.
+
+    Every process has as many batches, the last perhaps empty.
+    """
+    mine, most = (records, len(records)) if shared else (share_of_rank(records), -(-len(records) // world_size()))
     return [mine[start : start + batch_size] for start in range(0, most, batch_size)]
 
 

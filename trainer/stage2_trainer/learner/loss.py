@@ -63,6 +63,12 @@ class LossTargets:
         coords = replace(self, positions=self.positions[split:], labels=self.labels[:0], weights=None)
         return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
 
+    def without_loss(self) -> LossTargets:
+        """Return the targets of the same rows without a supervised position."""
+        ordinary, _ = self.parts()
+        nothing = None if ordinary.weights is None else ordinary.weights[:0]
+        return replace(ordinary, positions=self.positions[:0], labels=self.labels[:0], weights=nothing)
+
     def divided_by(self, *, ce: float, coord: float) -> LossTargets:
         """Return the same targets with other denominators."""
         return replace(self, ce_denominator=ce, coord_denominator=coord)
@@ -88,15 +94,15 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
     )
 
 
-def window_means(micro_steps: Sequence[LossTargets]) -> list[LossTargets]:
+def window_means(micro_steps: Sequence[LossTargets], divisor: float) -> list[LossTargets]:
     """Return the targets of all micro-steps of an accumulation window, divided so that their losses make one mean.
 
-    The mean of the micro-steps' losses is then the mean over all positions of the window in all learner processes,
-    however they are spread over micro-steps (semantics, section 17). All processes must call it.
+    divisor: by which the Trainer divides each loss. Their sum is then the mean over all positions of the window in all
+    learner processes, however they are spread over micro-steps (semantics, section 17). All processes must call it.
     """
     counts = sum(len(one.labels) for one in micro_steps), sum(len(one.bins) for one in micro_steps)
     ce, coord = denominators(counts)
-    return [one.divided_by(ce=ce / len(micro_steps), coord=coord / len(micro_steps)) for one in micro_steps]
+    return [one.divided_by(ce=ce / divisor, coord=coord / divisor) for one in micro_steps]
 
 
 def denominators(counts: tuple[int, int]) -> tuple[float, float]:

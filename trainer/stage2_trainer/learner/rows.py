@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from stage2_trainer.matching import SegmentMeta
 from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
 from stage2_trainer.process.ranks import rank, world_size
 from stage2_trainer.process.tensor_files import WAITING, load_tensors
+from stage2_trainer.rollouts.first_process import ProcessExchange
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +40,29 @@ class RowGroup:
     """The rows of one forward and backward pass, with their `packing/*` figures.
 
     place: the group's number in the step, whenever its rows were known. samples: the figures of the segments that are
-    new in this micro-step; with scope `step`, of those in the row.
+    new in this micro-step; with scope `step`, of those in the row. repeated: another process trains on it, or an
+    earlier pass; here it has a loss of zero, so that all processes make as many passes.
     """
 
     place: int
     rows: Sequence[Row]
     figures: Mapping[str, float]
     samples: Sequence[SampleStats]
+    repeated: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens."""
+        return sum(len(segment) for row in self.rows for segment in row)
 
 
 class RowPlanner(ABC):
     """Lays out the rows of a run's steps."""
+
+    plans_ahead = False
+    """Whether all rows of a step are known before the first is trained on."""
+    whole_step = False
+    """Whether rows belong to no micro-step, but to the whole optimizer step."""
 
     @property
     def waiting(self) -> Sequence[Segment]:
@@ -66,9 +79,7 @@ class RowPlanner(ABC):
 
 
 class MicroStepPlanner(RowPlanner):
-    """A planner of one group of rows for each micro-step. plans_ahead: it waits for the segments of all of them."""
-
-    plans_ahead = False
+    """A planner of one group of rows for each micro-step."""
 
     def rows(self, step: StepAnswers) -> Iterator[RowGroup]:
         """Yield the rows of each micro-step."""
@@ -215,6 +226,8 @@ class StepRowPlanner(RowPlanner):
     `length` in tokens. Segments that wait in a checkpoint of another scope go into the first step.
     """
 
+    whole_step = True
+
     def __init__(self, length: int) -> None:
         self._length = length
         self._carried: list[Segment] = []
@@ -251,6 +264,52 @@ class StepRowPlanner(RowPlanner):
         return RowGroup(places[0], [row], figures, [segment.stats for segment in row])
 
 
+class SharedRowPlanner(RowPlanner):
+    """The rows of one process, divided by tokens among all learner processes (`vllm.server.learners: sharded`).
+
+    The first process plans with `planner`, and so keeps what waits; each gets its groups, as many as any other.
+    """
+
+    plans_ahead = True
+
+    def __init__(self, planner: RowPlanner, exchange: ProcessExchange) -> None:
+        self._planner = planner
+        self._exchange = exchange
+        self.whole_step = planner.whole_step
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The waiting segments, oldest first; all are in the first process."""
+        return self._planner.waiting
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Append segments of a checkpoint to the waiting ones. Raises PackingError."""
+        self._planner.wait(segments)
+
+    def rows(self, step: StepAnswers) -> Iterator[RowGroup]:
+        """Yield this process's groups once all segments are known. Raises PackingError in all processes."""
+        step.collect(self._exchange.shares(step.own_segments))
+
+        yield from self._exchange.one_each(lambda: divided(list(self._planner.rows(step)), world_size()))
+
+
+def divided(groups: Sequence[RowGroup], processes: int) -> list[list[RowGroup]]:
+    """Divide the groups of a step by tokens: the longest first, each to the process with the fewest tokens so far.
+
+    No process gets more than its share by number, because all make as many passes; where one lacks a group, it repeats
+    the shortest.
+    """
+    shares: list[list[RowGroup]] = [[] for _ in range(processes)]
+    tokens = [0] * processes
+    most = -(-len(groups) // processes)
+    for group in sorted(groups, key=lambda one: (-one.tokens, one.place)):
+        least = min((i for i in range(processes) if len(shares[i]) < most), key=tokens.__getitem__)
+        shares[least].append(group)
+        tokens[least] += group.tokens
+    shortest = replace(min(groups, key=lambda one: (one.tokens, one.place)), repeated=True)
+    return [[*share, *[shortest] * (most - len(share))] for share in shares]
+
+
 def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:
     return {
         "packing/post_rollout_fill": total / length,
@@ -271,11 +330,14 @@ def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:
         torch.save(list(segments), folder / f"{WAITING}{rank():05d}.pt")
 
 
-def load_waiting(folder: Path) -> list[Segment]:
+def load_waiting(folder: Path, *, all_in_first: bool = False) -> list[Segment]:
     """Return the waiting segments of a checkpoint, shared out among as many processes as there are now.
+
+    all_in_first: the first process gets all of them.
 
     Raises:
         ConfigError: a file holds other classes; nothing of it is loaded or run.
     """
-    files = sorted(folder.glob(f"{WAITING}*.pt"))[rank() :: world_size()]
+    files = sorted(folder.glob(f"{WAITING}*.pt"))
+    files = files[rank() :: world_size()] if not all_in_first else files if rank() == 0 else []
     return [one for file in files for one in load_tensors(file, PARTS, path="training.resume_from_checkpoint")]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -67,18 +67,20 @@ class Passes(Protocol):
 
 
 def train_step(
-    step: CurrentStep, passes: Passes, stopwatch: Stopwatch, *, mean: Mean
+    step: CurrentStep, passes: Passes, stopwatch: Stopwatch, *, mean: Mean, divisor: float
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
+    divisor: by which the Trainer divides the loss of each micro-step.
+
     Returns:
-        The row groups by their places, and the figures of losses, (5,) as `LOSS_FIGURES`: one for each group, or one
-        for a mean over the whole step. All processes call it.
+        The row groups by their places, without repeated ones, and the figures of losses, (5,) as `LOSS_FIGURES`: one
+        for each group, or one for a mean over the whole step. All processes call it.
     """
     rows = _timed(step.rows(stopwatch))
     if mean == "step":
         return _train_whole_step(rows, step, passes)
-    return _train_micro_steps(rows, step, passes, over_window=mean == "window")
+    return _train_micro_steps(rows, step, passes, window=divisor if mean == "window" else None)
 
 
 def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
@@ -92,24 +94,30 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
 
 
 def _train_micro_steps(
-    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes, *, over_window: bool
+    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes, *, window: float | None
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
-    """Train on each micro-step as soon as its rows are known, or, if the mean is over the window, once all are.
+    """Train on each micro-step as soon as its rows are known, or, if a plan or a mean needs all of them, once all are.
 
-    There is one group for each raw batch. The Trainer divides each loss by the number of micro-steps.
+    There is one group for each raw batch. window: by which the Trainer divides each loss, if the mean is over the
+    window; None: each micro-step has a mean of its own.
     """
     laid_out: Iterable[tuple[RowGroup, dict[str, Any]]] = ((group, passes.lay_out(group)) for group in rows)
-    if over_window:
-        laid_out = list(laid_out)
-        targets = window_means([batch["targets"] for _, batch in laid_out])
-        for (_, batch), divided in zip(laid_out, targets, strict=True):
+    count = step.raw_batch_count
+    if window is not None or step.plans_ahead:
+        together = laid_out = list(laid_out)
+        count = len(together)
+    if window is not None:
+        targets = window_means([batch["targets"] for _, batch in together], window)
+        for (_, batch), divided in zip(together, targets, strict=True):
             batch["targets"] = divided
     done: list[RowGroup] = []
     losses = []
-    for group, batch in laid_out:
-        done.append(group)
-        losses.append(passes.train_rows(group, batch, last=len(done) == step.raw_batch_count).figures())
-    return done, losses
+    for number, (group, batch) in enumerate(laid_out, start=1):
+        parts = passes.train_rows(group, batch, last=number == count)
+        if not group.repeated:
+            done.append(group)
+            losses.append(parts.figures())
+    return sorted(done, key=attrgetter("place")), losses
 
 
 def _train_whole_step(
@@ -117,8 +125,8 @@ def _train_whole_step(
 ) -> tuple[list[RowGroup], list[torch.Tensor]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
-    Processes with fewer rows than others repeat their shortest with a loss of zero: all make as many passes. Each group
-    has one row, and the last rows are known only with the last answer, so some are always left.
+    Processes with fewer rows than others repeat their shortest without a loss: all make as many passes. Each group has
+    one row, and the last rows are known only with the last answer, so some are always left.
     """
     trained: list[tuple[LossParts, float, float]] = []  # the sums of a row, and what they are divided by already
     counts: list[tuple[int, int]] = []
@@ -132,23 +140,20 @@ def _train_whole_step(
         parts = passes.train_rows_early(group, passes.lay_out(group))
         trained.append((parts, 1.0, 1.0))
         counts.append((parts.ce_count, parts.coord_prefix_count + parts.coord_tail_count))
+    shortest = replace(min(left, key=attrgetter("tokens")), repeated=True)
+    left += [shortest] * (max(gathered(len(left))) - len(left))
     # Laid out before anything is counted: an image may be lost only then, and its sample is taught nothing.
-    laid_out = [(group, passes.lay_out(group)) for group in sorted(left, key=attrgetter("place"))]
+    laid_out = [(group, passes.lay_out(group)) for group in sorted(left, key=attrgetter("repeated", "place"))]
     counts += [(len(batch["targets"].labels), len(batch["targets"].bins)) for _, batch in laid_out]
     ce, coord = denominators((sum(tokens for tokens, _ in counts), sum(coords for _, coords in counts)))
     if passes.early is not None:
         passes.early.apply(ce, coord)
-    rows_each = max(gathered(len(left)))
-    shortest = min(laid_out, key=lambda one: sum(map(len, one[0].rows[0])))
-    for index in range(rows_each):
-        repeats = index >= len(left)
-        group, batch = shortest if repeats else laid_out[index]
-        factor = float("inf") if repeats else 1.0  # divided by it, the loss is zero
-        divided = {**batch, "targets": batch["targets"].divided_by(ce=ce * factor, coord=coord * factor)}
-        parts = passes.train_rows(group, divided, last=index == rows_each - 1)
-        if not repeats:
-            trained.append((parts, ce, coord))
-    return sorted(done, key=attrgetter("place")), [_whole_step_figures(trained, ce, coord)]
+    for number, (group, batch) in enumerate(laid_out, start=1):
+        divided = {**batch, "targets": batch["targets"].divided_by(ce=ce, coord=coord)}
+        parts = passes.train_rows(group, divided, last=number == len(laid_out))
+        trained.append((parts, ce, coord))
+    done = sorted((group for group in done if not group.repeated), key=attrgetter("place"))
+    return done, [_whole_step_figures(trained, ce, coord)]
 
 
 def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: float, coord: float) -> torch.Tensor:
@@ -232,6 +237,11 @@ class CurrentStep:
             yield group
         self.report = answers.report
         self._kept.groups = sorted(groups, key=attrgetter("place"))
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether all rows of the step are known before the first is trained on."""
+        return self._planner.plans_ahead
 
     @property
     def raw_batch_count(self) -> int:

@@ -6,7 +6,7 @@ Source: semantics, section 4.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -77,11 +77,16 @@ class Matcher:
         return object_ends(cut_before(rollout.token_ids, self._vision_ids), self.vocab)
 
 
-def with_origin(matched: Sequence[Matched | BadSample], batch: RolloutBatch, options: MatchOptions) -> list[Matched]:
-    """Return the matched samples with their origin: seeds, servers, sync and matching options."""
+def with_origin(
+    samples: Mapping[int, Matched | BadSample], batch: RolloutBatch, options: MatchOptions
+) -> list[Matched]:
+    """Return the matched ones of these samples with their origin: seeds, servers, sync and matching options.
+
+    samples: by the places of their requests in the batch.
+    """
     shared = {**batch.origin, "options": asdict(options)}
     found = []
-    for index, one in enumerate(matched):
+    for index, one in samples.items():
         if isinstance(one, Matched):
             micro_step, place = batch.plan.position(index)
             seeds = {"index": place, "micro_step": micro_step, "seed_base": batch.plan.seed(index) - place}

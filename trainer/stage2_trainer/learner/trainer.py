@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
@@ -31,7 +32,7 @@ from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
-from stage2_trainer.learner.rows import RowGroup, RowPlanner, StepRowPlanner, load_waiting, save_waiting
+from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, load_waiting, save_waiting
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
 from stage2_trainer.matching import CoordVocab
@@ -85,7 +86,8 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._record = StepRecord()
         self._step = CurrentStep(components.estep, components.rows)
         self._lookahead: list[Any] = []
-        self._whole = isinstance(components.rows, StepRowPlanner)
+        self._whole = components.rows.whole_step
+        self._shared = isinstance(components.rows, SharedRowPlanner)
         self._batches_seen = 0
         self._wrapped: nn.Module = model
         self._parts: LossParts
@@ -110,12 +112,13 @@ class RolloutMatchingTrainer(FiniteSteps):
             ConfigError: the samples cannot be divided evenly among the learner processes.
         """
         records: Any = self.train_dataset
+        readers = 1 if self._shared else world_size()
         batches = EvenBatchSampler(
             self._get_train_sampler(records) or SequentialSampler(records),
             self._train_batch_size,
-            processes=world_size(),
+            processes=readers,
             drop_last=self.args.dataloader_drop_last,
-            window=self.args.gradient_accumulation_steps * world_size(),
+            window=self.args.gradient_accumulation_steps * readers,
             times=self.components.m_steps,
         )
         loader = DataLoader(
@@ -127,8 +130,15 @@ class RolloutMatchingTrainer(FiniteSteps):
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
-        self.accelerator.dataloader_config.even_batches = False  # they are even, and none may repeat a sample
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        settings = self.accelerator.dataloader_config
+        prepared: DataLoader[Any] = prepare_data_loader(
+            loader,
+            num_processes=readers,
+            process_index=rank() % readers,
+            even_batches=False,  # they are even, and none may repeat a sample
+            use_seedable_sampler=settings.use_seedable_sampler,
+            data_seed=settings.data_seed,
+        )
         self._batches_of_epoch = len(prepared)
         return prepared
 
@@ -157,8 +167,12 @@ class RolloutMatchingTrainer(FiniteSteps):
         if self._batches_seen < self._step.raw_batch_count:
             return torch.zeros((), device=self.args.device)
         self._batches_seen, self._wrapped = 0, model
+        untyped: Any = self
         if self._whole:
-            self.current_gradient_accumulation_steps = 1  # the loss is a mean over the step already
+            untyped.current_gradient_accumulation_steps = 1  # the loss is a mean over the step already
+        elif self._shared:
+            untyped.current_gradient_accumulation_steps /= world_size()  # the micro-steps are those of all processes
+        divisor: float = untyped.current_gradient_accumulation_steps
         self.components.reporter.update(max_steps=self.state.max_steps)
         self.components.interrupt.check()
         with self.components.interrupt.stoppable():
@@ -167,6 +181,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 self,
                 self._record.stopwatch,
                 mean="step" if self._whole else self.components.loss.loss_normalizer,
+                divisor=divisor,
             )
         record = self._record
         record.sync, record.version = self._step.report, self._step.step0
@@ -176,12 +191,12 @@ class RolloutMatchingTrainer(FiniteSteps):
         if self.components.m_steps > 1:
             record.reuse = self._step.reuse_figures()
         self._trained = perf_counter()
-        return sum((one[0] / self.current_gradient_accumulation_steps for one in losses), start=losses[0].new_zeros(()))
+        return sum((one[0] / divisor for one in losses), start=torch.zeros((), device=self.args.device))
 
     def lay_out(self, group: RowGroup) -> dict[str, Any]:
         """Return the tensors of some rows."""
         with self._record.stopwatch.measure("mask_build"):
-            return supervised_batch(
+            batch = supervised_batch(
                 group.rows,
                 self.components.vocab,
                 pad_token_id=self.components.pad_token_id,
@@ -189,6 +204,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 pixels=self.components.cache.pixels,
                 placeholder=self.components.estep.set_aside_late,
             )
+        return {**batch, "targets": batch["targets"].without_loss()} if group.repeated else batch
 
     def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
         """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
@@ -263,10 +279,11 @@ class RolloutMatchingTrainer(FiniteSteps):
         return stage2_loss_from_hidden(supervised, table, targets, self._coord_ids, self.components.loss, bias=bias)
 
     def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
-        """Seed the RNG for each row of a whole step, so that dropout does not depend on when the row trains."""
-        if not self._whole:
+        """Seed the RNG for each row, so that dropout does not depend on when, or in which process, the row trains."""
+        if not (self._whole or self._shared):
             return nullcontext()
-        return seeded_rng((self.args.seed, self.state.global_step, rank(), group.place), self.args.device)
+        process = 0 if self._shared else rank()
+        return seeded_rng((self.args.seed, self.state.global_step, process, group.place), self.args.device)
 
     @contextmanager
     def _local_gradients(self) -> Iterator[None]:
@@ -298,7 +315,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args: Any, **kwargs: Any
     ) -> None:
         """Finish the step's record before anything is logged, saved or evaluated."""
-        if self._record.pending:
+        if self._record.version >= 0:  # where an epoch ends, there is no step
             TIMELINE.note("optimizer", self._trained)
             self._finish_step(grad_norm, kwargs["learning_rate"])
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
@@ -379,7 +396,7 @@ class RolloutMatchingTrainer(FiniteSteps):
 
     def _load_beside(self, checkpoint: Path) -> None:
         self.components.bad.load(checkpoint)
-        if waiting := load_waiting(checkpoint):
+        if waiting := load_waiting(checkpoint, all_in_first=self._shared):
             self.components.rows.wait(waiting)
 
 

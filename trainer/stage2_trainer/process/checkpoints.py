@@ -32,6 +32,7 @@ UNFINISHED = ".unfinished"
 MANIFEST = "stage2_checkpoint.json"
 """Lists a checkpoint's files: {"files": {name: bytes}, "proved_step": 12}."""
 COURSE = "stage2_course.json"
+DEEPSPEED_SHARDS = "global_step*/*zero_pp_rank_*_optim_states.pt"  # one of each process
 PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
 """Put before the name of a checkpoint that no start may resume from: servers may have answered with other weights."""
@@ -232,6 +233,18 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
         )
     for path, then in changed.items():
         logger.warning("%s: %r, and %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
+
+
+def check_shards(checkpoint: Path, *, world_size: int) -> None:
+    """Raise ConfigError for a checkpoint in which DeepSpeed divided the optimizer's state among other processes."""
+    shards = len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
+    if shards in (0, world_size):
+        return
+    rule = (
+        f"DeepSpeed divided the optimizer's state of {checkpoint} among {shards} processes, and divides it anew never"
+    )
+    way_out = f"start {shards} learner processes (spec.learner.gpus, --processes), or name another training.output_dir"
+    raise ConfigError([Problem("WORLD_SIZE", world_size, rule, way_out)])
 
 
 def _manifest(checkpoint: Path) -> Any:

@@ -42,16 +42,18 @@ class GatheredWeights:
 
         hooks = self.find_engine().optimizer.parameter_offload
         with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            start = hooks.module._forward_pre_hooks[hooks.fwd_pre_hook.id]  # it would meet the other processes
             _remove(hooks)
             try:
                 yield
             finally:
+                hooks.fwd_pre_hook = hooks.module.register_forward_pre_hook(start)
                 hooks._register_deepspeed_module(hooks.module)
 
 
 def _remove(hooks: Any) -> None:
     for parameter in hooks.module.parameters():
         parameter.ds_active_sub_modules.clear()
-    for hook in (*hooks.forward_hooks, *hooks.backward_hooks):
+    for hook in (*hooks.forward_hooks, *hooks.backward_hooks, hooks.fwd_pre_hook):
         hook.remove()
     hooks.forward_hooks, hooks.backward_hooks = [], []

@@ -128,11 +128,12 @@ def _mixture(config: RunConfig) -> list[Problem]:
 
 def _processes(config: RunConfig, world_size: int) -> list[Problem]:
     problems = []
-    if world_size > 1 and not in_process(config) and config.rlhf is None:
-        rule = (
-            "in server mode the learner is one process: it alone owns the weight push, and the other GPUs make rollouts"
+    if world_size > 1 and not in_process(config) and config.rlhf is None and not config.shares_rows:
+        rule = "in server mode the learner is one process by default, and the other GPUs make rollouts"
+        way_out = (
+            "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.server.learners to sharded, or"
+            " vllm.mode to colocate"
         )
-        way_out = "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.mode to colocate"
         problems.append(Problem("WORLD_SIZE", world_size, rule, way_out))
     size = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size)
     if _colocates(config) and world_size % size:
@@ -148,9 +149,11 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
         rule = "its engine reads checkpoints in its own way, and may run what a file names"
         way_out = "leave it out: DeepSpeed then writes with torch.save"
         problems.append(Problem("deepspeed.datastates_ckpt", engine, rule, way_out))
-    if shards_weights(config) and not in_process(config):
-        rule = "weights that ZeRO has partitioned cannot be pushed to servers"
-        way_out = "use stage 2, which leaves the weights whole, or set vllm.mode to colocate, or rollout_backend to hf"
+    if shards_weights(config) and not (in_process(config) or config.shares_rows):
+        rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
+        way_out = "use stage 2, which leaves the weights whole" + (
+            "" if config.rlhf else ", or set vllm.server.learners to sharded"
+        )
         problems.append(Problem("deepspeed.zero_optimization.stage", 3, rule, way_out))
     return problems
 

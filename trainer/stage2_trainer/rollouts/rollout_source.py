@@ -120,7 +120,7 @@ class Answers:
         """
         while not (any(one.done() for one in some) or self.all_arrived):
             if self._batch.done():
-                self._retry()
+                self.retry()
             elif not wait({*some, self._batch}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
                 return False
         return True
@@ -134,10 +134,19 @@ class Answers:
         while not self.all_arrived:
             self.settle()
             if not self.all_arrived:
-                self._retry()
+                self.retry()
         return self._batch.result()
 
-    def _retry(self) -> None:
+    def done_within(self, seconds: float) -> bool:
+        """Whether the request ends within so many seconds, whether it succeeds or fails."""
+        return bool(wait({self._batch}, timeout=seconds).done)
+
+    def outcome(self) -> RolloutBatch:
+        """Return all answers of a request that has ended. Raises ServerError where servers were lost."""
+        return self._batch.result()
+
+    def retry(self) -> None:
+        """Send a request again that has failed. Raises its error where nothing is left to try."""
         error = self._batch.exception()
         if not isinstance(error, ServerError):
             self._batch.result()  # raises it
@@ -156,6 +165,8 @@ class RolloutSource(ABC):
     """The last sync."""
     engines: Sequence[str] = ()
     """What computes the answers of each server, in words."""
+    shared = False
+    """Whether all learner processes pass the same requests, and each gets all answers; else each passes its own."""
 
     def sync(self, model: nn.Module, *, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         """Push the weights of a step if they moved; a source in this process does that while it answers.

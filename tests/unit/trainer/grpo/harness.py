@@ -15,10 +15,11 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.run_records import load_run_records
 from stage2_trainer.grpo.build import components, grpo_arguments
-from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
+from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoTrainer
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter

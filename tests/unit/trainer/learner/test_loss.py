@@ -206,7 +206,7 @@ def losses_of_a_split(normalizer):
     picks = [torch.cat([rows[:1], rows[6:9]]), torch.cat([rows[1:6], rows[9:]])]
     split = [
         stage2_loss(logits[pick], part, COORD_IDS, RolloutMatching()).total
-        for pick, part in zip(picks, window_means(parts) if normalizer == "window" else parts, strict=True)
+        for pick, part in zip(picks, window_means(parts, 2) if normalizer == "window" else parts, strict=True)
     ]
     return whole, sum(split) / 2
 
@@ -222,7 +222,7 @@ def test_a_loss_over_micro_steps_does():
 
 
 def test_a_window_without_coordinates_divides_by_one():
-    (alone,) = window_means([targets([1, 2], [])])
+    (alone,) = window_means([targets([1, 2], [])], 1)
     assert (alone.ce_denominator, alone.coord_denominator) == (2, 1)
 
 

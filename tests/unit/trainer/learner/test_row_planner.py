@@ -14,9 +14,11 @@ from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.rows import (
     PARTS,
     PackedRowPlanner,
+    RowGroup,
     SingleRowPlanner,
     StepRowPlanner,
     WindowRowPlanner,
+    divided,
     load_waiting,
     save_waiting,
 )
@@ -197,6 +199,18 @@ def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):
     assert last["packing/post_rollout_scope_window"] == 0
     assert last["packing/post_rollout_segments"] == 2
     assert last["packing/post_rollout_buffer"] == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+def test_processes_get_equally_many_groups_and_nearly_equal_tokens(processes):
+    lengths = [9, 1, 8, 2, 7, 3, 5]
+    shares = divided([RowGroup(place, [[Piece(one)]], {}, []) for place, one in enumerate(lengths)], processes)
+    own = [[group for group in share if not group.repeated] for share in shares]
+    assert sorted(group.place for share in own for group in share) == list(range(len(lengths)))
+    assert {len(share) for share in shares} == {-(-len(lengths) // processes)}
+    assert {group.tokens for share in shares for group in share if group.repeated} <= {min(lengths)}
+    tokens = [sum(group.tokens for group in share) for share in own]
+    assert max(tokens) - min(tokens) <= max(lengths)
 
 
 def segment():

@@ -7,7 +7,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.model_files import SAMPLE_BYTES, model_fingerprint
-from stage2_trainer.process.checkpoints import check_course, write_course
+from stage2_trainer.process.checkpoints import check_course, check_shards, write_course
 from stage2_trainer.telemetry.run_log import remove_run
 
 COURSE = {"training.seed": 1, "training.lr_scheduler_kwargs": {"min_lr": 1e-6}, "model.model": "sha256 a"}
@@ -48,6 +48,15 @@ def test_another_length_is_refused_with_the_reason(tmp_path):
 def test_differences_that_are_allowed_are_logged(checkpoint, caplog):
     check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
     assert "training.seed: 2, and 1" in caplog.text
+
+
+def test_what_deepspeed_divided_among_other_processes_is_refused(tmp_path):
+    (tmp_path / "global_step2").mkdir()
+    for rank in range(2):
+        (tmp_path / "global_step2" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
+    check_shards(tmp_path, world_size=2)
+    with pytest.raises(ConfigError, match="among 2 processes"):
+        check_shards(tmp_path, world_size=1)
 
 
 def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):

@@ -25,6 +25,7 @@ def test_the_ordinary_server_mode_is_supported():
     check_supported(run_config(), world_size=1)
 
 
+SHARDED = {"vllm": {"mode": "server", "server": {**SERVER, "learners": "sharded"}}}
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}
 
 
@@ -99,7 +100,7 @@ def test_a_mixture_in_the_cache_is_refused_by_the_name_that_a_hub_knows_it_by(tm
 def test_several_learner_processes_are_refused_beside_servers_with_the_reason():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)
-    for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}):
+    for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}, SHARDED):
         check_supported(run_config(matching=matching), world_size=2)
 
 
@@ -109,10 +110,11 @@ def test_engines_over_several_processes_must_come_out_even():
     assert refused(pairs, world_size=3) == [f"{MATCHING}.vllm.tensor_parallel_size"]
 
 
-def test_weights_that_zero_spreads_stay_in_the_learners_processes():
+def test_weights_that_zero_spreads_are_brought_together_by_all_processes_or_stay():
     zero = {"zero_optimization": {"stage": 3}}
     check_supported(run_config(matching={"rollout_backend": "hf"}, deepspeed=zero), world_size=2)
     check_supported(run_config(matching={"vllm": COLOCATE}, deepspeed=zero), world_size=2)
+    check_supported(run_config(matching=SHARDED, deepspeed=zero), world_size=2)
     assert refused(run_config(deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
 
 

@@ -1,0 +1,101 @@
+"""Learners of several processes with servers: they learn what one process does, and go on with each other's runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.runs import learn
+from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, losses, zero
+from tests.shapes import make_shapes
+
+pytestmark = pytest.mark.timeout(400)
+
+RECORDS = 5  # of a step: two processes cannot halve them
+STEPS = 3
+ALIKE = 1e-5  # float32
+
+FULL = {"tuner": {"train_type": "full", "freeze_vit": True}}
+LORA = {"tuner": {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.0, "freeze_vit": True}}
+SCOPES = {
+    "DoRA, rows of the whole step": {"matching": {"post_rollout_pack_scope": "step"}},
+    "adapters sent, rows of a window": {
+        **LORA,
+        "matching": {"post_rollout_pack_scope": "window", "loss_normalizer": "window"},
+        "vllm": {"enable_lora": True, "sync": {"mode": "adapter", "verify_every": 1}},
+    },
+    "all weights, rows of micro-steps": FULL,
+    "DoRA, no packing, one step ahead": {"training": {"packing": False}, "matching": {"pipeline": {"enabled": True}}},
+}
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=RECORDS * STEPS, held_out=3)
+
+
+@pytest.fixture(autouse=True)
+def with_token(token_file, monkeypatch):
+    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(token_file))
+
+
+@pytest.fixture
+def config_of(servers, shapes):
+    """A function that returns the configuration of a run on the stub server."""
+
+    def config(output, *, learners, training=None, matching=None, vllm=None, **top):
+        served = servers("stub", enable_lora=bool((vllm or {}).get("enable_lora")))
+        address = {"base_url": served.base_url, "group_port": served.group_port}
+        server = {"servers": [address], "learners": learners}
+        vllm = {"mode": "server", "server": server, "sync": {"verify_every": 1}, **(vllm or {})}
+        few = {"max_steps": STEPS, "effective_batch_size": RECORDS, "save_steps": 1, **(training or {})}
+        sampled = {"rollout_backend": "vllm", "temperature": 1.0, "vllm": vllm, **(matching or {})}
+        return configuration(shapes, output, training=few, matching=sampled, **top)
+
+    return config
+
+
+def weights(output, step):
+    from safetensors.torch import load_file
+
+    (path,) = (output / f"checkpoint-{step}").glob("*model.safetensors")
+    return load_file(path)
+
+
+def answers(output):
+    """The answers to all records of a run, with their seeds, whichever process wrote them."""
+    lines = [json.loads(line) for path in output.glob("*rollouts.jsonl") for line in path.read_text().splitlines()]
+    return sorted((one["part"], one["step"], one["sample_id"], one["seed"], one["text"]) for one in lines)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
+    one, two = tmp_path / "one", tmp_path / "two"
+    evaluated = {"eval_strategy": "steps", "eval_steps": STEPS, **SCOPES[scope].get("training", {})}
+    whole = {**SCOPES[scope], "training": evaluated}
+    expected, _ = learn(config_of(one, learners="one", **whole))
+    steps, log = learn(config_of(two, learners="sharded", **whole), processes=2)
+    for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
+        assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
+    assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)
+    assert answers(two) == answers(one)
+    assert log.count("answers as the learner does") >= STEPS, "each sync is proved, by one process"
+
+
+def test_zero_3_learns_what_one_process_does(config_of, tmp_path):
+    few = {"max_steps": 2, "save_strategy": "no"}
+    expected, _ = learn(config_of(tmp_path / "one", learners="one", training=few, **FULL))
+    config = config_of(tmp_path / "two", learners="sharded", training=few, deepspeed=zero(3), **FULL)
+    steps, log = learn(config, processes=2, imports=DEEPSPEED)
+    assert losses(steps) == pytest.approx(losses(expected), rel=ALIKE)
+    assert log.count("answers as the learner does") >= 2
+
+
+def test_a_run_goes_on_with_another_number_of_processes(config_of, tmp_path):
+    whole, changing = tmp_path / "whole", tmp_path / "changing"
+    learn(config_of(whole, learners="sharded"))
+    for step, processes in ((1, 2), (2, 1), (3, 2)):
+        steps, _ = learn(config_of(changing, learners="sharded", training={"max_steps": step}), processes=processes)
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert_same_weights(weights(whole, STEPS), weights(changing, STEPS), ALIKE)
