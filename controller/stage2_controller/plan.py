@@ -100,12 +100,18 @@ def plan(
 
 
 def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
-    """Return the plan for an invalid spec: no child is written. Children that stand, of a spec before, stay."""
-    if observed.learner or observed.deployment or outcome.final(raw.get("status") or {}):
+    """Return the plan for an invalid spec: no child is written.
+
+    Children that stand, of a spec before, stay, unless the job is suspended: for that nothing has to be built.
+    """
+    final = outcome.final(raw.get("status") or {})
+    suspended = raw["spec"].get("suspend") is True and not final
+    if observed.learner or observed.deployment or final:
         status = statuses.unplanned(raw, Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message), now)
     else:
         status = statuses.invalid_status(raw, message, now)
-    return Plan(status=status, keeps_place=True)
+    deletions = existing(observed, "Job", "Deployment") if suspended else ()
+    return Plan(status=status, deletions=deletions, keeps_place=True)
 
 
 def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -> str:

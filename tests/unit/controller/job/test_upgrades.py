@@ -215,6 +215,17 @@ def test_a_new_start_of_it_is_refused() -> None:
     assert b.condition(b.planned(b.with_status(raw, made)), reasons.ACCEPTED) == ("True", reasons.VALID)
 
 
+def test_a_job_from_which_nothing_can_be_built_any_more_is_suspended_all_the_same() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    raw = b.with_status(raw, b.planned(raw, observed))
+    template = {"spec": {"containers": "learner"}}
+    made = b.planned(b.edited(raw, suspend=True, learner={"gpus": 1, "template": template}), observed)
+    assert (made.children, made.deletions) == ((), ("Job", "Deployment"))
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert b.planned(b.edited(raw, learner={"gpus": 1, "template": template}), observed).deletions == ()
+
+
 def test_a_key_that_was_removed_keeps_no_running_job_from_its_end() -> None:
     raw = b.job()
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
