@@ -4,7 +4,8 @@ SHELL := /bin/bash
 VENV ?= .venv
 # Of PyTorch and vLLM: cpu or gpu.
 BUILD ?= cpu
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# The last folder has uv where hack/setup had to fetch it.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stage2/tools/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # Where it is set, each process compiles what it imports anew: 13 CPU seconds for a learner's.
@@ -16,7 +17,7 @@ TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -40,8 +41,11 @@ test: setup ## All tests but those of test-jobs
 test-unit: setup ## Functions and modules, without servers or a cluster
 	$(TESTS) $(BY_FILE) tests/unit
 
-test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP
-	$(TESTS) $(BY_FILE) tests/integration
+test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP; the wheel
+	$(TESTS) $(BY_FILE) tests/integration tests/wheel
+
+test-wheel: ## The wheel in a clean virtual environment, of Python STAGE2_PYTHON; needs uv alone
+	uvx --quiet --with pytest-timeout,pytest-asyncio pytest -q --noconftest tests/wheel
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
 	$(NEEDS)

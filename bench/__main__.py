@@ -87,7 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_CONFIG
     missing = [name for name in PACKAGES if version(name) is None]
     if missing:
-        sys.stderr.write(f"left out, not installed: {', '.join(missing)}; pip install 'stage2[trainer,bench]'\n")
+        sys.stderr.write(
+            f"left out, not installed: {', '.join(missing)}; uv pip install -e '.[trainer]' --group bench\n"
+        )
     gc.disable()  # what the collector costs depends on all that is loaded, peers included
     for name in options.names or [name for name in BENCHMARKS if name != GPU]:
         head = gpu.header() if name == GPU else header()

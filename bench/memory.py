@@ -11,7 +11,8 @@ from transformers import Qwen3VLConfig
 
 from stage2_api.parsing import parse_job
 from stage2_trainer.doctor.examination import Examination
-from stage2_trainer.doctor.resources import GIB, Gpu, Machine, footprint, total
+from stage2_trainer.doctor.footprint import footprint
+from stage2_trainer.doctor.resources import GIB, Gpu, Machine, total
 from stage2_trainer.process.supported import in_process
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -15,7 +15,6 @@ from rich.text import Text
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem, counted
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
 from stage2_report.inspection import KEY_OF_KIND
-from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.files import check_new_file
 from stage2_trainer.data.images import ImageError, load_image
@@ -156,6 +155,8 @@ def _table(found: Profile) -> Table:
 
 def _token_counts(model: Path) -> Count:
     """Return a function that counts the tokens of answers. Raises ConfigError for a missing or unsuitable tokenizer."""
+    from stage2_report.tokenizer_file import load_coord_tokenizer, token_counts
+
     tokenizer, _ = load_coord_tokenizer(model, option="--model")  # without the tokens, answers would be longer
     return lambda texts: token_counts(tokenizer, texts)
 

@@ -17,6 +17,8 @@ from stage2_cli.config_files import load
 from stage2_cli.console import print_json
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
+from stage2_trainer.doctor.examination import Devices, Examination
+from stage2_trainer.doctor.resources import Machine
 from stage2_trainer.serve.cuda_driver import visible_names
 
 SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
@@ -39,9 +41,6 @@ def examine(
 
 def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path], *, as_json: bool) -> int:
     cpu = visible_names(os.environ) == []
-    from stage2_trainer.doctor.examination import Devices, Examination
-    from stage2_trainer.doctor.resources import Machine
-
     if isinstance(found, RunConfig):
         examination = Examination(found, Machine.detect(), cpu=cpu)
     else:

@@ -129,13 +129,9 @@ def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
     """Return the vocabulary of a model folder. Raises ConfigError if it is missing or lacks coordinate tokens."""
-    try:
-        from stage2_report.tokenizer_file import load_coord_tokenizer
+    from stage2_report.tokenizer_file import load_coord_tokenizer
 
-        tokenizer, vocab = load_coord_tokenizer(folder, option=option)
-    except ModuleNotFoundError as error:
-        rule = f"needs the package {error.name} to read the tokenizer"
-        raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
+    tokenizer, vocab = load_coord_tokenizer(folder, option=option)
     return Spelling(vocab, vision_ids(tokenizer))
 
 

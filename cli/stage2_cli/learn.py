@@ -67,12 +67,12 @@ def wait_for_servers(path: Path) -> None:
 
     A learner's pod runs this first, so that it holds its node and GPU while the servers load.
     """
+    server = load_addressed(path).rollout_matching.vllm.server
     from stage2_trainer.wire.client import wait_until_healthy
     from stage2_trainer.wire.credentials import read_token
 
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
-    server = load_addressed(path).rollout_matching.vllm.server
     urls = [address.base_url for address in server.resolved_servers()]
     wait_until_healthy(urls, read_token(os.environ), protocol=server.protocol)
 
@@ -91,12 +91,12 @@ class Restarts:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, restarts: int) -> int:
-        """Return 0 or EXIT_CONFIG of the command, EXIT_RETRYABLE when interrupted, EXIT_EXHAUSTED after all tries."""
+        """Return 0, 64 or 69 of the command, EXIT_RETRYABLE when interrupted, or EXIT_EXHAUSTED after all tries."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._interrupt)
         for attempt in range(restarts + 1):
             code = self._try(attempt)
-            if code in (os.EX_OK, EXIT_CONFIG):
+            if code in (os.EX_OK, EXIT_CONFIG, EXIT_EXHAUSTED):  # 69 of a try: a package is missing
                 return code
             if self._interrupted.is_set():
                 return EXIT_RETRYABLE

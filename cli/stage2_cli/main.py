@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -41,14 +42,17 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"stage2 {version('stage2')}")
+        commit = Path(__file__).with_name("commit.txt")  # hatch_build.py puts it into wheels
+        built_from = f" (commit {commit.read_text().strip()})" if commit.is_file() else ""
+        typer.echo(f"stage2 {version('stage2')}{built_from}")
         raise typer.Exit
 
 
 @app.callback()
 def stage2(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show version and commit, and exit."),
     ] = False,
 ) -> None:
     """Rollout-matching training of vision-language models, on Kubernetes or on one machine."""
@@ -186,9 +190,12 @@ def serve(
 ) -> None:
     """Start rollout server number SERVER of CONFIG in the foreground."""
     from stage2_cli.config_files import load_addressed
+    from stage2_trainer.doctor.packages import require
     from stage2_trainer.serve.launch import serve as start
 
-    start(load_addressed(config), server, engine=engine, host=host)
+    found = load_addressed(config)
+    require("trainer")
+    start(found, server, engine=engine, host=host)
 
 
 @app.command()
@@ -364,7 +371,7 @@ def main() -> None:
 
 
 def call(program: typer.Typer) -> None:
-    """Run a command line; print configuration errors and exit with 64."""
+    """Run a command line; print configuration errors and exit with 64, name a missing extra and exit with 69."""
     # Pillow warns about large images; stage2 has its own limit (data.images.MOST_PIXELS).
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     try:
@@ -374,3 +381,11 @@ def call(program: typer.Typer) -> None:
 
         show_config_error(error)
         sys.exit(EXIT_CONFIG)
+    except ModuleNotFoundError as error:
+        from stage2_trainer.doctor.packages import extra_with
+
+        extra = extra_with(error.name or "")
+        if extra is None:
+            raise
+        sys.stderr.write(f"this command needs {error.name}, which is not installed: pip install 'stage2[{extra}]'\n")
+        sys.exit(os.EX_UNAVAILABLE)

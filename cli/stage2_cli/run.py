@@ -45,6 +45,8 @@ from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
 from stage2_trainer.data.files import check_place
+from stage2_trainer.doctor.examination import require_room
+from stage2_trainer.doctor.packages import require
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import best_whole, newest_whole
 from stage2_trainer.process.supported import check_supported
@@ -212,6 +214,7 @@ def run_job(
     job is invalid, or one of its volumes or GPUs is not on this machine.
     """
     job, mappings = load_job(file, changes), parse_mappings(mapped)
+    require("trainer")
     check_place("--work-dir", work_dir / CONFIG)
     if ignored := set_fields(job, CLUSTER):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
@@ -303,8 +306,6 @@ def _check(local: LocalRun) -> None:
         _check_servers()
     checked_records(config, world_size=processes)
     if not _has_ample_room(config):
-        from stage2_trainer.doctor.examination import require_room  # takes PyTorch, which takes seconds
-
         require_room(config)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 IMAGE_TABLES = ("build-system", "project", "tool.hatch", "tool.uv")
-DEVELOPER_EXTRAS = re.compile(r"^(?:dev|bench) = \[(?:\n.*?^\]|[^\n]*\])\n", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
@@ -46,7 +45,6 @@ def admitted(dockerignore: str) -> list[str]:
 
 
 def without_developer_tables(pyproject: str) -> str:
-    """pyproject.toml as images install it: a change of linters or of the extras `dev` and `bench` changes nothing."""
+    """pyproject.toml as images install it: a change of linters or of dependency groups changes nothing."""
     tables = re.split(r"^(?=\[)", pyproject, flags=re.MULTILINE)
-    kept = [table for table in tables if table.lstrip("[").startswith(IMAGE_TABLES)]
-    return DEVELOPER_EXTRAS.sub("", "".join(kept))
+    return "".join(table for table in tables if table.lstrip("[").startswith(IMAGE_TABLES))

@@ -6,7 +6,8 @@ from bench import gpu_hour
 from bench.gpu_hour import FULL, MERGED_AT, TINY
 
 from stage2_api.parsing import parse_run_config
-from stage2_trainer.doctor.resources import CONTEXT_BYTES, footprint, total
+from stage2_trainer.doctor.footprint import footprint
+from stage2_trainer.doctor.resources import CONTEXT_BYTES, total
 
 ITS_GPU = 141e9
 PROCESSES = 3  # that hold a context: server, learner, and the one that made the model

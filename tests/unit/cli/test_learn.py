@@ -76,8 +76,8 @@ def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("codes", "restarts", "code", "made"),
-    [("75,1,0", 3, 0, 3), ("75,64", 3, 64, 2), ("1,75,75", 2, 69, 3)],
-    ids=["until it succeeds", "never after a configuration error", "as often as it may be"],
+    [("75,1,0", 3, 0, 3), ("75,64", 3, 64, 2), ("69", 3, 69, 1), ("1,75,75", 2, 69, 3)],
+    ids=["until it succeeds", "never after a configuration error", "never without a package", "as often as it may be"],
 )
 def test_a_learner_is_started_again(tries: Path, codes: str, restarts: int, code: int, made: int) -> None:
     command = [sys.executable, "-c", TRY, codes]

@@ -34,6 +34,7 @@ def required(lock: Lock, machine: str) -> list[Requirement]:
     project = PROJECT["project"]
     lines = [*lock.others, *(project["dependencies"] if lock.extras else ())]
     lines += [line for extra in lock.extras for line in project["optional-dependencies"][extra]]
+    lines += [line for group in lock.groups for line in PROJECT["dependency-groups"][group]]
     overrides = [Requirement(line) for line in PROJECT["tool"]["uv"]["override-dependencies"]]
     replaced = {one.name: one for one in overrides}
     found = [replaced.get(one.name, one) for one in map(Requirement, lines)]

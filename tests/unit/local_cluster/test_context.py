@@ -10,8 +10,6 @@ PYPROJECT = (context.REPOSITORY / "pyproject.toml").read_text()
 
 def test_an_image_keeps_every_dependency_that_is_not_a_developers() -> None:
     whole, cut = tomllib.loads(PYPROJECT), tomllib.loads(context.without_developer_tables(PYPROJECT))
-    for extra in ("dev", "bench"):
-        del whole["project"]["optional-dependencies"][extra]
     assert cut["project"] == whole["project"]
     assert cut["build-system"] == whole["build-system"]
     assert cut["tool"] == {name: whole["tool"][name] for name in ("hatch", "uv")}

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from transformers import AutoTokenizer
-
 from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
@@ -19,6 +17,7 @@ from stage2_trainer.data.model_files import model_path, require_trusted
 from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
+from stage2_trainer.doctor.packages import missing_packages
 from stage2_trainer.doctor.resources import (
     CONTEXT_BYTES,
     GIB,
@@ -26,15 +25,13 @@ from stage2_trainer.doctor.resources import (
     Footprint,
     Machine,
     Part,
-    footprint,
     room_at,
     total,
 )
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import list_checkpoints, size_of
-from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
-from stage2_trainer.serve.launch import require_engine_options
+from stage2_trainer.serve.launch import installed_platform, require_engine_options
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
 
@@ -45,8 +42,7 @@ SHARED_MEMORY_BYTES = GIB
 ROOM_FOR_PASSES = 2 * GIB  # of a server: activations, graphs, kernels
 CPU_ENGINE_BYTES = 2 * GIB  # of a vLLM on a CPU beside weights and cache: libraries, two processes, activations
 CHECKPOINTS_BESIDE = 1  # the one that is being written
-
-
+TRAINER = "pip install 'stage2[trainer]'; GPUs, memory and model are examined with them"
 Verdict = Literal["good", "doubtful", "missing"]
 
 
@@ -107,24 +103,39 @@ class Examination:
         """Whether the run is to use GPUs: those of its job, or else those that are here."""
         return not self.cpu and bool(self.machine.gpus or (self.devices and self.devices.count))
 
+    @property
+    def _starts_vllm(self) -> bool:
+        """Whether the run starts a vLLM on this machine: a job's servers, or one inside the learner."""
+        matching, here = self.config.rollout_matching, bool(self.devices and self.devices.servers)
+        return self.config.makes_rollouts and matching.rollout_backend == "vllm" and (here or matching.colocates)
+
     def findings(self) -> Iterator[Requirement]:
-        """Yield all requirements, the quick ones first."""
-        yield from self._configuration()
+        """Yield all requirements, the quick ones first. Without the trainer's packages, only those that need none."""
+        if lacking := missing_packages("trainer"):
+            yield Requirement("packages", "missing", f"not installed: {', '.join(lacking)}", TRAINER)
+        else:
+            yield from self._configuration()
+            yield from self._gpus()
+        yield from self._settings()
         yield from self._data()
-        yield from self._gpus()
         yield from self._host()
         yield from self._ports()
-        yield from self._model()
+        if not lacking:
+            yield from self._model()
 
     def _configuration(self) -> Iterator[Requirement]:
         processes = self.devices.learner if self.devices and in_process(self.config) else 1
         try:
             check_supported(self.config, world_size=max(1, processes))
             require_engine_options(self.config)
+            if self._starts_vllm:
+                installed_platform()
         except ConfigError as error:
             yield from missing_from("configuration", error)
         else:
             yield good("configuration", "supported by this version, and its packages are installed")
+
+    def _settings(self) -> Iterator[Requirement]:
         for advice in idle_settings(self.config):
             status = f"{advice.path}: {advice.shown_value}; {advice.rule}"
             yield Requirement("settings", "doubtful", status, advice.way_out)
@@ -179,6 +190,11 @@ class Examination:
                 yield Requirement("ports", "missing", status, "free it, or choose another port")
 
     def _model(self) -> Iterator[Requirement]:
+        from transformers import AutoTokenizer
+
+        from stage2_trainer.doctor.footprint import footprint
+        from stage2_trainer.process.policy import coord_vocab
+
         try:
             folder = model_path(self.config.model.model)
             require_trusted(self.config.model, folder)
@@ -314,6 +330,8 @@ def require_room(config: RunConfig) -> None:
     """
     if config.training.save_strategy == "no":
         return
+    from stage2_trainer.doctor.footprint import footprint  # takes PyTorch, which takes seconds
+
     try:
         found = footprint(config, str(model_path(config.model.model)), row_tokens=0)
     except (OSError, ValueError):

