@@ -17,7 +17,7 @@ TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -109,6 +109,9 @@ audit: ## Look up what the images install in OSV's database of vulnerabilities: 
 
 check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 40 GB of disk
 	hack/local-cluster/local-cluster check-gpu-image
+
+release: setup ## Cut a release: version, changelog, commit, tag, and sdist, wheel and chart in dist/; VERSION=x.y.z. Nothing is pushed
+	python hack/release.py $(VERSION)
 
 clean: ## Remove the virtual environment and outputs of this folder
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache

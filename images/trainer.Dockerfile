@@ -39,8 +39,9 @@ RUN set -eu; \
 
 # The CPU build carries what the tiny jobs of examples/ train on.
 COPY . .
+ARG COMMIT
 RUN set -eu; \
-    pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
+    STAGE2_COMMIT=$COMMIT pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
     if [ "$VLLM" = cpu ]; then \
         mkdir -p /opt/stage2/examples; \
         cp -r examples/tiny-qwen3-vl examples/tiny-summaries examples/tiny-unordered /opt/stage2/examples/; \

@@ -113,11 +113,12 @@ def test_every_command_exists():
     assert {(page, command) for page, command in used if command not in commands} == set()
 
 
-def test_the_chart_and_the_changelog_have_the_version():
+def test_the_chart_the_changelog_and_the_citation_have_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = (ROOT / "charts/stage2/Chart.yaml").read_text()
     assert re.findall(r"^(?:appVersion|version): (.*)$", chart, re.MULTILINE) == [version, version]
     assert f"## [{version}]" in PAGES[HISTORY]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_no_file_names_a_package_registry():

@@ -1,0 +1,90 @@
+"""Cuts a release of this repository: python hack/release.py 0.2.0 (`make release VERSION=0.2.0`).
+
+The version stands in pyproject.toml, the chart and CITATION.cff; this writes it there, closes the section "Unreleased"
+of the changelog, commits, tags, and builds sdist, wheel and chart into dist/. It pushes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+UNRELEASED = "## [Unreleased]\n"
+USAGE = 64
+
+
+def main(words: list[str]) -> int:
+    """Cut the release; return 0, or 64 if the version, the changelog or the work tree does not allow it."""
+    problem = obstacle(words)
+    if problem:
+        sys.stderr.write(f"release: {problem}\n")
+        return USAGE
+    version = words[0]
+    for name, text in changed(version, datetime.now(UTC).date()).items():
+        Path(ROOT, name).write_text(text, encoding="utf-8")
+    run("git", "commit", "--quiet", "--all", f"--message=Release {version}")
+    run("git", "tag", "--annotate", f"--message=stage2 {version}", f"v{version}")
+    run("uv", "build", "--quiet", "--out-dir", "dist")
+    run(run("hack/local-cluster/local-cluster", "tool", "helm"), "package", "charts/stage2", "--destination", "dist")
+    sys.stdout.write(f"dist/ has the release; to publish it: git push origin HEAD v{version}\n")
+    return 0
+
+
+def obstacle(words: list[str]) -> str | None:
+    """Return why no release of this version can be cut; None if it can."""
+    if len(words) != 1 or not VERSION.fullmatch(words[0]):
+        return f"VERSION: {' '.join(words) or 'nothing'}; must be three numbers; make release VERSION=0.2.0"
+    if numbers(words[0]) <= numbers(current()):
+        return f"VERSION: {words[0]}; must be newer than {current()}, the last release; choose a larger one"
+    if dirty := run("git", "status", "--porcelain"):
+        return f"the work tree differs from its commit; commit or remove:\n{dirty}"
+    if not notes(Path(ROOT, "CHANGELOG.md").read_text(encoding="utf-8")).strip():
+        return "CHANGELOG.md: the section Unreleased is empty; say what changed for users"
+    return None
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version as numbers that compare."""
+    return tuple(map(int, version.split(".")))
+
+
+def current() -> str:
+    """Return the version of pyproject.toml."""
+    version: str = tomllib.loads(Path(ROOT, "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return version
+
+
+def notes(changelog: str, section: str = "Unreleased") -> str:
+    """Return what the changelog says of a release."""
+    found = re.search(rf"^## \[{re.escape(section)}\].*?\n(.*?)(?=^## \[|\Z)", changelog, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def changed(version: str, today: date) -> dict[str, str]:
+    """Return the files that name the version, as they are after the release."""
+    places = {
+        "pyproject.toml": (r'^version = ".*"', f'version = "{version}"'),
+        "charts/stage2/Chart.yaml": (r"^(version|appVersion): .*", rf"\1: {version}"),
+        "CITATION.cff": (r"^version: .*\ndate-released: .*", f"version: {version}\ndate-released: {today}"),
+        "CHANGELOG.md": (re.escape(UNRELEASED), f"{UNRELEASED}\n## [{version}] - {today}\n"),
+    }
+    texts = {}
+    for name, (pattern, put) in places.items():
+        texts[name], count = re.subn(pattern, put, Path(ROOT, name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert count, f"{name} has no version"
+    return texts
+
+
+def run(*command: str) -> str:
+    """Run a command at the root; return what it prints."""
+    return subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

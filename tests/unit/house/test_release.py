@@ -1,0 +1,77 @@
+"""`make release`: one version everywhere, a tag, three artefacts; from a clean work tree alone."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hack.release import obstacle
+
+ROOT = Path(__file__).parents[3]
+
+
+def git(folder: Path, *words: str) -> str:
+    name = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b.example"}
+    environment = {**os.environ, **name, **{key.replace("AUTHOR", "COMMITTER"): value for key, value in name.items()}}
+    return subprocess.run(
+        ["git", *words], cwd=folder, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of this repository with today's files."""
+    git(tmp_path, "clone", "--quiet", "--depth=1", ROOT.as_uri(), "clone")
+    folder = tmp_path / "clone"
+    for name in git(ROOT, "ls-files", "--modified", "--others", "--exclude-standard").splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes((ROOT / name).read_bytes())
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message=today")
+    for key in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"):
+        monkeypatch.setenv(key, "a")
+    for key in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(key, "a@b.example")
+    return folder
+
+
+def release(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "hack/release.py", *words], cwd=folder, capture_output=True, text=True)
+
+
+def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> None:
+    (clone / "left.txt").write_text("")
+    dirty = release(clone, "7.8.9")
+    assert (dirty.returncode, "?? left.txt" in dirty.stderr, git(clone, "tag")) == (64, True, "")
+    (clone / "left.txt").unlink()
+    done = release(clone, "7.8.9")
+    assert done.returncode == 0, done.stderr
+    assert "git push origin HEAD v7.8.9" in done.stdout
+    assert git(clone, "describe", "--tags").strip() == "v7.8.9"
+    assert git(clone, "status", "--porcelain") == ""
+    assert {path.name for path in (clone / "dist").iterdir()} >= {
+        "stage2-7.8.9.tar.gz",
+        "stage2-7.8.9-py3-none-any.whl",
+        "stage2-7.8.9.tgz",
+    }
+    with tarfile.open(clone / "dist" / "stage2-7.8.9.tgz") as chart:
+        found = yaml.safe_load(chart.extractfile("stage2/Chart.yaml").read())
+    assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
+    assert re.search(r"## \[Unreleased\]\n\n## \[7\.8\.9\] - \d{4}-", (clone / "CHANGELOG.md").read_text())
+    assert yaml.safe_load((clone / "CITATION.cff").read_text())["version"] == "7.8.9"
+    again = release(clone, "7.9.0")
+    assert (again.returncode, "Unreleased is empty" in again.stderr) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [(["0.1.0"], "must be newer than"), (["next"], "must be three numbers"), ([], "nothing; must be")],
+    ids=["an old version", "a word", "no version"],
+)
+def test_what_is_no_next_version_is_refused_with_the_reason(words: list[str], shown: str) -> None:
+    assert shown in (obstacle(words) or "")
