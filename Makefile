@@ -77,8 +77,9 @@ fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, 
 red-team: setup ## Attack a job on the cluster of KUBECONFIG, which make demo-cluster left, from three sides; print what each got
 	python -m tests.red_team
 
-lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of chart and jobs
+lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of chart and jobs, the workflows
 	ruff check . && ruff format --check . && mypy && lint-imports && vulture && python hack/check_manifests.py
+	go -C hack/actionlint tool actionlint
 
 format: setup ## Format the code
 	ruff check --fix . && ruff format .
