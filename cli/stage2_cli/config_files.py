@@ -15,6 +15,8 @@ from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
 
 WATCHED = ("spec.suspend", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
+OF_JOBSET = ("spec.suspend", "spec.ttlSecondsAfterFinished")
+"""Those that JobSet honours."""
 CLUSTER = (*WATCHED, "spec.rollout.template", "spec.learner.template", "spec.tls.enabled", "spec.network.egress")
 """Fields that need a cluster: local processes have neither pods nor a network."""
 

@@ -28,20 +28,22 @@ PAUSE_S = 10.0  # before the first restart; doubled each time, as a Job does
 LONGEST_PAUSE_S = 360.0
 
 
-def learn_once(path: Path, processes: int, *, overwrite: bool, changes: Sequence[str] = ()) -> int:
+def learn_once(
+    path: Path, processes: int, *, overwrite: bool, changes: Sequence[str] = (), node: str | None = None
+) -> int:
     """Train in this process, or in `processes` processes of torchrun; return the exit code. Raises ConfigError.
 
-    changes: of `--set`.
+    changes: of `--set`. node: which of several machines this is, as `Node.parse` reads it; each has so many processes.
     """
     config = load_addressed(path, changes)
-    if processes > 1:
+    if processes > 1 or node:
         from stage2_trainer.main import check
+        from stage2_trainer.process.torchrun import Node, run_processes
 
-        if code := check(config, world_size=processes, overwrite=overwrite):
+        this = Node.parse(node) if node else None
+        if code := check(config, world_size=processes * (this.count if this else 1), overwrite=overwrite):
             return code  # every process would find this mistake
-        from stage2_trainer.process.torchrun import run_processes
-
-        return run_processes("stage2_cli", ["learn", str(path), *_again(changes)], processes=processes)
+        return run_processes("stage2_cli", ["learn", str(path), *_again(changes)], processes=processes, node=this)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's workers have their own sessions, which nobody else ends
         end_with_parent()
     from stage2_trainer.main import learn

@@ -187,15 +187,19 @@ def serve(
     host: Annotated[
         str | None, typer.Option(help="Address to bind; by default loopback if the server's base_url is.")
     ] = None,
+    pod: Annotated[
+        int | None, typer.Option(help="Index of this host among the servers' hosts; --server then counts on it.")
+    ] = None,
 ) -> None:
     """Start rollout server number SERVER of CONFIG in the foreground."""
     from stage2_cli.config_files import load_addressed
     from stage2_trainer.doctor.packages import require
+    from stage2_trainer.serve.launch import first_of_pod
     from stage2_trainer.serve.launch import serve as start
 
     found = load_addressed(config)
     require("trainer")
-    start(found, server, engine=engine, host=host)
+    start(found, server + (first_of_pod(found, pod) if pod is not None else 0), engine=engine, host=host)
 
 
 @app.command()
@@ -204,14 +208,24 @@ def learn(
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
     overwrite: Overwrite = False,
     restarts: Annotated[int, typer.Option(min=0, help="Restarts after failures that a retry may fix.")] = 0,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDEX/COUNT@HOST:PORT",
+            help="This machine among COUNT, each with so many processes; HOST is the first. Not with --restarts.",
+        ),
+    ] = None,
     changes: Changes = None,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
     from stage2_cli.learn import learn_once, learn_with_restarts
 
+    if restarts and node:
+        rule = "the Job of a learner on several machines replaces their pods"
+        raise ConfigError([Problem("--restarts", restarts, rule, "leave out --restarts or --node")])
     if restarts:
         raise typer.Exit(learn_with_restarts(config, processes, restarts, overwrite=overwrite, changes=changes or []))
-    raise typer.Exit(learn_once(config, processes, overwrite=overwrite, changes=changes or []))
+    raise typer.Exit(learn_once(config, processes, overwrite=overwrite, changes=changes or [], node=node))
 
 
 @app.command()

@@ -9,7 +9,7 @@ import yaml
 
 from stage2_api.job import ObjectMeta
 from stage2_api.validation.validate import validate
-from stage2_cli.config_files import WATCHED, load_job, set_fields
+from stage2_cli.config_files import OF_JOBSET, WATCHED, load_job, set_fields
 from stage2_controller.children.build import static_children
 
 
@@ -21,7 +21,8 @@ def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = ()
     job = load_job(file, changes)
     if namespace is not None:
         validate(ObjectMeta, {"name": job.metadata.name, "namespace": namespace}, (), root="metadata")
+    runs_as_jobset = job.spec.engine == "JobSet"
     children = yaml.safe_dump_all(static_children(job, namespace=namespace), sort_keys=False, allow_unicode=True)
-    ignored = set_fields(job, WATCHED)
+    ignored = [field for field in set_fields(job, WATCHED) if not (runs_as_jobset and field in OF_JOBSET)]
     note = f"# Not applied, because no controller watches these objects: {', '.join(ignored)}\n" if ignored else ""
     return note + children

@@ -146,7 +146,8 @@ def _gpus_held(spec: Mapping[str, Any], pods: Iterable[Object]) -> int:
         return 0  # the job runs on the CPU
     of_role: dict[str | None, int] = {
         names.ROLE_ROLLOUT: _count(spec, "rollout", "servers", _ROLLOUT.servers)
-        * _count(spec, "rollout", "gpusPerServer", _ROLLOUT.gpus_per_server),
+        * _count(spec, "rollout", "gpusPerServer", _ROLLOUT.gpus_per_server)
+        // _count(spec, "rollout", "pods", _ROLLOUT.pods),
         names.ROLE_LEARNER: _count(spec, "learner", "gpus", _LEARNER.gpus),
     }
     return sum(of_role.get(role_of(pod), 0) for pod in pods if pod["spec"].get("nodeName") and not ended(pod))

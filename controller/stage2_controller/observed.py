@@ -9,6 +9,8 @@ from stage2_controller.spec import kinds, names
 
 Object = Mapping[str, Any]
 
+_INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -24,6 +26,7 @@ class Observed:
     configmap: Object | None = None
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
+    jobset: Object | None = None  # of another controller, in place of Deployment and Job
     pods: tuple[Object, ...] = ()
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
@@ -42,7 +45,7 @@ class Observed:
     def pod(self, role: str) -> Object | None:
         """Return the newest pod of a role; one that is being deleted only if there is no other."""
         pods = [pod for pod in self.pods if role_of(pod) == role]
-        return max(pods, key=_age_rank, default=None)
+        return max(pods, key=age_rank, default=None)
 
     def old_learner(self) -> Object | None:
         """Return a learner's pod that still runs although its Job is gone, because the job was suspended or moved."""
@@ -123,6 +126,8 @@ def role_of(pod: Object) -> str | None:
     return role
 
 
-def _age_rank(pod: Object) -> tuple[bool, str, str]:
+def age_rank(pod: Object) -> tuple[bool, bool, str, str]:
+    """Return what orders pods: those that are deleted first, then those that do not report for others, then by age."""
     metadata = pod["metadata"]
-    return ("deletionTimestamp" not in metadata, metadata.get("creationTimestamp", ""), metadata["name"])
+    first = (metadata.get("annotations") or {}).get(_INDEX, "0") == "0"
+    return ("deletionTimestamp" not in metadata, first, metadata.get("creationTimestamp", ""), metadata["name"])

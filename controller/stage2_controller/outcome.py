@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, diagnose, reasons
 from stage2_controller.observed import Observed, ended, running, terminated, terminating
-from stage2_controller.place import diagnose
 from stage2_controller.spec import names
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, outcome, reasons
+from stage2_controller import conditions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.manifest import Manifest
@@ -72,6 +72,8 @@ def plan(
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
+    if parsed.of_jobset:
+        observed = jobset.on_one_node(observed, pods=parsed.job.spec.rollout.pods, per_pod=parsed.processes.per_pod)
     parsed = replace(parsed, spec_hash=_known_hash(raw, parsed.current_hash, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
     starts = not context.stands or context.spec_changed
@@ -81,6 +83,8 @@ def plan(
     context = replace(context, outcome=_outcome(context))
     blocked = comparison.obstacle(observed, raw["metadata"]["namespace"])
     context = replace(context, blocked=None if context.outcome else blocked)
+    if parsed.of_jobset:
+        return _plan_of_jobset(context, new_credentials)
     context = replace(context, quota=_quota(context))
     context = replace(context, additions=_additions(context))
     context = replace(context, placement=_choose_place(context, snapshot))
@@ -106,11 +110,11 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     """
     final = outcome.final(raw.get("status") or {})
     suspended = raw["spec"].get("suspend") is True and not final
-    if observed.learner or observed.deployment or final:
+    if observed.learner or observed.deployment or observed.jobset or final:
         status = statuses.unplanned(raw, Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message), now)
     else:
         status = statuses.invalid_status(raw, message, now)
-    deletions = existing(observed, "Job", "Deployment") if suspended else ()
+    deletions = existing(observed, "Job", "Deployment", names.JOBSET) if suspended else ()
     return Plan(status=status, deletions=deletions, keeps_place=True)
 
 
@@ -192,11 +196,50 @@ def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
     unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
     made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
+    return _with_time_to_live(context, made)
+
+
+def _with_time_to_live(context: PlanContext, made: Plan) -> Plan:
+    """Return the plan of a job that has ended, with the deletion of the whole job once its time has passed."""
     ttl = context.job.spec.ttl_seconds_after_finished
     if ttl is None:
         return made
-    left = conditions.seconds_left(conditions.instant(status["completionTime"]), ttl, context.now)
+    left = conditions.seconds_left(conditions.instant(made.status["completionTime"]), ttl, context.now)
     return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
+
+
+def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Plan:
+    """Return the plan of a job whose pods a JobSet has: it is created and deleted, and nothing else.
+
+    JobSet ends the servers of a learner that has ended. A new JobSet waits for all pods of the one before, because two
+    learners would write the same checkpoints.
+    """
+    observed = context.observed
+    context = replace(context, quota=jobset.quota(context.raw, observed.jobset))
+    status = statuses.valid_status(context)
+    if context.outcome:
+        unwanted = () if observed.learner_ended() else (names.JOBSET,)
+        return _with_time_to_live(context, Plan(status, deletions=existing(observed, *unwanted)))
+    taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
+    stop = bool(taken) or context.must_stop
+    children = () if taken else _build(context)
+    if stop or (observed.jobset is None and not all(map(ended, observed.pods))):
+        children = _without(children, names.JOBSET)
+    if children and observed.secret is None and not context.holds_secret:
+        children = (_new_secret(context, new_credentials), *children)
+    unwanted = (*((names.JOBSET,) if stop else ()), *(("Secret",) if _secret_goes(context) else ()))
+    deletions = existing(observed, *unwanted)
+    looks = (*_looks(context, status), jobset.looks_again_s(observed))
+    return Plan(
+        status=status,
+        children=() if context.blocked else children,
+        deletions=deletions,
+        again_after_s=0.0 if "Secret" in deletions else _soonest(*looks),
+    )
+
+
+def _secret_goes(context: PlanContext) -> bool:
+    return context.renews_secret and not context.holds_secret
 
 
 def _children(
@@ -215,7 +258,7 @@ def _children(
     elif context.queue is not None and context.settings.kueue and not context.lacks_class:
         # Before Kueue admits the job, its Workload is all that exists.
         children = (*(children if context.admitted else ()), _workload(context, context.queue, one_host=one_host))
-    if context.renews_secret and not context.holds_secret:
+    if _secret_goes(context):
         deletions += existing(observed, "Secret")
     return children, deletions
 
@@ -252,7 +295,7 @@ def _build(context: PlanContext) -> Manifests:
     control = Control(
         job_uid=str(parsed.owner.uid),
         spec_hash=parsed.spec_hash,
-        attempt=_attempt(context),
+        attempt=None if parsed.of_jobset else _attempt(context),
         node=place.node if place and place.tied else None,
         avoid=place.avoid if place else (),
         avoid_if_possible=place.avoid_if_possible if place else (),
@@ -300,7 +343,8 @@ def _without(manifests: Manifests, *unwanted: str) -> Manifests:
 
 def _new_secret(context: PlanContext, new_credentials: NewCredentials) -> Manifest:
     owner = context.parsed.owner
-    hosts = names.certificate_hosts(owner.name, owner.namespace) if context.job.spec.tls.enabled else {}
+    spec = context.job.spec
+    hosts = names.certificate_hosts(owner.name, owner.namespace, engine=spec.engine) if spec.tls.enabled else {}
     return manifest.secret(owner, new_credentials(hosts, context.now))
 
 
@@ -325,12 +369,23 @@ def _workload_patch(context: PlanContext) -> dict[str, Any] | None:
 def _next_look(context: PlanContext, status: Mapping[str, Any]) -> float | None:
     """Return the seconds until the next pass, if none is caused before."""
     looks = [
-        context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
-        outcome.seconds_left(context.job, status, context.now),
-        outcome.seconds_to_start(context.job, context.observed, status, context.now),
+        *_looks(context, status),
         context.placement.again_after_s if context.placement else None,
-        comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,
         kueue.CLASS_AGAIN_S if context.lacks_class else None,
         binding.UNMADE_S if binding.learner_unmade_since(context.observed, context.previous) else None,
     ]
+    return _soonest(*looks)
+
+
+def _looks(context: PlanContext, status: Mapping[str, Any]) -> tuple[float | None, ...]:
+    """Return the seconds until each pass that both engines need."""
+    return (
+        context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        outcome.seconds_left(context.job, status, context.now),
+        outcome.seconds_to_start(context.job, context.observed, status, context.now),
+        comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,
+    )
+
+
+def _soonest(*looks: float | None) -> float | None:
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)

@@ -33,6 +33,7 @@ CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
 
+JOBSET_MISSING: Final = "JobSetMissing"  # spec.engine is JobSet, and the cluster has none; the message installs it
 NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: no child is written
 OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # those of a deleted job of the same name: no child is written yet
 

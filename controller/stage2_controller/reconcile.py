@@ -24,7 +24,7 @@ from stage2_controller.cluster.progress import ProgressPolls
 from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import placement
-from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.capacity import Capacity, Snapshot
 from stage2_controller.place.quota import Quotas
 from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
@@ -65,6 +65,7 @@ class Reconciler:
         self._parsed: dict[Key, tuple[Revision, ParsedJob | ConfigError]] = {}
         self._parser = ThreadPoolExecutor(1, "parse-jobs")  # one: more would keep the event loop from its processor
         self._logged_bugs: dict[Key, Revision] = {}  # what each was logged for
+        self._placed: set[Key] = set()  # jobs of which quotas and capacity may know something
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
@@ -101,9 +102,11 @@ class Reconciler:
             return None
         now = self._clock()
         made, bug = self._plan(key, raw, parsed, seen, now)
-        self._record_place(key, made)  # before anything else is awaited: no other job must be promised the same room
+        own_place = not names.runs_as_jobset(raw)
+        if own_place:  # before anything else is awaited: no other job must be promised the same room
+            self._record_place(key, made)
         refusals = await self._apply(key, raw, seen, made)
-        if refusals:
+        if refusals and own_place:
             self._take_back_place(key, raw)
         written = await self._write_status(key, raw, made, refusals, now)
         if made.workload_patch:
@@ -122,8 +125,10 @@ class Reconciler:
         self._parsed.pop(key, None)
         self._logged_bugs.pop(key, None)
         self._progress.forget(key)
-        self.quotas.record(key, None)
-        self._capacity.release(key)
+        if key in self._placed:
+            self._placed.remove(key)
+            self.quotas.record(key, None)
+            self._capacity.release(key)
 
     def _still_exists(self, key: Key, raw: Object) -> bool:
         """Return whether the store still has this very job: the watch may have delivered its end meanwhile."""
@@ -154,7 +159,9 @@ class Reconciler:
     ) -> tuple[Plan, Exception | None]:
         """Return the plan. If planning meets a bug, return a plan that reports it, and the bug."""
         try:
-            if isinstance(parsed, ParsedJob) and not placement.standing(seen):  # what stands is left to the API server
+            own_place = not names.runs_as_jobset(raw)
+            # What stands is left to the API server.
+            if own_place and isinstance(parsed, ParsedJob) and not placement.standing(seen):
                 seen = replace(seen, over_quota=self.quotas.exceeded(key, parsed.need))
             made = plan(
                 raw,
@@ -163,7 +170,7 @@ class Reconciler:
                 settings=self._settings,
                 now=now,
                 new_credentials=credentials.new,
-                snapshot=self._capacity.snapshot(key),
+                snapshot=self._capacity.snapshot(key) if own_place else Snapshot(key, {}),
             )
         except Exception as error:  # whatever it is, the job reports it
             revision = _revision(raw)
@@ -174,6 +181,7 @@ class Reconciler:
         return made, None
 
     def _record_place(self, key: Key, made: Plan) -> None:
+        self._placed.add(key)
         self.quotas.record(key, None if made.keeps_place else made.placement)
         if made.keeps_place:
             self._capacity.stop_waiting(key)

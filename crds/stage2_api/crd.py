@@ -81,7 +81,7 @@ def _object_schema() -> Schema:
     spec = structural(job.JobSpec, keeps_unknown=True)
     config = spec["properties"]["config"]
     config["x-kubernetes-validations"] = validations(RunConfig, RUN_RULES)
-    spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), _managed_by_forever()]
+    spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), *map(_forever, ("managedBy", "engine"))]
     return {
         "type": "object",
         "description": _sentence(job.RolloutMatchingJob),
@@ -122,9 +122,9 @@ def _immutable() -> list[dict[str, str]]:
     ]
 
 
-def _managed_by_forever() -> dict[str, str]:
-    """Return the transition rule that a job keeps its controller."""
-    return {"rule": _same("", "managedBy"), "message": f"can never change; {_APPLY_AGAIN}", "fieldPath": ".managedBy"}
+def _forever(key: str) -> dict[str, str]:
+    """Return the transition rule that a job keeps a key."""
+    return {"rule": _same("", key), "message": f"can never change; {_APPLY_AGAIN}", "fieldPath": f".{key}"}
 
 
 def _same(parent: str, key: str) -> str:

@@ -37,11 +37,13 @@ Image = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 class RolloutSpec(KubernetesObject):
-    """The rollout servers: one pod with one container for each server."""
+    """The rollout servers: one pod with one container for each server, or several pods with engine JobSet."""
 
-    servers: Annotated[int, Field(ge=0, le=16)] = 0
+    servers: Annotated[int, Field(ge=0, le=512)] = 0
     """Number of vLLM servers: at least one with `vllm.mode: server`; otherwise 0, because the learner makes the
-    rollouts."""
+    rollouts. A pod has at most 16."""
+    pods: Annotated[int, Field(ge=1, le=256)] = 1
+    """Number of pods among which the servers are divided evenly. More than one needs engine JobSet."""
     gpus_per_server: Annotated[int, Field(ge=0, le=16)] = 1
     """GPUs of each server; must equal `vllm.tensor_parallel_size`."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 8000
@@ -57,11 +59,13 @@ class RolloutSpec(KubernetesObject):
 
 
 class LearnerSpec(KubernetesObject):
-    """The learner: a Job with one pod, on the servers' node."""
+    """The learner: a Job with one pod on the servers' node, or with engine JobSet one pod on each of its nodes."""
 
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of the learner's pods, each with `gpus` GPUs. More than one needs engine JobSet."""
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
-    """GPUs of the learner, with one learner process per GPU: 1 with servers, unless `vllm.server.learners` is
-    `sharded`; in colocate mode any number."""
+    """GPUs of each of the learner's pods, with one learner process per GPU: 1 with servers, unless
+    `vllm.server.learners` is `sharded`; in colocate mode any number."""
     resource_claim_template: Name | None = None
     """Name of the ResourceClaimTemplate (resource.k8s.io/v1) for the learner's `gpus` GPUs, which replaces
     `gpuResource`. Servers then need one too."""
@@ -77,7 +81,7 @@ class LearnerSpec(KubernetesObject):
 
 
 class Placement(KubernetesObject):
-    """Where servers and learner run: all on one node."""
+    """Where servers and learner run: all on one node, or with engine JobSet where the scheduler or Kueue puts them."""
 
     node_selector: dict[QualifiedName, LabelValue] = Field(default={}, max_length=32)
     """Mapping of labels that the node must have."""
@@ -89,7 +93,13 @@ class Placement(KubernetesObject):
     """Name of the pods' PriorityClass; empty means the cluster's default."""
     mode: Literal["Reserve", "Scheduler"] = "Reserve"
     """Who chooses the node: with `Reserve` the controller, which reserves room for the whole job; with `Scheduler` the
-    scheduler, for clusters where an autoscaler adds nodes for pending pods, or volumes tie the job to certain nodes."""
+    scheduler, for clusters where an autoscaler adds nodes for pending pods, or volumes tie the job to certain nodes.
+    Engine JobSet always leaves it to the scheduler, or to Kueue."""
+    topology_key: QualifiedName | None = None
+    """Label of nodes whose values are domains of the network, such as a rack (engine JobSet)."""
+    topology: Literal["Preferred", "Exclusive"] = "Preferred"
+    """What `topologyKey` asks for: with `Preferred` all pods of the job gather in one domain where it has room; with
+    `Exclusive` each rollout pod, and all pods of the learner together, get a domain without other jobs' JobSets."""
 
 
 class Tls(KubernetesObject):
@@ -112,6 +122,9 @@ class Network(KubernetesObject):
 class JobSpec(KubernetesObject):
     """Specification of the job."""
 
+    engine: Literal["Node", "JobSet"] = "Node"
+    """What runs the pods: `Node`, a Deployment and a Job on one node that stage2 chooses; `JobSet`, one JobSet over any
+    number of nodes, for which JobSet restarts pods, and the scheduler or Kueue places and queues them."""
     suspend: bool = False
     """Whether the job waits without pods. Then, and in the write that sets it, its spec can be edited. False resumes
     from the last checkpoint."""
@@ -201,7 +214,7 @@ class ObjectMeta(KubernetesObject):
 
 
 class RolloutMatchingJob(KubernetesObject):
-    """A rollout-matching training run: rollout servers and a learner on one node."""
+    """A rollout-matching training run: rollout servers and a learner, on one node or in a JobSet."""
 
     api_version: Literal["stage2.dev/v1alpha1"]
     """Version of the schema of this object."""

@@ -88,6 +88,9 @@ stage2.dev/role: controller
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [get, create, delete]  # of jobs with engine JobSet
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]

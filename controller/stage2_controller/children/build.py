@@ -19,6 +19,7 @@ from stage2_api.validation.size import require_shallow
 from stage2_api.validation.validate import form_of
 from stage2_api.vllm import resolve_transport
 from stage2_controller.children import manifest, network, pods
+from stage2_controller.children.jobset import jobset
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
@@ -26,6 +27,7 @@ from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
 from stage2_controller.spec import credentials, names, objects, template_rules
 from stage2_controller.spec.containers import Processes, containers
+from stage2_controller.spec.objects import Amounts
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.spec.template_rules import Misshapen
 
@@ -34,7 +36,7 @@ Additions = Mapping[str, Mapping[str, Any]]
 
 _NO_ADDITIONS: Additions = {}
 # The keys of a spec that its hash covers. Defaults are left out, so that a new key with a default changes no hash.
-_HASHED_KEYS = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
+_HASHED_KEYS = {"engine", "rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
 _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
 
@@ -47,10 +49,16 @@ class ParsedJob:
     owner: Owner
     processes: Processes
     image: str  # for containers whose job names none
-    need: Need  # of all pods together, without additions
+    need: Need  # of all pods together, without additions; of no pod where another controller places them
+    requested: Amounts  # by all pods
     spec_hash: str  # by which the children know the spec: that of the version that made them
     current_hash: str  # as this version computes it
     refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
+
+    @property
+    def of_jobset(self) -> bool:
+        """Whether a JobSet has the job's pods, and this controller places and queues none of them."""
+        return self.job.spec.engine == names.JOBSET
 
     def pod_inputs(self, additions: Additions = _NO_ADDITIONS) -> PodInputs:
         """Return what pods are built from, without a controller's part."""
@@ -77,8 +85,7 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
         template_rules.check(job)
         settings.policy.check(job)
         parsed = _parsed(job, raw, settings)
-        requested = objects.add_amounts((parsed.need.total, _claimed(job, parsed.processes)))
-        settings.policy.check_size(parsed.owner.namespace, requested)
+        settings.policy.check_size(parsed.owner.namespace, parsed.requested)
     except ConfigError as error:
         status: Mapping[str, Any] = raw.get("status") or {}
         if isinstance(error, Misshapen) or not (status.get("specHash") or status.get("startTime")):
@@ -106,6 +113,8 @@ def build(
         manifest.configmap(owner, processes.config_text, spec_hash=spec_hash),
         _network_policy(parsed, settings.namespace, spec_hash),
     ]
+    if parsed.of_jobset:
+        return (*children, jobset(owner, inputs))
     if processes.servers:
         children.append(network.service(owner, processes.servers, attempt=attempt, spec_hash=spec_hash))
         children.append(pods.deployment(owner, inputs))
@@ -128,7 +137,7 @@ def static_children(
     """
     template_rules.check(job)
     owner = Owner(job.metadata.name, namespace or job.metadata.namespace or "default")
-    hosts = names.certificate_hosts(owner.name, owner.namespace) if job.spec.tls.enabled else {}
+    hosts = names.certificate_hosts(owner.name, owner.namespace, engine=job.spec.engine) if job.spec.tls.enabled else {}
     secret = manifest.secret(owner, content or credentials.new(hosts, datetime.now(UTC)))
     return [secret, *build(_with_processes(job, owner, image, ""), Settings(image=image))]
 
@@ -154,11 +163,30 @@ def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings)
 
 
 def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash: str) -> ParsedJob:
-    host = names.service_host(owner.name, owner.namespace)
-    processes = containers(job, host_for=lambda _: host, tls=job.spec.tls.enabled)
+    of_one_node = job.spec.engine != names.JOBSET
+    processes = (_of_one_node if of_one_node else _of_jobset)(job, owner)
     templates = pods.templates(PodInputs(job, processes, image))
-    need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource)
-    return ParsedJob(job, owner, processes, image, need, spec_hash, spec_hash)
+    copies = {names.ROLE_ROLLOUT: job.spec.rollout.pods, names.ROLE_LEARNER: job.spec.learner.nodes}
+    of_pods = (objects.pod_requests(one["spec"]) for role, one in templates.items() for _ in range(copies[role]))
+    requested = objects.add_amounts((*of_pods, _claimed(job)))
+    need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource) if of_one_node else Need(())
+    return ParsedJob(job, owner, processes, image, need, requested, spec_hash, spec_hash)
+
+
+def _of_one_node(job: RolloutMatchingJob, owner: Owner) -> Processes:
+    host = names.service_host(owner.name, owner.namespace)
+    return containers(job, host_for=lambda _: host, tls=job.spec.tls.enabled)
+
+
+def _of_jobset(job: RolloutMatchingJob, owner: Owner) -> Processes:
+    rollout = job.spec.rollout
+
+    def host_for(server: int) -> str:
+        pod = server * rollout.pods // rollout.servers
+        return names.jobset_host(owner.name, owner.namespace, names.ROLE_ROLLOUT, pod)
+
+    meeting = names.jobset_host(owner.name, owner.namespace, names.ROLE_LEARNER, 0)
+    return containers(job, host_for=host_for, tls=job.spec.tls.enabled, meeting=meeting)
 
 
 def _network_policy(parsed: ParsedJob, controller_namespace: str | None, spec_hash: str | None) -> Manifest:
@@ -173,6 +201,7 @@ def _network_policy(parsed: ParsedJob, controller_namespace: str | None, spec_ha
         transport=resolve_transport(transport, on_cuda=bool(spec.gpu_resource)),
         controller_namespace=controller_namespace,
         closed=_closes_egress(parsed.job),
+        several_learners=spec.learner.nodes > 1,
         spec_hash=spec_hash,
     )
 
@@ -184,8 +213,9 @@ def _closes_egress(job: RolloutMatchingJob) -> bool:
     return job.spec.network.egress == "Closed"
 
 
-def _claimed(job: RolloutMatchingJob, processes: Processes) -> dict[str, float]:
+def _claimed(job: RolloutMatchingJob) -> dict[str, float]:
     """Return the GPUs that the job says its resource claims are for; its pods' requests do not name them."""
     if job.spec.learner.resource_claim_template is None:
         return {}
-    return {job.spec.gpu_resource: sum(one.gpus for one in (*processes.servers, processes.learner))}
+    rollout, learner = job.spec.rollout, job.spec.learner
+    return {job.spec.gpu_resource: rollout.servers * rollout.gpus_per_server + learner.nodes * learner.gpus}

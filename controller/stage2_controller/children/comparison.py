@@ -20,7 +20,7 @@ Whose = Literal["own", "former", "orphan", "foreign"]
 
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 """Seconds until the next look at what blocks a job; changes of watched objects start a pass at once."""
-_PARENT_OF_PODS = {names.ROLE_ROLLOUT: "ReplicaSet", names.ROLE_LEARNER: kinds.LEARNER_JOB.kind}
+_PARENTS_OF_PODS = {names.ROLE_ROLLOUT: ("ReplicaSet", "Job"), names.ROLE_LEARNER: ("Job",)}
 
 
 class Write(NamedTuple):
@@ -75,7 +75,7 @@ def _whose_pod(pod: Object, job: Mapping[str, Any], owners: Mapping[str, Whose])
     """
     metadata = pod["metadata"]
     role, controller = role_of(pod) or "", controller_of(pod)
-    if controller is None or controller["kind"] != _PARENT_OF_PODS.get(role):
+    if controller is None or controller["kind"] not in _PARENTS_OF_PODS.get(role, ()):
         return "foreign"
     if uid := _annotation(pod, names.ANNOTATION_JOB_UID):
         return "own" if uid == job["uid"] else "former"

@@ -53,6 +53,7 @@ def network_policy(
     transport: Transport,
     controller_namespace: str | None,
     closed: bool,
+    several_learners: bool = False,
     spec_hash: str | None = None,
 ) -> Manifest:
     """Return NetworkPolicy `<job>-pods` over servers and learner alike.
@@ -62,10 +63,12 @@ def network_policy(
     token, is open to the controller, or to everybody where the controller runs outside the cluster. Its metrics, which
     hold nothing secret, are open to all pods of the cluster, because Prometheus may run in any namespace.
 
+    several_learners: whether the learner has several pods, whose processes also meet on ports that nobody knows before.
     closed: whether servers and learner may connect only to each other on those ports, and to name servers: pods of the
     cluster or hosts with private addresses.
     """
-    shared = [_shared_ports(processes, transport)] if processes.servers else []
+    every = transport == "nccl" or several_learners
+    shared = [_EVERY_PORT if every else _shared_ports(processes)] if processes.servers or several_learners else []
     spec = {
         "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner.name)}},
         "policyTypes": ["Ingress"],
@@ -81,10 +84,8 @@ def network_policy(
     return manifest.child(kinds.NETWORK_POLICY, owner, {"spec": spec}, spec_hash=spec_hash)
 
 
-def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mapping[str, int]]:
-    if transport == "nccl":
-        return _EVERY_PORT
-    answering = [server.port for server in processes.servers]
+def _shared_ports(processes: Processes) -> Sequence[Mapping[str, int]]:
+    answering = [server.port for server in processes.of_pod]
     return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
 
 

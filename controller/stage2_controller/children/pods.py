@@ -48,6 +48,8 @@ _MOUNTS = (
     {"name": layout.SHARED_MEMORY_VOLUME, "mountPath": layout.SHARED_MEMORY_FOLDER},
 )
 _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
+_INDEX_FIELD = f"metadata.labels['{names.LABEL_JOB_INDEX}']"
+_POD_INDEX = {"name": layout.POD_INDEX_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}}
 _FAIL_AT_ONCE = {
     "action": "FailJob",
     "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG, EXIT_EXHAUSTED]},
@@ -118,14 +120,18 @@ def learner_job(owner: Owner, inputs: PodInputs) -> Manifest:
     Where there are servers, its pod runs only on their node. It takes its place there while they load: its first
     container waits for them.
     """
-    spec = {
+    return _child(kinds.LEARNER_JOB, owner, inputs, learner_job_spec(inputs))
+
+
+def learner_job_spec(inputs: PodInputs) -> Manifest:
+    """Return the spec of the learner's Job."""
+    return {
         "backoffLimit": inputs.job.spec.learner.backoff_limit,
         # Never two learners at once: both would write the same output folder.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": [_FAIL_AT_ONCE, _IGNORE_DISRUPTION]},
         "template": _learner_template(inputs),
     }
-    return _child(kinds.LEARNER_JOB, owner, inputs, spec)
 
 
 def mounts_certificates(owner_of_pods: Mapping[str, Any]) -> bool:
@@ -143,13 +149,19 @@ def _child(kind: kinds.ChildKind, owner: Owner, inputs: PodInputs, spec: Mapping
 
 def _rollout_template(inputs: PodInputs) -> Manifest:
     role, job = names.ROLE_ROLLOUT, inputs.job
-    containers = [{**_container(inputs, role, server), **_probes(job, server)} for server in inputs.processes.servers]
-    return _template(inputs, role, containers, {})
+    containers = [{**_container(inputs, role, server), **_probes(job, server)} for server in inputs.processes.of_pod]
+    if job.spec.engine != names.JOBSET:
+        return _template(inputs, role, containers, {})
+    for container in containers:
+        container["env"].append(_POD_INDEX)
+    return _template(inputs, role, containers, {"restartPolicy": "OnFailure"})
 
 
 def _learner_template(inputs: PodInputs) -> Manifest:
     role, learner, limit = names.ROLE_LEARNER, inputs.processes.learner, inputs.job.spec.learner.backoff_limit
-    if limit:  # the learner restarts inside its pod, which keeps its GPUs; the Job only replaces lost pods
+    if (
+        limit and inputs.job.spec.learner.nodes == 1
+    ):  # the learner restarts inside its pod, which keeps its GPUs; the Job only replaces lost pods
         learner = replace(learner, command=(*learner.command, f"--restarts={limit}"))
     extra: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": report.GRACE_S}
     if inputs.processes.servers:
@@ -255,6 +267,8 @@ def _affinity(inputs: PodInputs, role: str) -> Manifest:
     affinity, control = inputs.job.spec.placement.affinity, inputs.control
     written = affinity.model_dump(mode="json", by_alias=True, exclude_defaults=True) if affinity else {}
     nodes: Mapping[str, Any] = written.get("nodeAffinity") or {}
+    if inputs.job.spec.engine == names.JOBSET:
+        return {**({"nodeAffinity": nodes} if nodes else {}), **_in_one_domain(inputs.job)}
     if control and control.node is not None:
         here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [control.node]}]}
         return {"nodeAffinity": node_fit.narrowed_affinity(nodes, here)}
@@ -279,6 +293,16 @@ def _none_of(avoided: Iterable[tuple[str, str]]) -> Manifest:
 def _with_rollout_pod(job: str) -> Manifest:
     term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": manifest.selector(job, names.ROLE_ROLLOUT)}}
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def _in_one_domain(job: RolloutMatchingJob) -> Manifest:
+    """Return the preference of all pods of a JobSet for one domain of the network, where the job names what that is."""
+    key = job.spec.placement.topology_key
+    if key is None or job.spec.placement.topology != "Preferred":
+        return {}
+    mates = {"matchLabels": {names.LABEL_JOB: names.short_name(job.metadata.name)}}
+    term = {"weight": 100, "podAffinityTerm": {"topologyKey": key, "labelSelector": mates}}
+    return {"podAffinity": {node_fit.PREFERRED: [term]}}
 
 
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> Manifest:
@@ -321,7 +345,10 @@ def _from_secret(job: str, volume: str, paths: Mapping[str, str]) -> Manifest:
 def _placement(job: RolloutMatchingJob) -> Manifest:
     """Return the person's own fields of the pod, but for affinity; without empty ones, which the API server drops."""
     return job.spec.placement.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, exclude={"mode", "affinity"}
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+        exclude={"mode", "affinity", "topology_key", "topology"},
     )
 
 

@@ -45,6 +45,11 @@ class ApiRefused(Exception):
         super().__init__(f"{what}: {self.message}")
 
     @property
+    def not_served(self) -> bool:
+        """Whether the API server knows no such kind: of a missing object it says more."""
+        return self.status == HTTPStatus.NOT_FOUND and self.reason is None
+
+    @property
     def of_object(self) -> bool:
         """Whether this object was refused, also by a webhook that fails; else the API server refuses everything now."""
         return self.status < HTTPStatus.INTERNAL_SERVER_ERROR or "webhook" in self.message

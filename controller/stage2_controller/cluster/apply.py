@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
+from stage2_controller import jobset
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.cluster.api_server import Api, ApiRefused
@@ -90,7 +91,9 @@ async def _refusals(requests: Sequence[tuple[str, Object, Awaitable[None]]]) -> 
     answers = await asyncio.gather(*(request for _, _, request in requests), return_exceptions=True)
     refusals: list[str] = []
     for (kind, body, _), answer in zip(requests, answers, strict=True):
-        if isinstance(answer, ApiRefused) and answer.of_object:
+        if isinstance(answer, ApiRefused) and answer.not_served and kind == kinds.JOBSET.kind:
+            refusals.append(f"the cluster has no JobSet: {jobset.INSTALL}")
+        elif isinstance(answer, ApiRefused) and answer.of_object:
             refusals.append(f"{kind} {body['metadata']['name']}: {answer.message}")
         elif answer is not None:
             raise answer

@@ -25,7 +25,7 @@ from stage2_controller.store import Store, slim
 logger = logging.getLogger(__name__)
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
-_UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
+_FILES = tuple(child.kind for child in kinds.CHILDREN if not child.watched and not child.has_pods)
 _KEPT_FOR = timedelta(minutes=2)  # an object that many jobs share
 _OWN_KEPT_FOR = timedelta(minutes=10)  # a job's Secret and ConfigMap, in case a person changes them
 # The API server reads all events of the namespace for one query; one quota may refuse the pods of a thousand jobs.
@@ -50,18 +50,12 @@ class Observer:
     async def observe(self, key: Key, job: Object) -> Observed:
         """Return what exists of a job."""
         watched = self.watched(key, job)
-        seen = replace(
-            watched,
-            flavors=await self._flavors(watched),
-            priority_class=await self._queue_priority(job, watched),
-            pod_priority_class=await self._pod_priority(job),
-            learner_refused=await self._failures.of_learner(key, watched, job.get("status") or {}),
-        )
-        if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
-            for kind in _UNWATCHED:  # pods that are created in this pass must find what exists now
+        seen = await (self._with_jobset if names.runs_as_jobset(job) else self._on_one_node)(key, job, watched)
+        if not (seen.deployment or seen.learner or seen.jobset or job["spec"].get("suspend")):
+            for kind in _FILES:  # pods that are created in this pass must find what exists now
                 self.forget_read(kind, key)
-        unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
-        to_read = sorted({*unwatched, *self._suspects.pop(key, ())})
+        files = () if _needs_no_files(job.get("status") or {}, seen) else _FILES
+        to_read = sorted({*files, *self._suspects.pop(key, ())})
         if not to_read:
             return seen
         found = {kind: await self._read(kind, key) for kind in to_read}
@@ -69,6 +63,21 @@ class Observer:
         read = comparison.owned(_observed(found), job["metadata"])
         progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
         return replace(_merged(seen, read), progress=progress, unreachable=self._progress.unreachable(key))
+
+    async def _on_one_node(self, key: Key, job: Object, watched: Observed) -> Observed:
+        """Return also what matters for the place of a job, and its quota."""
+        return replace(
+            watched,
+            flavors=await self._flavors(watched),
+            priority_class=await self._queue_priority(job, watched),
+            pod_priority_class=await self._pod_priority(job),
+            learner_refused=await self._failures.of_learner(key, watched, job.get("status") or {}),
+        )
+
+    async def _with_jobset(self, key: Key, job: Object, watched: Observed) -> Observed:
+        """Return also the JobSet of a job, as it is now: no watch shows it, for it need not be installed."""
+        found = comparison.owned(Observed(jobset=await self.read_now(names.JOBSET, key)), job["metadata"])
+        return replace(watched, jobset=found.jobset, **_with_others(watched, found))
 
     def watched(self, key: Key, job: Object) -> Observed:
         """Return what the watches have shown of a job."""
@@ -85,7 +94,7 @@ class Observer:
 
     def note_written(self, kind: str, key: Key, body: Object) -> None:
         """Take in the answer to a write: the watch may deliver it after the next pass."""
-        if kind in _UNWATCHED:
+        if kind not in _WATCHED:
             self._own.put(kind, key.namespace, child_name(kind, key), body)
         else:
             self._store.put(kind, body)
@@ -103,7 +112,7 @@ class Observer:
 
     def forget(self, key: Key) -> None:
         """Drop what was read of a job that has ended or is gone."""
-        for kind in _UNWATCHED:
+        for kind in (*_FILES, names.JOBSET):
             self.forget_read(kind, key)
         self._suspects.pop(key, None)
         self._failures.forget(key)
@@ -253,11 +262,15 @@ def _merged(seen: Observed, read: Observed) -> Observed:
     own: dict[str, Any] = {
         child.field: body for child in kinds.CHILDREN if (body := read.child(child.kind)) is not None
     }
-    others: dict[str, Any] = {
+    return replace(seen, **own, **_with_others(seen, read))
+
+
+def _with_others(seen: Observed, read: Observed) -> dict[str, Any]:
+    """Return the names of what is not the job's in both."""
+    return {
         field: tuple(sorted({*getattr(seen, field), *getattr(read, field)}))
         for field in ("leaving", "unowned", "foreign")
     }
-    return replace(seen, **own, **others)
 
 
 def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
@@ -266,4 +279,5 @@ def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
         return True
     placed = conditions.find(status, reasons.PLACED)
     unplaced = "phase" not in status or (placed is not None and placed["status"] == "False")
-    return unplaced and seen.deployment is None and seen.learner is None and not seen.unowned
+    none = seen.deployment is None and seen.learner is None and seen.jobset is None
+    return unplaced and none and not seen.unowned

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, diagnose, reasons
 from stage2_controller.observed import Object, Observed, ended, role_of, terminating
-from stage2_controller.place import diagnose
 from stage2_controller.spec import kinds, names
 
 REFUSED_S = 15.0

@@ -14,7 +14,7 @@ from stage2_controller.observed import Object, ended, role_of
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need, NodeInfo
 from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts
+from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts, pod_requests
 from stage2_controller.store import key_of
 
 PROMISE_S = 300.0
@@ -306,7 +306,7 @@ class Capacity:
             return
         self._pods[node][uid] = _Pod(
             held=Held(
-                node_fit.requests(spec),
+                pod_requests(spec),
                 spec.get("priority") or 0,
                 any(owner["kind"] in _OF_EVERY_NODE for owner in metadata.get("ownerReferences") or ()),
             ),

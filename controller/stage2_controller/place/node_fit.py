@@ -10,7 +10,7 @@ from typing import Any
 
 from stage2_controller.observed import Object
 from stage2_controller.spec import objects
-from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts
+from stage2_controller.spec.objects import Amounts, add_amounts, pod_requests
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -79,7 +79,7 @@ def need_of(templates: Mapping[str, Mapping[str, Any]], *, gpu_resource: str) ->
     pods = tuple(
         PodNeed(
             role=role,
-            requests=requests(spec := template["spec"]),
+            requests=pod_requests(spec := template["spec"]),
             node_selector=spec.get("nodeSelector") or {},
             tolerations=spec.get("tolerations") or (),
             affinity=(spec.get("affinity") or {}).get("nodeAffinity") or {},
@@ -87,36 +87,6 @@ def need_of(templates: Mapping[str, Mapping[str, Any]], *, gpu_resource: str) ->
         for role, template in templates.items()
     )
     return Need(pods=pods, gpu_resource=gpu_resource)
-
-
-def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the scheduler reserves for a pod: the most that it needs at one time, and one pod.
-
-    That is its containers beside its sidecars, or one init container beside the sidecars before it. Requests of the pod
-    as a whole replace that sum (`PodRequests` of k8s.io/component-helpers/resource). A resize in place is not counted.
-    """
-    together = add_amounts(_container_requests(one) for one in spec.get("containers") or ())
-    sidecars: dict[str, float] = {}
-    most: dict[str, float] = {}
-    for init in spec.get("initContainers") or ():
-        running = add_amounts((sidecars, _container_requests(init)))
-        most = _larger(most, running)
-        if init.get("restartPolicy") == "Always":
-            sidecars = running
-    most = _larger(most, add_amounts((together, sidecars)))
-    of_pod = spec.get("resources") or {}
-    limits = {key: amount for key, amount in parse_amounts(of_pod.get("limits") or {}).items() if key not in most}
-    overhead = parse_amounts(spec.get("overhead") or {})
-    return {**add_amounts(({**most, **limits, **parse_amounts(of_pod.get("requests") or {})}, overhead)), "pods": 1}
-
-
-def _container_requests(container: Mapping[str, Any]) -> dict[str, float]:
-    resources = container.get("resources") or {}
-    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def _larger(left: Amounts, right: Amounts) -> dict[str, float]:
-    return {key: max(left.get(key, 0), right.get(key, 0)) for key in {**left, **right}}
 
 
 def with_priority(need: Need, priority_class: Object | None) -> Need:

@@ -20,7 +20,7 @@ Workload is replaced, and Kueue looks for another host."""
 CLASS_AGAIN_S = 15.0
 """Seconds between checks for a missing WorkloadPriorityClass; the controller does not watch them."""
 QUEUE_LABEL = names.LABEL_QUEUE
-PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+PRIORITY_LABEL = names.LABEL_PRIORITY
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 _GROUPS = {"PriorityClass": "scheduling.k8s.io", "WorkloadPriorityClass": "kueue.x-k8s.io"}
 _BY_KUEUE = "DeactivatedDueTo"  # prefix of an eviction's reason where Kueue itself gave the job up

@@ -31,23 +31,23 @@ _WORK = ("weights", "steps")  # links that a learner at work completes by itself
 
 # Reasons that pass without anybody's help, and the command that shows the progress.
 _PATIENCE = {
-    reasons.NOT_CREATED: "kubectl describe job/{learner} deployment/{rollout}",
+    reasons.NOT_CREATED: "kubectl describe {parents}",
     reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
-    reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
+    reasons.SERVERS_LOADING: "kubectl logs {servers} --all-containers --prefix",
     reasons.WAITING_FOR_SERVERS: "",
     reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
     reasons.PODS_ENDING: "kubectl get pods -l {label}={short}",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
-    reasons.LEARNER_FINISHED: "kubectl describe job/{learner}",  # which has not counted its pod yet
+    reasons.LEARNER_FINISHED: "kubectl describe {parent}",  # which has not counted its pod yet
     reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
     reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
-    reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
+    reasons.SERVER_RESTARTED: "kubectl logs {servers} --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
     reasons.NODE_DRAINED: "",
-    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe job/{learner}",
-    reasons.CHECK_FAILED: "kubectl describe workload {quota}",
-    reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
+    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe {parent}",
+    reasons.CHECK_FAILED: "kubectl describe {workload}",
+    reasons.QUOTA_PENDING: "kubectl describe {workload}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
 }  # fmt: skip
 
 # Reasons that somebody has to act on, and what to change.
@@ -64,6 +64,7 @@ _FIXES = {
     reasons.QUOTA_EXCEEDED: "the ResourceQuota that the message names; spec.rollout and spec.learner of rmj/{job}",
     reasons.NODE_NOT_READY: "node/{node}",
     reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
+    reasons.JOBSET_MISSING: "the command that the message names; or a new job without spec.engine",
     reasons.NAME_TAKEN: "metadata.name of rmj/{job}, or the object that the message names, in namespace {namespace}",
     reasons.POD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
     reasons.QUEUED_TWICE: "integrations.externalFrameworks of Kueue's configuration",
@@ -71,7 +72,7 @@ _FIXES = {
     reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
     reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
     reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
-    "kubectl logs deployment/{rollout} --all-containers --previous",
+    "kubectl logs {servers} --all-containers --previous",
     reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
     reasons.LEARNER_UNREACHABLE: "kubectl logs job/{learner}; NetworkPolicies of namespace {namespace}",
     reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
@@ -79,7 +80,7 @@ _FIXES = {
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
     reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
     reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
-    reasons.LEARNER_FAILED: "kubectl describe job/{learner}",
+    reasons.LEARNER_FAILED: "kubectl describe {parent}",
 }
 
 
@@ -166,18 +167,28 @@ def _pushed(sync: Mapping[str, Any]) -> str:
 def _fix(reason: str, job: Mapping[str, Any]) -> str:
     metadata, status = job["metadata"], job.get("status") or {}
     text = _FIXES.get(reason) or _PATIENCE.get(reason) or ""
-    children = {
-        role: names.child_name(metadata["name"], role)
-        for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_QUOTA)
-    }
     return text.format(
-        **children,
+        **_objects(job),
         job=metadata["name"],
         short=names.short_name(metadata["name"]),
         label=names.LABEL_JOB,
         namespace=metadata.get("namespace", "default"),
         node=status.get("node", ""),
     )
+
+
+def _objects(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return what kubectl calls the objects that have the job's pods, and its quota."""
+    roles = names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_QUOTA, names.ROLE_JOBSET
+    rollout, learner, quota, jobset = (names.child_name(job["metadata"]["name"], role) for role in roles)
+    if names.runs_as_jobset(job):
+        short, label = names.short_name(job["metadata"]["name"]), names.LABEL_JOB
+        servers = f"-l {label}={short},{names.LABEL_ROLE}={names.ROLE_ROLLOUT}"
+        of_pods = {"parent": f"jobset/{jobset}", "parents": f"jobset/{jobset}", "servers": servers}
+        return {**of_pods, "learner": f"{jobset}-{names.ROLE_LEARNER}-0", "workload": "workloads", "quota": quota}
+    parent, servers = f"job/{learner}", f"deployment/{rollout}"
+    of_pods = {"parent": parent, "parents": f"{parent} {servers}", "servers": servers}
+    return {**of_pods, "learner": learner, "workload": f"workload {quota}", "quota": quota}
 
 
 # Reasons without an event: nothing happened, or it happens in every run.

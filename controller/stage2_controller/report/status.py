@@ -7,11 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import reasons
+from stage2_controller import diagnose, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
-from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
 
@@ -360,7 +359,9 @@ def with_children_applied(
 ) -> dict[str, Any]:
     """Return the status with the condition ChildrenApplied: what was refused may be why the job does not train."""
     if refusals:
-        applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
+        missing = any(jobset.INSTALL in refusal for refusal in refusals)
+        reason = reasons.JOBSET_MISSING if missing else reasons.CHILD_REFUSED
+        applied = Condition(reasons.CHILDREN_APPLIED, "False", reason, "; ".join(refusals))
     else:
         applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server accepted every child")
     first, *others = [

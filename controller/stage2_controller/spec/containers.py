@@ -27,6 +27,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_controller.spec import names
 
 _GROUP = "group-"
+_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an indexed Job
 _COMMON_ENV = {TOKEN_FILE_VARIABLE: layout.TOKEN_PATH, "HOME": layout.TMP_FOLDER}
 _TLS_ENV = {
     TLS_CA_FILE_VARIABLE: layout.CA_PATH,
@@ -85,25 +86,41 @@ class Processes:
     learner: Container
     addresses: tuple[ServerAddress, ...]  # of the servers, in their order
     config_text: str  # the YAML at files.CONFIG_PATH
+    per_pod: int  # servers of one pod: pods have the same ones, and divide `servers` in their order
+
+    @property
+    def of_pod(self) -> tuple[Container, ...]:
+        """The servers of each pod."""
+        return self.servers[: self.per_pod]
 
 
 def containers(
-    job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS, *, tls: bool
+    job: RolloutMatchingJob,
+    host_for: Callable[[int], str],
+    learner_ports: LearnerPorts = POD_PORTS,
+    *,
+    tls: bool,
+    meeting: str | None = None,
 ) -> Processes:
     """Return the processes of a job.
 
-    host_for: returns the host of server i. tls: whether the servers serve HTTPS.
+    host_for: returns the host of server i. tls: whether the servers serve HTTPS. meeting: the host of the learner's
+    first pod, where servers and learner run in several pods; None: all processes share one machine.
     """
     scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
+    rollout = job.spec.rollout
+    per_pod = rollout.servers // rollout.pods if meeting else rollout.servers
+    servers = tuple(_server(job, index, index % per_pod, env, apart=bool(meeting)) for index in range(rollout.servers))
     addresses = tuple(
-        ServerAddress(f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}", learner_ports.group + index)
-        for index in range(job.spec.rollout.servers)
+        ServerAddress(f"{scheme}://{host_for(index)}:{server.port}", learner_ports.group + index)
+        for index, server in enumerate(servers)
     )
     return Processes(
-        servers=tuple(_server(job, index, env) for index in range(len(addresses))),
-        learner=_learner(job, learner_ports, env),
+        servers=servers,
+        learner=_learner(job, learner_ports, env, meeting),
         addresses=addresses,
         config_text=_config_text(job.spec.config, addresses),
+        per_pod=per_pod,
     )
 
 
@@ -130,20 +147,28 @@ def wait_container(learner: Container) -> Container:
     )
 
 
-def _server(job: RolloutMatchingJob, index: int, env: Mapping[str, str]) -> Container:
+def _server(job: RolloutMatchingJob, index: int, in_pod: int, env: Mapping[str, str], *, apart: bool) -> Container:
+    """Return server `index`. apart: its command counts it among those of its pod, and is the same in every pod."""
+    of_pod = (f"--pod=$({layout.POD_INDEX_VARIABLE})",) if apart else ()
     return Container(
         name=f"server-{index}",
-        command=("stage2", "serve", layout.CONFIG_PATH, "--server", str(index)),
+        command=("stage2", "serve", layout.CONFIG_PATH, "--server", str(in_pod), *of_pod),
         env=env,
-        ports={f"http-{index}": job.spec.rollout.port + index},
+        ports={f"http-{in_pod}": job.spec.rollout.port + in_pod},
         gpus=job.spec.rollout.gpus_per_server,
     )
 
 
-def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str]) -> Container:
+def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str], meeting: str | None) -> Container:
+    spec = job.spec.learner
+    here = 1 if meeting else spec.nodes  # on one machine the learner has the processes of all its pods
+    processes = max(spec.gpus, 1) * here
+    words = (f"--processes={processes}",) if processes > 1 else ()
+    if meeting and spec.nodes > 1:
+        words = (*words, f"--node=$({_COMPLETION_INDEX})/{spec.nodes}@{meeting}:{layout.RENDEZVOUS_PORT}")
     return Container(
         name=names.ROLE_LEARNER,
-        command=("stage2", "learn", layout.CONFIG_PATH, *_processes(job)),
+        command=("stage2", "learn", layout.CONFIG_PATH, *words),
         env={
             **env,
             PROGRESS_PORT_VARIABLE: str(ports.progress),
@@ -155,9 +180,5 @@ def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str
             "metrics": ports.metrics,
             **{f"{_GROUP}{index}": ports.group + index for index in range(job.spec.rollout.servers)},
         },
-        gpus=job.spec.learner.gpus,
+        gpus=spec.gpus * here,
     )
-
-
-def _processes(job: RolloutMatchingJob) -> tuple[str, ...]:
-    return () if job.spec.learner.gpus <= 1 else (f"--processes={job.spec.learner.gpus}",)

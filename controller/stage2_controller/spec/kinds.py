@@ -46,6 +46,16 @@ DEPLOYMENT = ChildKind(
 LEARNER_JOB = ChildKind(  # a Job's template is immutable
     "Job", "batch/v1", "jobs", role=names.ROLE_LEARNER, field="learner", has_pods=True, create_once=True
 )
+JOBSET = ChildKind(  # read by name: it need not be installed. Most of its spec is immutable
+    names.JOBSET,
+    "jobset.x-k8s.io/v1alpha2",
+    "jobsets",
+    role=names.ROLE_JOBSET,
+    field="jobset",
+    has_pods=True,
+    watched=False,
+    create_once=True,
+)
 WORKLOAD = ChildKind(
     "Workload",
     "kueue.x-k8s.io/v1beta2",
@@ -56,7 +66,7 @@ WORKLOAD = ChildKind(
     of_kueue=True,
 )
 
-CHILDREN = (DEPLOYMENT, SERVICE, NETWORK_POLICY, WORKLOAD, CONFIG_MAP, SECRET, LEARNER_JOB)
+CHILDREN = (DEPLOYMENT, SERVICE, NETWORK_POLICY, WORKLOAD, CONFIG_MAP, SECRET, LEARNER_JOB, JOBSET)
 CHILD = {child.kind: child for child in CHILDREN}
 ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
 KIND_OF_ROLE = {role: kind for kind, role in ROLE_OF_PODS.items()}

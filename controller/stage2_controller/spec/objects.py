@@ -59,6 +59,36 @@ def add_amounts(parts: Iterable[Amounts]) -> dict[str, float]:
     return total
 
 
+def pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the scheduler reserves for a pod: the most that it needs at one time, and one pod.
+
+    That is its containers beside its sidecars, or one init container beside the sidecars before it. Requests of the pod
+    as a whole replace that sum (`PodRequests` of k8s.io/component-helpers/resource). A resize in place is not counted.
+    """
+    together = add_amounts(_container_requests(one) for one in spec.get("containers") or ())
+    sidecars: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for init in spec.get("initContainers") or ():
+        running = add_amounts((sidecars, _container_requests(init)))
+        most = _larger(most, running)
+        if init.get("restartPolicy") == "Always":
+            sidecars = running
+    most = _larger(most, add_amounts((together, sidecars)))
+    of_pod = spec.get("resources") or {}
+    limits = {key: amount for key, amount in parse_amounts(of_pod.get("limits") or {}).items() if key not in most}
+    overhead = parse_amounts(spec.get("overhead") or {})
+    return {**add_amounts(({**most, **limits, **parse_amounts(of_pod.get("requests") or {})}, overhead)), "pods": 1}
+
+
+def _container_requests(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    return parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _larger(left: Amounts, right: Amounts) -> dict[str, float]:
+    return {key: max(left.get(key, 0), right.get(key, 0)) for key in {**left, **right}}
+
+
 # Kubernetes' own merge keys (`patchMergeKey` of core/v1). Every other list is replaced as a whole.
 MERGE_KEYS: Mapping[str, str] = {
     "containers": "name",

@@ -134,8 +134,9 @@ def _templates(job: RolloutMatchingJob) -> dict[str, Mapping[str, Any]]:
 
 
 def _own_containers(job: RolloutMatchingJob) -> dict[str, set[str]]:
+    of_pod = job.spec.rollout.servers // job.spec.rollout.pods
     return {
-        "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
+        "rollout": {"server", *(f"server-{index}" for index in range(of_pod))},
         "learner": {names.ROLE_LEARNER},
     }
 

@@ -90,6 +90,9 @@ METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
 RESTARTS_VARIABLE: Final = "STAGE2_RESTARTS"
 """Restarts of the learner in its container; unset means 0."""
 
+POD_INDEX_VARIABLE: Final = "STAGE2_POD"
+"""Index of a pod among those that share the servers (engine JobSet)."""
+
 TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
 """Path of the file for the learner's last report; unset turns it off."""
 
@@ -102,6 +105,9 @@ METRICS_PORT: Final = 9401
 
 GROUP_PORT: Final = 51216
 """The learner's port at which server 0 joins the weight-transfer group; server i uses this + i."""
+
+RENDEZVOUS_PORT: Final = 29400
+"""Port of the learner's first pod at which the processes of several pods meet."""
 
 PROGRESS_ROUTE: Final = "/progress"
 """Route of the learner's report."""

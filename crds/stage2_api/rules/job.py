@@ -16,6 +16,7 @@ _SERVER = f"{_VLLM}.server"
 _GRPO = "$?(config.rlhf)"
 _SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_strategy) == 'no'"
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
+_JOBSET = "$(engine) == 'JobSet'"
 _HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
 _RESERVED_PATHS = ("/", *layout.FOLDERS)
 _LEADS_TO_OURS = frozenset(folder.rpartition("/")[2] for folder in layout.FOLDERS)
@@ -132,6 +133,41 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         way_out='set spec.learner.gpus to 1, or spec.gpuResource to "" to train on the CPU',
     ),
     Rule(
+        path="learner.nodes",
+        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.nodes) == 1",
+        rule="with rollout servers the learner has one pod",
+        way_out="set spec.learner.nodes to 1, or vllm.mode to colocate",
+    ),
+    *(
+        Rule(
+            path=path,
+            cel=f"{_JOBSET} || {of_one_node}",
+            rule="engine Node runs all pods of a job on one node",
+            way_out=f"set spec.engine to JobSet, or {otherwise}",
+        )
+        for path, of_one_node, otherwise in (
+            ("rollout.servers", "$(rollout.servers) <= 16", "spec.rollout.servers to at most 16"),
+            ("rollout.pods", "$(rollout.pods) == 1", "spec.rollout.pods to 1"),
+            ("learner.nodes", "$(learner.nodes) == 1", "spec.learner.nodes to 1"),
+            ("placement.topologyKey", "!$?(placement.topologyKey)", "remove spec.placement.topologyKey"),
+        )
+    ),
+    Rule(
+        path="rollout.pods",
+        cel=(
+            "$(rollout.servers) == 0 && $(rollout.pods) == 1 || $(rollout.servers) > 0 &&"
+            " $(rollout.servers) % $(rollout.pods) == 0 && $(rollout.servers) <= 16 * $(rollout.pods)"
+        ),
+        rule="must divide spec.rollout.servers into pods of at most 16 servers each",
+        way_out="change spec.rollout.pods, or spec.rollout.servers to a multiple of it",
+    ),
+    Rule(
+        path="placement.topology",
+        cel="$(placement.topology) == 'Preferred' || $?(placement.topologyKey)",
+        rule="there is no domain without spec.placement.topologyKey",
+        way_out="set spec.placement.topologyKey to a label of nodes, such as topology.kubernetes.io/zone",
+    ),
+    Rule(
         path="rollout.gpusPerServer",
         cel="$(gpuResource) == '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) >= 1",
         rule="each server needs a GPU",
@@ -157,7 +193,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="placement.mode",
-        cel="!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler'",
+        cel=f"!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler' || {_JOBSET}",
         rule="only the scheduler knows which node has devices for a claim",
         way_out="set spec.placement.mode to Scheduler",
     ),
@@ -203,11 +239,11 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="config.rlhf",
-        breaks=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1))),
-        reads=("learner.gpus", "config.training", "config.custom.grpo.batch_plan"),
+        breaks=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1) * s.learner.nodes)),
+        reads=("learner.gpus", "learner.nodes", "config.training", "config.custom.grpo.batch_plan"),
         rule=(
             "a round of rollouts must be a multiple of num_generations, and of per_device_train_batch_size times "
-            "learner processes (one for each of spec.learner.gpus)"
+            "learner processes (one for each of spec.learner.gpus on each of spec.learner.nodes)"
         ),
         way_out="change generation_batch_size (or unified_batch_size of custom.grpo.batch_plan) or one of the others",
     ),

@@ -294,8 +294,8 @@ class Kubelet:
         pods = self._kubectl.list("pods", selector=selector)
         return pods[-1] if pods else None
 
-    def servers_answer(self, job_name: str, ready: bool = True) -> None:
-        """All containers of the rollout pod run, and answer or not."""
+    def servers_answer(self, job_name: str, ready: bool = True, *, role: str = "rollout") -> None:
+        """All containers of the rollout pod run, and answer or not. role: with more labels, of one among several."""
         state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
 
@@ -304,7 +304,7 @@ class Kubelet:
             address = {"podIP": SERVERS_ADDRESS, "podIPs": [{"ip": SERVERS_ADDRESS}]}
             return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses, **address}
 
-        self._write_status(job_name, "rollout", reported)
+        self._write_status(job_name, role, reported)
 
     def learner_waits(self, job_name: str) -> None:
         """The first container of the learner's pod waits for the servers."""

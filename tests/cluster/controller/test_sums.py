@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.place.node_fit import requests
+from stage2_controller.spec.objects import pod_requests
 from tests.cluster.controller.conftest import Kubectl, Object, eventually
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_refusals import SECURE
@@ -50,7 +50,7 @@ def bound(kubectl: Kubectl, name: str) -> bool:
 def leaves_what_is_counted(kubectl: Kubectl, node: str, cpus: float) -> None:
     """The account counts so much, and the scheduler gives away the rest, and no more."""
     there = kubectl.get("pod", "there") or {}
-    assert requests(there["spec"])["cpu"] == cpus
+    assert pod_requests(there["spec"])["cpu"] == cpus
     create(kubectl, node, "more", containers=[container("x", str(CPUS - cpus + 0.5))])
     assert not bound(kubectl, "more")
     create(kubectl, node, "rest", containers=[container("x", str(CPUS - cpus))])

@@ -31,13 +31,20 @@ def test_defaults_of_the_job() -> None:
     raw["spec"] = {"config": raw["spec"]["config"], "rollout": {"servers": 1}}
     spec = parse_job(raw).spec
     assert spec.model_dump(by_alias=True, exclude={"config"}, exclude_none=True) == {
+        "engine": "Node",
         "suspend": False,
         "imagePullPolicy": "IfNotPresent",
         "imagePullSecrets": [],
         "gpuResource": "nvidia.com/gpu",
-        "rollout": {"servers": 1, "gpusPerServer": 1, "port": 8000, "template": {}},
-        "learner": {"gpus": 1, "template": {}, "backoffLimit": 3, "startDeadlineSeconds": 3600},
-        "placement": {"nodeSelector": {}, "tolerations": [], "priorityClassName": "", "mode": "Reserve"},
+        "rollout": {"servers": 1, "pods": 1, "gpusPerServer": 1, "port": 8000, "template": {}},
+        "learner": {"nodes": 1, "gpus": 1, "template": {}, "backoffLimit": 3, "startDeadlineSeconds": 3600},
+        "placement": {
+            "nodeSelector": {},
+            "tolerations": [],
+            "priorityClassName": "",
+            "mode": "Reserve",
+            "topology": "Preferred",
+        },
         "tls": {"enabled": True},
         "network": {"egress": "Auto"},
         "volumes": [],

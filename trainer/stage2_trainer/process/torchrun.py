@@ -1,4 +1,4 @@
-"""Several learner processes on one machine: torchrun, with an exit code that keeps the meaning of theirs.
+"""Several learner processes, on one machine or several: torchrun, with an exit code that keeps the meaning of theirs.
 
 torchrun itself always ends with 1. A mistake in the configuration, which must never be retried, would look like a lost
 server.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
 
 LONGEST_END_S = 3600
 """Seconds after which torchrun kills a process that was asked to stop. The pod's own grace period shall decide: without
@@ -23,14 +25,40 @@ the option torchrun waits for 30 s, and a large save takes longer."""
 logger = logging.getLogger(__name__)
 
 
-def run_processes(module: str, arguments: Sequence[str], *, processes: int) -> int:
-    """Run `python -m module arguments` once for each rank; return 0 when all of them do.
+@dataclass(frozen=True)
+class Node:
+    """One of the machines, or pods, that share the learner's processes evenly; the first has the lowest ranks."""
+
+    index: int
+    count: int
+    host: str  # of the first
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Node:
+        """Return the node of INDEX/COUNT@HOST:PORT. Raises ConfigError."""
+        found = re.fullmatch(r"(\d+)/(\d+)@([^:@/]+):(\d+)", text)
+        if found is None or int(found[1]) >= int(found[2]):
+            rule = "must be INDEX/COUNT@HOST:PORT, with an index from 0 and below the count"
+            way_out = "number the nodes from 0, and name the first one's host, such as 0/2@10.0.0.5:29400"
+            raise ConfigError((Problem("--node", text, rule, way_out),))
+        return cls(int(found[1]), int(found[2]), found[3], int(found[4]))
+
+    def options(self) -> list[str]:
+        """Return torchrun's options. Ranks follow from the index, so that the same pod always has the first."""
+        where = [f"--master-addr={self.host}", f"--master-port={self.port}"]
+        return [f"--nnodes={self.count}", f"--node-rank={self.index}", *where]
+
+
+def run_processes(module: str, arguments: Sequence[str], *, processes: int, node: Node | None = None) -> int:
+    """Run `python -m module arguments` once for each rank; return 0 when all of them do. node: None: there is one.
 
     Of different exit codes EXIT_CONFIG comes first and EXIT_RETRYABLE second, since a rank that has lost its peers ends
     with any other. A signal to this process reaches all of them and counts as EXIT_RETRYABLE. When one fails, torchrun
     asks the others to end and kills them 30 s later: on GPUs they wait in NCCL for the one that has gone.
     """
-    options = ["--standalone", f"--nproc-per-node={processes}", f"--shutdown-timeout={LONGEST_END_S}"]
+    where = node.options() if node else ["--standalone"]
+    options = [*where, f"--nproc-per-node={processes}", f"--shutdown-timeout={LONGEST_END_S}"]
     try:
         run(parse_args([*options, "--module", module, *arguments]))
     except ChildFailedError as error:

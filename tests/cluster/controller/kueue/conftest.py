@@ -1,4 +1,4 @@
-"""Kueue on the cluster, built from its module, and a controller that knows it."""
+"""Kueue and JobSet on the cluster, built from their modules, and a controller that knows Kueue."""
 
 import json
 from collections.abc import Iterator
@@ -12,20 +12,33 @@ from tests.cluster.controller.kueue.queues import queue
 from tests.clusters import LocalCluster
 
 WORKLOADS = "workloads.kueue.x-k8s.io"
+JOBSETS = "jobsets.jobset.x-k8s.io"
 
 
 @pytest.fixture(scope="session")
 def kueue(admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[None]:
     """Kueue on the cluster; one that it did not have before goes at the end."""
-    if admin.get("crd", WORKLOADS) is not None:
+    yield from _enabled("kueue", WORKLOADS, admin, request, local_cluster)
+
+
+@pytest.fixture(scope="session")
+def jobset(admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[None]:
+    """JobSet on the cluster; one that it did not have before goes at the end."""
+    yield from _enabled("jobset", JOBSETS, admin, request, local_cluster)
+
+
+def _enabled(
+    addon: str, crd: str, admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster
+) -> Iterator[None]:
+    if admin.get("crd", crd) is not None:
         yield
         return
     request.getfixturevalue("on_local_cluster")
     try:
-        local_cluster("enable", "kueue")
+        local_cluster("enable", addon)
         yield
     finally:
-        local_cluster("disable", "kueue")
+        local_cluster("disable", addon)
 
 
 @pytest.fixture

@@ -63,7 +63,8 @@ BY_KIND = pytest.mark.parametrize("child", kinds.CHILDREN, ids=lambda child: chi
 
 @BY_KIND
 def test_every_child_is_named_by_its_kind_owned_and_labelled(child: ChildKind) -> None:
-    made = in_queue() if child.of_kueue else wanted(child.kind)
+    engine = {"engine": "JobSet"} if child is kinds.JOBSET else {}
+    made = in_queue() if child.of_kueue else wanted(child.kind, **engine)
     metadata = made["metadata"]
     assert (made["apiVersion"], metadata["name"]) == (child.api_version, f"job-3v1-{child.role}")
     (owner,) = metadata["ownerReferences"]

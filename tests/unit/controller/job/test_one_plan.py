@@ -52,6 +52,7 @@ def test_the_run_reaches_its_server_where_the_job_puts_it(children: dict[str, An
 
 GOLDEN = Path(__file__).parents[1] / "golden.yaml"
 EXAMPLES = sorted(ROOT.glob("examples/**/job*.yaml"))
+ON_ONE_NODE = [path for path in EXAMPLES if path.name != "job-jobset.yaml"]
 IMAGE = b.SETTINGS.image
 
 
@@ -87,11 +88,12 @@ def without_what_only_a_controller_adds(manifest: Any) -> Any:
     spec = copy.deepcopy(manifest["spec"])
     if manifest["kind"] == "Service":
         spec["selector"].pop(names.LABEL_ATTEMPT, None)
-    pod = spec.get("template", {}).get("spec", {})
-    pod.pop("affinity", None)
-    spec.get("template", {}).get("metadata", {}).get("labels", {}).pop(names.LABEL_ATTEMPT, None)
-    for mark in (names.ANNOTATION_JOB_UID, names.ANNOTATION_SPEC_HASH):
-        spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(mark, None)
+    jobs = [one["template"]["spec"] for one in spec.get("replicatedJobs", ())]
+    for template in [one["template"] for one in (spec, *jobs) if "template" in one]:
+        template["spec"].pop("affinity", None)
+        template["metadata"]["labels"].pop(names.LABEL_ATTEMPT, None)
+        for mark in (names.ANNOTATION_JOB_UID, names.ANNOTATION_SPEC_HASH):
+            template["metadata"]["annotations"].pop(mark, None)
     return spec
 
 
@@ -100,13 +102,13 @@ def test_static_yaml_and_the_controller_make_the_same_children(path: Path) -> No
     job = raw(path)
     written, made = static(parse_job(job)), controlled(job)
     assert set(written) == set(made)
-    for kind in set(written) & {"Deployment", "Job", "Service", "NetworkPolicy"}:
+    for kind in set(written) & {"Deployment", "Job", "JobSet", "Service", "NetworkPolicy"}:
         assert without_what_only_a_controller_adds(written[kind]) == without_what_only_a_controller_adds(made[kind])
     assert written["ConfigMap"]["data"] == made["ConfigMap"]["data"]
-    assert "ownerReferences" not in written["Job"]["metadata"]
+    assert "ownerReferences" not in written["ConfigMap"]["metadata"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+@pytest.mark.parametrize("path", ON_ONE_NODE, ids=[path.name for path in ON_ONE_NODE])
 def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
     job = parse_job(raw(path))
     host = names.service_host(job.metadata.name, "team-a")
@@ -127,9 +129,10 @@ def test_the_plan_of_the_example_is_the_golden_one() -> None:
 
 
 def golden() -> list[dict[str, Any]]:
-    """The children of the example, with a Secret whose content everybody knows."""
+    """The children of the example, with a Secret whose content everybody knows, and the JobSet of another."""
     content = {"token": "t0ken", "ca.crt": "authority", "rollout.crt": "certificate", "rollout.key": "key"}
-    return static_children(parse_job(raw(ROOT / "examples" / "job-3v1.yaml")), image=IMAGE, content=content)
+    first = static_children(parse_job(raw(ROOT / "examples" / "job-3v1.yaml")), image=IMAGE, content=content)
+    return [*first, static(parse_job(raw(ROOT / "examples" / "job-jobset.yaml")))["JobSet"]]
 
 
 if __name__ == "__main__":

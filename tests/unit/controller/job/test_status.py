@@ -9,8 +9,8 @@ import pytest
 from stage2_api.job_status import JobStatus
 from stage2_api.pod.report import read_report
 from stage2_controller import reasons
+from stage2_controller.diagnose import last_message
 from stage2_controller.observed import Observed
-from stage2_controller.place.diagnose import last_message
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 

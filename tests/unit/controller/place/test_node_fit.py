@@ -9,7 +9,8 @@ import pytest
 from stage2_controller.children.build import build, parse
 from stage2_controller.children.pods import Control
 from stage2_controller.place import node_fit
-from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed, requests
+from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed
+from stage2_controller.spec.objects import pod_requests
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -35,31 +36,31 @@ INITS: list[tuple[str, float, list[Any]]] = [
 
 @pytest.mark.parametrize(("cpu", "inits"), [row[1:] for row in INITS], ids=[row[0] for row in INITS])
 def test_containers_run_beside_sidecars_and_init_containers_beside_earlier_ones(cpu: float, inits: list[Any]) -> None:
-    assert requests({"containers": TWO, "initContainers": inits}) == {"cpu": cpu, "pods": 1}
+    assert pod_requests({"containers": TWO, "initContainers": inits}) == {"cpu": cpu, "pods": 1}
     boxed = {"containers": TWO, "initContainers": inits, "overhead": {"cpu": "250m"}}
-    assert requests(boxed) == {"cpu": cpu + 0.25, "pods": 1}
+    assert pod_requests(boxed) == {"cpu": cpu + 0.25, "pods": 1}
 
 
 def test_a_negative_amount_makes_no_room_of_what_others_ask_for() -> None:
     """The API server refuses such a pod; the sum of a job goes by its template before that."""
     spec = {"containers": [{"resources": {"limits": {n.GPU: "16"}}}, {"resources": {"limits": {n.GPU: "-100"}}}]}
-    assert requests(spec) == {n.GPU: 16, "pods": 1}
+    assert pod_requests(spec) == {n.GPU: 16, "pods": 1}
 
 
 def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
     spec = {"containers": [{"resources": {"limits": {"cpu": "2", n.GPU: "1"}, "requests": {"cpu": "1"}}}]}
-    assert requests(spec) == {"cpu": 1, n.GPU: 1, "pods": 1}
+    assert pod_requests(spec) == {"cpu": 1, n.GPU: 1, "pods": 1}
 
 
 def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> None:
     containers = [{"resources": {"limits": {n.GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
     spec = {"containers": containers, "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "1Gi"}}}
-    assert requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, n.GPU: 1, "pods": 1}
+    assert pod_requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, n.GPU: 1, "pods": 1}
 
 
 def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_for() -> None:
     limits = {"cpu": "40", "memory": "1Gi"}
-    found = requests({"containers": [container(cpu="4"), {"name": "bare"}], "resources": {"limits": limits}})
+    found = pod_requests({"containers": [container(cpu="4"), {"name": "bare"}], "resources": {"limits": limits}})
     assert found == {"cpu": 4, "memory": 2**30, "pods": 1}
 
 

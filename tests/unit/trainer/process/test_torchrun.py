@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
-from stage2_trainer.process.torchrun import joined_exit_code, run_processes
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,33 @@ def test_a_launcher_returns_what_processes_end_with(code: int, tmp_path: Path, m
     (tmp_path / "ends.py").write_text('"""Ends with its argument."""\nimport sys\n\nsys.exit(int(sys.argv[1]))\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_processes("ends", [str(code)], processes=2) == code
+
+
+def test_the_processes_of_several_machines_are_numbered_by_their_machine(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text(
+        '"""Says which it is."""\nimport os, pathlib, sys\n\n'
+        'pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(sys.argv[2] + " of " + os.environ["WORLD_SIZE"])\n'
+    )
+    port = free_port()
+    launch = "import sys; from stage2_trainer.process.torchrun import *; sys.exit(run_processes('named', sys.argv[2:], "
+    launch += "processes=2, node=Node.parse(sys.argv[1])))"
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-c", launch, f"{index}/2@127.0.0.1:{port}", tmp_path, f"machine {index}"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        )
+        for index in (1, 0)
+    ]
+    assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == [
+        f"machine {index} of 4" for index in (0, 0, 1, 1)
+    ]
+
+
+@pytest.mark.parametrize("text", ["2/2@h:1", "0/2", "a/2@h:1", "0/2@h"])
+def test_a_machine_that_is_none_of_the_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="INDEX/COUNT@HOST:PORT"):
+        Node.parse(text)
 
 
 SLOW = '''"""Takes its time to end."""

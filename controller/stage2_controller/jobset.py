@@ -1,0 +1,122 @@
+"""What is observed of a JobSet, in the terms of a job on one node: a Deployment, a learner's Job, a pod of each. Pure.
+
+So outcome, status and deadlines are the same for both engines.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from stage2_api.errors import EXIT_CONFIG
+from stage2_controller import reasons
+from stage2_controller.conditions import Condition
+from stage2_controller.observed import Object, Observed, age_rank, ended, role_of, terminated, terminating
+from stage2_controller.spec import names
+
+INSTALL = (
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+)
+"""The command that installs JobSet, as its own documentation has it."""
+SETTLES_S = 2.0
+"""Seconds until the next look at a JobSet whose learner has ended: it ends a moment later, and nobody watches it."""
+QUEUED_S = 15.0
+"""Seconds between looks at a JobSet without pods."""
+_POD_OF_JOB = "batch.kubernetes.io/job-completion-index"
+_OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
+
+
+def on_one_node(observed: Observed, *, pods: int, per_pod: int) -> Observed:
+    """Return what is observed as if one pod had all servers, and a Job the learner. pods: wanted, of servers."""
+    learners = [pod for pod in observed.pods if role_of(pod) == names.ROLE_LEARNER]
+    ending = [pod for pod in observed.pods if terminating(pod)]
+    one_each = [*_servers(observed.pods, pods, per_pod), *_learner(learners)]
+    found = observed.jobset
+    if found is None:
+        return replace(observed, pods=(*one_each, *ending))
+    templates = {one["name"]: one["template"]["spec"]["template"] for one in found["spec"]["replicatedJobs"]}
+    metadata = found["metadata"]
+    failed = sum(pod.get("status", {}).get("phase") == "Failed" for pod in learners)
+    status = {"conditions": list(_ends(found)), "failed": failed}
+    job = {"metadata": metadata, "spec": {"template": templates[names.ROLE_LEARNER]}, "status": status}
+    servers = templates.get(names.ROLE_ROLLOUT)
+    deployment = {"metadata": metadata, "spec": {"template": servers}, "status": {}} if servers else None
+    return replace(observed, learner=job, deployment=deployment, pods=(*one_each, *ending))
+
+
+def quota(raw: Object, found: Object | None) -> Condition | None:
+    """Return the condition QuotaReserved of a job that names a queue: Kueue itself suspends and resumes its JobSet."""
+    queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
+    if not queue or found is None or "suspend" not in found["spec"]:  # Kueue writes it into each JobSet of a queue
+        return None
+    if not found["spec"].get("suspend"):
+        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the JobSet through {queue}")
+    message = f"waits in queue {queue}: Kueue has not admitted JobSet {found['metadata']['name']}"
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
+
+
+def _ends(found: Object) -> Iterable[Mapping[str, str]]:
+    """Yield the conditions that a learner's Job would have: the JobSet ends with its learner."""
+    for item in found.get("status", {}).get("conditions") or ():
+        if item["status"] != "True" or item["type"] not in ("Completed", "Failed"):
+            continue
+        reason = "PodFailurePolicy" if item.get("reason") == _OF_POLICY else reasons.BACKOFF_LIMIT
+        kind = "Complete" if item["type"] == "Completed" else "Failed"
+        yield {**item, "type": kind, "reason": reason}
+
+
+def _learner(pods: Iterable[Object]) -> list[Object]:
+    """Return the learner's pod that reports: the first, unless another one refused its configuration."""
+    standing = list(_newest(pods, _POD_OF_JOB).values())
+    refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
+    return (refused or standing)[:1]
+
+
+def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object]:
+    """Return one pod with the containers of all rollout pods; none where there is none."""
+    of_servers = [pod for pod in observed if role_of(pod) == names.ROLE_ROLLOUT]
+    standing = _newest(of_servers, names.LABEL_JOB_INDEX)
+    if not standing:
+        return []
+    first = next((pod for pod in standing.values() if _unscheduled(pod)), next(iter(standing.values())))
+    nodes = [pod["spec"].get("nodeName") for pod in standing.values()]
+    everywhere = len(standing) == pods and all(nodes)
+    containers = [one for index in range(pods) for one in _containers(standing.get(index), index, per_pod)]
+    inits = [one for pod in standing.values() for one in pod.get("status", {}).get("initContainerStatuses") or ()]
+    status = {"containerStatuses": containers, "initContainerStatuses": inits, "phase": "Running"}
+    kept = {"conditions": first.get("status", {}).get("conditions") or []}
+    spec = {**first["spec"], "nodeName": nodes[0] if everywhere else None}
+    return [{"metadata": first["metadata"], "spec": spec, "status": {**status, **kept}}]
+
+
+def _newest(pods: Iterable[Object], index: str) -> dict[int, Object]:
+    """Return the newest pod of each index, which a label or annotation has, in their order; none that is deleted."""
+    found: dict[int, Object] = {}
+    for pod in sorted((pod for pod in pods if not terminating(pod)), key=age_rank):
+        metadata = pod["metadata"]
+        marks = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+        found[int(marks.get(index, 0))] = pod
+    return dict(sorted(found.items()))
+
+
+def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[str, Any]]:
+    """Yield the statuses of a pod's containers, with the names that its servers have in the whole job."""
+    statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
+    known = {item["name"]: item for item in statuses}
+    for own in range(per_pod):
+        waits = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
+        item = known.pop(f"server-{own}", None) or waits
+        yield {**item, "name": f"server-{index * per_pod + own}"}
+    yield from ({**item, "name": f"{name} of rollout pod {index}"} for name, item in known.items())
+
+
+def _unscheduled(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(item["type"] == "PodScheduled" and item["status"] == "False" for item in conditions)
+
+
+def looks_again_s(observed: Observed) -> float | None:
+    """Return the seconds until something may have changed that no watch shows; None: pods show it."""
+    learner = observed.pod(names.ROLE_LEARNER)
+    if observed.jobset is None:
+        return None
+    return QUEUED_S if learner is None else SETTLES_S if ended(learner) else None

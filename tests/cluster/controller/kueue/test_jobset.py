@@ -1,0 +1,107 @@
+"""Jobs with engine JobSet on the real JobSet and the real Kueue, by a controller with the chart's plain rights."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.controller.conftest import (
+    HERE,
+    Controller,
+    Kubectl,
+    Kubelet,
+    Object,
+    chart_rights,
+    eventually,
+    job,
+    phase,
+    reason,
+)
+from tests.cluster.controller.kueue.conftest import JOBSETS
+from tests.cluster.controller.kueue.queues import QUEUE
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue and JobSet
+
+
+@pytest.fixture
+def plain(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that neither chooses nodes nor knows Kueue: JobSet and Kueue need none of it."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.placement=false")))
+    with Controller(kubeconfig, kubectl.namespace, tmp_path / "log", "--no-placement", "--progress-seconds=2") as one:
+        yield one
+    assert "Traceback" not in one.text(), one.text()
+
+
+def wide(name: str, *, queued: bool = True) -> Object:
+    """A job of two rollout pods and a learner, three GPUs in all."""
+    placement = {"nodeSelector": HERE, "topologyKey": "kubernetes.io/hostname"}
+    made = job(name, engine="JobSet", rollout={"servers": 2, "pods": 2}, placement=placement)
+    made["metadata"]["labels"] = {QUEUE: "team"} if queued else {}
+    return made
+
+
+def runs(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
+    """Play the pods of a job until it runs."""
+    for index in (0, 1):
+        kubelet.servers_answer(name, role=f"rollout,jobset.sigs.k8s.io/job-index={index}")
+    kubelet.learner_runs(name)
+    eventually(lambda: phase(kubectl, name) == "Running", why=f"{name} runs", timeout_s=60)
+
+
+def learner(kubelet: Kubelet) -> str:
+    """The name of the newest pod of the learner of `wrong`."""
+    return str((kubelet.pod("wrong", "learner") or {})["metadata"]["name"])
+
+
+def test_without_jobset_a_job_says_how_to_install_it(kubectl: Kubectl, plain: Controller) -> None:
+    if kubectl.get("crd", JOBSETS) is not None:
+        pytest.skip("this cluster has JobSet")
+    kubectl.apply(wide("wide", queued=False))
+    eventually(lambda: reason(kubectl, "wide", "ChildrenApplied") == "JobSetMissing", why="the job says so")
+    assert "kubectl apply --server-side -f https://" in (kubectl.get("rmj", "wide") or {})["status"]["message"]
+
+
+def test_kueue_admits_jobsets_in_turn_and_a_learners_end_is_the_jobs(
+    kubectl: Kubectl, team: list[str], jobset: None, plain: Controller, kubelet: Kubelet
+) -> None:
+    for name in ("first", "second"):
+        kubectl.apply(wide(name))
+        eventually(lambda name=name: reason(kubectl, name, "QuotaReserved"), why=f"Kueue knows {name}", timeout_s=60)
+    runs(kubectl, kubelet, "first")
+    assert reason(kubectl, "first", "QuotaReserved") == "Admitted"
+    assert {one["metadata"]["ownerReferences"][0]["kind"] for one in kubectl.list("workloads")} == {"JobSet"}
+    assert reason(kubectl, "second", "QuotaReserved") == "QuotaPending"
+    assert kubelet.pod("second", "rollout") is None
+    kubelet.learner_ends("first", 0)
+    eventually(lambda: phase(kubectl, "first") == "Succeeded", why="the first ends", timeout_s=60)
+    eventually(lambda: kubelet.pod("first", "rollout") is None, why="JobSet ends its servers", timeout_s=60)
+    assert kubelet.pod("first", "learner") is not None, "its log stays"
+    runs(kubectl, kubelet, "second")
+    pods = kubectl.list("pods", selector="stage2.dev/job=second,stage2.dev/role=rollout")
+    assert {one["spec"]["hostname"] for one in pods} == {f"second-jobset-rollout-{index}-0" for index in (0, 1)}
+    kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    eventually(lambda: reason(kubectl, "second", "Suspended") == "SuspendedBySpec", why="it is suspended", timeout_s=60)
+    assert kubectl.list("jobsets") == [kubectl.get("jobset", "first-jobset")]
+
+
+def test_a_learner_that_refuses_its_configuration_ends_all(
+    kubectl: Kubectl, node: str, jobset: None, plain: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(wide("wrong", queued=False))
+    runs(kubectl, kubelet, "wrong")
+    before = {one["metadata"]["uid"] for one in kubectl.list("pods", selector="stage2.dev/role=rollout")}
+    lost = learner(kubelet)
+    kubelet.learner_ends("wrong", 75)  # its Job makes another pod, and the servers stay
+    eventually(lambda: learner(kubelet) != lost, why="its Job makes another pod", timeout_s=60)
+    kubelet.learner_runs("wrong")
+    eventually(lambda: phase(kubectl, "wrong") == "Running", why="it runs again", timeout_s=60)
+    assert before == {one["metadata"]["uid"] for one in kubectl.list("pods", selector="stage2.dev/role=rollout")}
+    kubelet.learner_ends("wrong", 64, "no such model")
+    eventually(lambda: reason(kubectl, "wrong", "Failed") == "ConfigurationError", why="it fails", timeout_s=60)
+    eventually(lambda: kubelet.pod("wrong", "rollout") is None, why="JobSet ends its servers", timeout_s=60)
+    assert "can never change" in kubectl.run("patch", "rmj", "wrong", "--type=merge", "-p", TO_NODE).stderr
+
+
+TO_NODE = '{"spec":{"engine":"Node","rollout":{"pods":1},"placement":{"topologyKey":null}}}'

@@ -1,0 +1,277 @@
+"""Engine JobSet: one JobSet has all pods, and none of our own placement, queue or quota runs for its job."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import yaml
+
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from stage2_api.pod import layout
+from stage2_controller import jobset, reasons
+from stage2_controller.children.build import static_children
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.report import explanation
+from stage2_controller.spec import names
+from stage2_controller.spec.containers import containers
+from stage2_controller.store import Store
+from stage2_controller.work_queue import RetryLater
+from tests.unit.controller import builders as b
+from tests.unit.controller.fake_server import KEY, Life, Object, Server, reconciler
+
+OWN_SCHEDULING = tuple(str(Path(jobset.__file__).parent / room) for room in ("place", "queue"))
+JOBSET = "job-3v1-jobset"
+QUEUED = {names.LABEL_QUEUE: "team", names.LABEL_PRIORITY: "urgent"}
+
+
+def job(*, labels: Object | None = None, **spec: Any) -> Object:
+    """A job with four servers in two pods."""
+    made = b.job()
+    made["spec"] |= {"engine": "JobSet", "rollout": {"servers": 4, "pods": 2}, **spec}
+    return {**made, "metadata": {**made["metadata"], "labels": labels or {}}}
+
+
+def written(**spec: Any) -> dict[str, Any]:
+    """The static children of such a job, by their kinds."""
+    return {item["kind"]: item for item in static_children(parse_job(job(**spec)), content={"token": "t"})}
+
+
+def replicated(made: Any, name: str) -> Any:
+    """One of the JobSet's replicated jobs, as (replicas, spec of its Job)."""
+    (found,) = [one for one in made["spec"]["replicatedJobs"] if one["name"] == name]
+    return found["replicas"], found["template"]["spec"]
+
+
+def test_every_pod_has_the_same_servers_and_finds_its_own_by_its_index() -> None:
+    made = written()
+    assert set(made) == {"Secret", "ConfigMap", "NetworkPolicy", "JobSet"}
+    replicas, rollout = replicated(made["JobSet"], "rollout")
+    pod = rollout["template"]["spec"]
+    assert (replicas, [one["name"] for one in pod["containers"]]) == (2, ["server-0", "server-1"])
+    assert pod["containers"][1]["command"][-2:] == ["1", "--pod=$(STAGE2_POD)"]
+    assert pod["containers"][1]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"].endswith("job-index']")
+    config = yaml.safe_load(made["ConfigMap"]["data"][layout.CONFIG_KEY])
+    servers = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
+    where = f"https://{JOBSET}-rollout-{{}}-0.{JOBSET}.team-a.svc:{{}}"
+    assert [one["base_url"] for one in servers] == [where.format(pod, port) for pod in (0, 1) for port in (8000, 8001)]
+    assert [one["group_port"] for one in servers] == [layout.GROUP_PORT + index for index in range(4)]
+
+
+def test_the_learners_end_is_the_jobsets_and_a_server_restarts_alone() -> None:
+    spec = written()["JobSet"]["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["learner"]}
+    (rule,) = spec["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    _, learner = replicated({"spec": spec}, "learner")
+    assert learner["podFailurePolicy"]["rules"][0]["action"] == "FailJob"
+    assert (learner["completions"], learner["backoffLimit"]) == (1, 3)
+    _, rollout = replicated({"spec": spec}, "rollout")
+    assert rollout["template"]["spec"]["restartPolicy"] == "OnFailure"
+    assert rollout["backoffLimit"] == 2**31 - 1
+
+
+def test_several_learner_pods_meet_at_the_first_and_reach_each_other_on_every_port() -> None:
+    made = written(config=b.job(config=b.COLOCATE)["spec"]["config"], rollout={}, learner={"gpus": 8, "nodes": 2})
+    replicas, learner = replicated(made["JobSet"], "learner")
+    assert (replicas, learner["completions"], learner["parallelism"], learner["backoffLimit"]) == (1, 2, 2, 6)
+    meeting = f"{JOBSET}-learner-0-0.{JOBSET}.team-a.svc:{layout.RENDEZVOUS_PORT}"
+    (process,) = learner["template"]["spec"]["containers"]
+    assert process["command"][3:] == ["--processes=8", f"--node=$(JOB_COMPLETION_INDEX)/2@{meeting}"]
+    assert made["NetworkPolicy"]["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP"}]
+
+
+def test_local_processes_have_ports_of_their_own_and_one_learner() -> None:
+    local = containers(parse_job(job()), host_for=lambda _: "127.0.0.1", tls=True)
+    assert [one.port for one in local.servers] == [8000, 8001, 8002, 8003]
+    assert [one.command[-2:] for one in local.servers] == [("--server", str(index)) for index in range(4)]
+
+
+def test_domains_queue_and_time_to_live_are_passed_on() -> None:
+    key = "topology.kubernetes.io/zone"
+    preferred = written(placement={"topologyKey": key}, labels=QUEUED)["JobSet"]
+    assert QUEUED.items() <= preferred["metadata"]["labels"].items()
+    for role in ("rollout", "learner"):
+        (term,) = replicated(preferred, role)[1]["template"]["spec"]["affinity"]["podAffinity"].popitem()[1]
+        assert term["podAffinityTerm"]["topologyKey"] == key
+    own = written(placement={"topologyKey": key, "topology": "Exclusive"}, suspend=True, ttlSecondsAfterFinished=0)
+    assert own["JobSet"]["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == key
+    assert (own["JobSet"]["spec"]["suspend"], own["JobSet"]["spec"]["ttlSecondsAfterFinished"]) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"engine": "Node"}, "spec.rollout.pods"),
+        ({"engine": "Node", "rollout": {"servers": 17}}, "spec.rollout.servers"),
+        ({"engine": "Node", "rollout": {"servers": 1}, "learner": {"nodes": 2}}, "spec.learner.nodes"),
+        (
+            {"engine": "Node", "rollout": {"servers": 1}, "placement": {"topologyKey": "a"}},
+            "spec.placement.topologyKey",
+        ),
+        ({"rollout": {"servers": 4, "pods": 3}}, "spec.rollout.pods"),
+        ({"rollout": {"servers": 34, "pods": 2}}, "spec.rollout.pods"),
+        ({"learner": {"nodes": 2}}, "spec.learner.nodes"),
+        ({"placement": {"topology": "Exclusive"}}, "spec.placement.topology"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_by_name(spec: Object, path: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_job(job(**spec))
+    assert path in [problem.path for problem in refused.value.problems]
+
+
+# --- The controller's passes.
+
+
+@pytest.fixture
+def life() -> Life:
+    """A new job in a queue on a server, and a controller that also chooses nodes."""
+    server, store = Server(), Store()
+    server.add(job(labels=QUEUED))
+    capacity = Capacity(lambda: None)
+    life = Life(server, store, reconciler(server, store, capacity=capacity))
+    life.reconciler.quotas.observe("ResourceQuota", {"type": "ADDED", "object": _EMPTY_QUOTA})
+    return life
+
+
+_EMPTY_QUOTA = {
+    "metadata": {"name": "none", "namespace": "team-a", "uid": "quota"},
+    "spec": {},
+    "status": {"hard": {"pods": "0"}, "used": {"pods": "0"}},
+}
+
+
+@contextmanager
+def traced() -> Iterator[set[str]]:
+    """The functions of our own scheduling that run meanwhile."""
+    found: set[str] = set()
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OWN_SCHEDULING):
+            found.add(f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}")
+
+    sys.setprofile(called)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+def pod(life: Life, role: str, index: int, *statuses: Object, node: str | None = "n", **status: Any) -> None:
+    """A pod of the JobSet, as a watch reports it."""
+    made = b.pod(role, *statuses, node=node, name=f"{JOBSET}-{role}-{index}-0-x", **status)
+    annotations = {names.ANNOTATION_JOB: KEY.name, names.ANNOTATION_JOB_UID: "uid-of-job-3v1"}
+    labels = {**made["metadata"]["labels"], names.LABEL_JOB_INDEX: str(index)}
+    owner = {"kind": "Job", "controller": True, "uid": "j", "apiVersion": "batch/v1"}
+    metadata = {**made["metadata"], "annotations": annotations, "labels": labels, "ownerReferences": [owner]}
+    life.server.add({**made, "kind": "Pod", "metadata": metadata})
+
+
+def condition(life: Life, kind: str) -> tuple[str, str] | None:
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    return next(((one["status"], one["reason"]) for one in status["conditions"] if one["type"] == kind), None)
+
+
+def ends(life: Life, kind: str, reason: str = "") -> None:
+    """JobSet's own controller reports an end."""
+    found = copy.deepcopy(life.server.objects["JobSet", JOBSET])
+    found["status"] = {"conditions": [{"type": kind, "status": "True", "reason": reason, "message": "m"}]}
+    life.server.put(found)
+
+
+async def runs(life: Life) -> None:
+    """Kueue admits the JobSet, two pods answer, and the learner runs."""
+    await life.one_pass()
+    made = life.server.objects["JobSet", JOBSET]
+    life.server.put({**made, "spec": {**made["spec"], "suspend": False}})
+    for index in (0, 1):
+        pod(life, "rollout", index, b.up("server-0"), b.up("server-1"))
+    pod(life, "learner", 0, b.up("learner"))
+    await life.one_pass()
+
+
+async def test_a_whole_life_runs_no_line_of_our_own_scheduling(life: Life) -> None:
+    with traced() as found:
+        await life.one_pass()
+        assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "JobSet"]
+        made = life.server.objects["JobSet", JOBSET]
+        life.server.put({**made, "spec": {**made["spec"], "suspend": True}})  # as Kueue's webhook does
+        await life.one_pass()
+        assert condition(life, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+        await runs(life)
+        assert condition(life, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
+        status = life.server.objects[names.KIND, KEY.name]["status"]
+        assert (status["phase"], status["rollout"]) == ("Running", "4/4")
+        assert [one["name"] for one in status["servers"]] == [f"server-{index}" for index in range(4)]
+        assert condition(life, reasons.PLACED) is None
+        pod(life, "learner", 0, b.down("learner", 0), phase="Succeeded")
+        assert await life.one_pass() == jobset.SETTLES_S
+        ends(life, "Completed")
+        await life.one_pass()
+        assert condition(life, reasons.SUCCEEDED) == ("True", reasons.LEARNER_SUCCEEDED)
+        assert ("delete", "JobSet") not in life.server.requests, "JobSet releases the servers, and logs stay"
+        life.reconciler.forget(KEY)
+    assert found == set()
+
+
+async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pods(life: Life) -> None:
+    await runs(life)
+    life.server.add(job(suspend=True), generation=2)
+    await life.one_pass()
+    assert ("JobSet", JOBSET) not in life.server.objects
+    life.server.add(job(), generation=3)
+    await life.one_pass()
+    assert ("JobSet", JOBSET) not in life.server.objects, "the old learner still writes its checkpoint"
+    for role, index in (("rollout", 0), ("rollout", 1), ("learner", 0)):
+        life.server.remove("Pod", f"{JOBSET}-{role}-{index}-0-x")
+    await life.one_pass()
+    assert ("JobSet", JOBSET) in life.server.objects
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "expected"),
+    [
+        ("FailJobSetFailurePolicyAction", 64, reasons.CONFIGURATION_ERROR),
+        ("ReachedMaxRestarts", 1, reasons.BACKOFF_LIMIT),
+    ],
+)
+async def test_a_failed_jobset_is_a_failed_job(life: Life, reason: str, code: int, expected: str) -> None:
+    await runs(life)
+    pod(life, "learner", 0, b.down("learner", code, "why"), phase="Failed")
+    ends(life, "Failed", reason)
+    await life.one_pass()
+    assert condition(life, reasons.FAILED) == ("True", expected)
+
+
+async def test_a_server_that_refuses_its_configuration_ends_all(life: Life) -> None:
+    await runs(life)
+    pod(life, "rollout", 1, b.up("server-0"), b.down("server-1", 64, "no such model"))
+    await life.one_pass()
+    assert condition(life, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+    assert "server-3" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
+    assert ("JobSet", JOBSET) not in life.server.objects
+
+
+async def test_a_lost_rollout_pod_counts_as_servers_that_do_not_answer(life: Life) -> None:
+    await runs(life)
+    life.server.remove("Pod", f"{JOBSET}-rollout-1-0-x")
+    await life.one_pass()
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    assert (status["rollout"], status["phase"]) == ("2/4", "Running")
+    assert condition(life, reasons.ROLLOUT_READY) == ("False", reasons.CONTAINERS_STARTING)
+
+
+async def test_without_jobset_on_the_cluster_the_job_names_the_command_that_installs_it(life: Life) -> None:
+    life.server.refused["JobSet"], life.server.refused_with = "404 page not found", 404
+    with pytest.raises(RetryLater):
+        await life.one_pass()
+    assert life.children_applied() == ("False", reasons.JOBSET_MISSING)
+    found = life.server.objects[names.KIND, KEY.name]
+    assert jobset.INSTALL in found["status"]["message"]
+    assert explanation.first(explanation.chain(found)).fix.startswith("the command")
