@@ -99,7 +99,24 @@ def chart() -> Iterator[Source]:
 def rendered() -> Iterator[Source]:
     """What becomes of each job of examples/."""
     for path in sorted((ROOT / "examples").glob("job-*.yaml")):
-        yield Source(f"render {path.name}", _output([sys.executable, "-m", "stage2_cli", "render", str(path)]))
+        text = _output([sys.executable, "-m", "stage2_cli", "render", str(path)])
+        made = [job for one in yaml.safe_load_all(text) for job in _as_jobs(one)]
+        yield Source(f"render {path.name}", yaml.safe_dump_all(made))
+
+
+def _as_jobs(manifest: Manifest) -> list[Manifest]:
+    """Return the Jobs that a JobSet makes, which is all that the two readers know of it; another manifest as it is."""
+    if manifest["kind"] != "JobSet":
+        return [manifest]
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {**manifest["metadata"], "name": f"{manifest['metadata']['name']}-{one['name']}"},
+            "spec": one["template"]["spec"],
+        }
+        for one in manifest["spec"]["replicatedJobs"]
+    ]
 
 
 def schema_faults(sources: Sequence[Source]) -> Iterator[str]:
