@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(COMPARED))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps-only", action="store_true", help="no runs of equal CPU seconds")
+    parser.add_argument("--best-of", type=int, default=0, help="of run: sampled answers of the start to each image")
     parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help="keep the figures; in which file")
     parser.add_argument("--model", type=Path, default=MODEL, help="what stage 1 trains (default: the tiny model)")
     parser.add_argument("--data", choices=tuple(DATA), default="digits", help="what the images show (default: digits)")
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     study = Study(options.folder.resolve(), sizes, learn_here, options.model.resolve())
     if options.verb == "run":
         study.prepare()
+        if options.best_of:
+            study.sample(options.best_of)
         for run in study.run(options.arms, options.seeds, seconds=not options.steps_only):
             print(f"{run.name} ({ARMS[run.arm].what}): done", flush=True)
     return shown(study, write=options.write)

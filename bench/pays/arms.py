@@ -12,6 +12,7 @@ Config = dict[str, Any]
 PROMPT_ROOM = 472  # tokens of a row that its answers leave for prompts
 COORDINATE_WEIGHT = 0.1  # of their losses, in all arms: at 1 names are a fifteenth of a small part, and fade
 GROUP = 4  # answers to an image in GRPO
+TEMPERATURE = 1.0  # of sampled answers
 _COORDINATE_WEIGHTS = ("soft_ce_weight", "w1_weight", "gate_weight")
 RECIPE: Mapping[str, Any] = {
     "supervised_share": 0.5,
@@ -25,13 +26,16 @@ RECIPE: Mapping[str, Any] = {
 class Arm:
     """One way to train on. what: for the table. variant: trainer. matching: keys of `rollout_matching` it sets.
 
-    against: the arms that it is set against in the table.
+    against: the arms that it is set against in the table. after: the arm at whose last weights it begins, with the same
+    seed; empty: at the start. rate: peak of its own; 0: that of `Sizes`.
     """
 
     what: str
     variant: str
     matching: Mapping[str, Any]
     against: tuple[str, ...] = ("a",)
+    after: str = ""
+    rate: float = 0.0
 
 
 def _alone(what: str, **matching: Any) -> Arm:
@@ -45,6 +49,9 @@ ARMS: Mapping[str, Arm] = {
     "c": Arm("stage 2, recipe", "rollout_matching_sft", RECIPE),
     "e": Arm("stage 2, recommended recipe", "rollout_matching_sft", {"recipe": "recommended"}),
     "d": Arm("GRPO, F1 as reward", "grpo", {}),
+    "e+a": Arm("(e), then stage 1", "sft", {}, ("e",), after="e"),
+    "e+e": Arm("(e), then (e) again", "rollout_matching_sft", {"recipe": "recommended"}, ("e", "e+a"), after="e"),
+    "e+d": Arm("(e), then GRPO", "grpo", {}, ("e", "e+a", "e+e"), after="e", rate=3e-5),
     "supervised": _alone("half of the steps supervised", supervised_share=0.5),
     "names": _alone("names of missed objects", missed_desc_weight=1.0),
     "duplicates": _alone("duplicates out of the prefix", duplicate_iou=0.9),
@@ -164,7 +171,7 @@ def _stage1(sizes: Sizes, steps: int, model: Path, data: Path, output: Path) -> 
 def arm_config(arm: Arm, seed: int, sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
     """Return the run of an arm with a seed."""
     found = _config(sizes, sizes.batch, model, data, output, seed=seed)
-    found["training"] |= {"max_steps": sizes.steps, "learning_rate": sizes.rate, "save_steps": sizes.steps}
+    found["training"] |= {"max_steps": sizes.steps, "learning_rate": arm.rate or sizes.rate, "save_steps": sizes.steps}
     found["custom"]["trainer_variant"] = arm.variant
     if arm.variant == "grpo":
         return _rewarded(found, sizes)
@@ -181,6 +188,13 @@ def answer_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config
     return found
 
 
+def sampling_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
+    """Return the configuration with which a checkpoint samples answers to the held-out images, as GRPO's are."""
+    found = answer_config(sizes, model, data, output)
+    found["custom"]["extra"]["rollout_matching"]["temperature"] = TEMPERATURE
+    return found
+
+
 def _rewarded(found: Config, sizes: Sizes) -> Config:
     """Make a run one of GRPO, with several answers to each image; its server is none (see `bench.pays.rewarded`)."""
     answers = sizes.batch * GROUP
@@ -193,7 +207,7 @@ def _rewarded(found: Config, sizes: Sizes) -> Config:
         "num_generations": GROUP,
         "generation_batch_size": answers,
         "max_completion_length": sizes.answer,
-        "temperature": 1.0,
+        "temperature": TEMPERATURE,
         "beta": 0.0,
     }
     server = {"vllm_tensor_parallel_size": 1, "vllm_data_parallel_size": 1, "vllm_max_model_len": sizes.row}

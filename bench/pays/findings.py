@@ -8,6 +8,7 @@ optimizer steps, and one of equal CPU seconds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -21,6 +22,7 @@ from scipy.stats import t as student
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching.tokens import FloatArray
 from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, bounded, intervals
+from stage2_trainer.scores.image_counts import ImageCounts, image_counts
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import scored_images
 
@@ -28,7 +30,8 @@ FIGURES = (
     "f1_class@0.5", "AP", "f1@0.5", "precision@0.5", "recall@0.5", "desc_exact", "objects_per_truth", "truncated_rate",
 )  # fmt: skip
 TERMS = ("steps", "seconds")
-START = "start"
+START, SAMPLED, BEST = "start", "sampled", "best"
+STARTS = {START: "step 0", SAMPLED: "step 0, sampled", BEST: "step 0, the best of its sampled answers to each image"}
 Scores = Mapping[int, AnswerScores]  # by seed
 Drawn = dict[str, FloatArray]
 Intervals = dict[str, list[float]]
@@ -41,7 +44,9 @@ def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any
     found = {term: _of_terms(study, term, images, seed) for term in TERMS}
     if not found["steps"]:
         raise SystemExit(f"{study.folder}: no run is done; begin with `python -m bench.pays run {study.folder}`")
-    return {"sizes": vars(study.sizes), "draws": draws, START: _figures(start, _draws(start, images, seed)), **found}
+    every = {START: start, **_sampled(study)}
+    starts = {name: _figures(scores, _draws(scores, images, seed)) for name, scores in every.items()}
+    return {"sizes": vars(study.sizes), "draws": draws, **starts, **found}
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
@@ -49,14 +54,16 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     for term in TERMS:
         if found[term]:
             yield f"Equal {'optimizer steps' if term == 'steps' else 'CPU seconds'}:\n\n"
-            yield from _table(found[START], found[term])
+            yield from _table(found, found[term])
             yield "\n"
 
 
-def _table(start: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
+def _table(found: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
     yield f"| arm | seeds | steps | CPU s | {' | '.join(FIGURES)} |\n"
     yield f"| --- | ---: | ---: | ---: |{' ---: |' * len(FIGURES)}\n"
-    yield f"| step 0 | | 0 | | {' | '.join(_cell(start, name) for name in FIGURES)} |\n"
+    for name, what in STARTS.items():
+        if one := found.get(name):
+            yield f"| {what} | | 0 | | {' | '.join(_cell(one, name) for name in FIGURES)} |\n"
     for arm, one in arms.items():
         cells = " | ".join(_cell(one, name) for name in FIGURES)
         taken = f"{one['steps']:.0f} | {one['cpu_seconds']:.0f}"
@@ -98,11 +105,26 @@ def _done(study: Study, arm: str, *, seconds: bool) -> list[Run]:
     return sorted((run for run in runs if run.seconds == seconds and study.is_done(run)), key=lambda run: run.seed)
 
 
-def _scores(study: Study, answers: Path) -> AnswerScores:
+def _scores(study: Study, answers: Path, step: int | None = None) -> AnswerScores:
     path = study.data / "val.jsonl"
     records = load_records(path, study.sizes.held_out, RecordRules(images_exist=False))
-    found = read_rollouts(Rollouts(answers), records, places_in(path)[: len(records)])
+    found = read_rollouts(Rollouts(answers, step), records, places_in(path)[: len(records)])
     return AnswerScores.from_images(scored_images(records, found.answers))
+
+
+def _sampled(study: Study) -> dict[str, Scores]:
+    """Return the scores of the start's sampled answers, and of the best to each image by F1 with class; {} without."""
+    if not study.sampled_answers.exists():
+        return {}
+    rounds = sorted({int(json.loads(line)["step"]) for line in study.sampled_answers.open(encoding="utf-8")})
+    scores = {one: _scores(study, study.sampled_answers, one) for one in rounds}
+    images = zip(*(one.images for one in scores.values()), strict=True)
+    best = AnswerScores.from_images([max(each, key=lambda image: _f1_class(image_counts(image))) for each in images])
+    return {SAMPLED: scores, BEST: {0: best}}
+
+
+def _f1_class(counts: ImageCounts) -> float:
+    return 2 * counts.class_right / max(1.0, counts.truth + counts.class_judged)
 
 
 def _draws(scores: Scores, images: FloatArray, seed: int) -> Drawn:

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench.pays.arms import ARMS, TIMED, Config, Sizes, answer_config, arm_config, names_config, places_config
+from bench.pays.arms import (
+    ARMS,
+    TIMED,
+    Arm,
+    Config,
+    Sizes,
+    answer_config,
+    arm_config,
+    names_config,
+    places_config,
+    sampling_config,
+)
 
 from stage2_api.parsing import parse_run_config
 from stage2_api.runconfig import RunConfig
@@ -22,6 +33,7 @@ from stage2_trainer.preflight import checked_records
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 ANSWERS = "answers.jsonl"
+EXPORTED = "exported"  # a run's last weights as a model
 
 Learn = Callable[[RunConfig], None]
 
@@ -66,6 +78,11 @@ class Study:
     def start_answers(self) -> Path:
         """The answers of the model from which all arms start."""
         return self.folder / "start-answers.jsonl"
+
+    @property
+    def sampled_answers(self) -> Path:
+        """Several sampled answers of that model to each image; those of round n have step n, from 0."""
+        return self.folder / "start-sampled.jsonl"
 
     def run_folder(self, run: Run) -> Path:
         """Return the folder of a run."""
@@ -143,15 +160,23 @@ class Study:
         if not (self.folder / name).exists():
             self._learn(name, config)
             last = Path(config["training"]["output_dir"]) / f"checkpoint-{config['training']['max_steps']}"
-            command = [sys.executable, "-m", "stage2_cli", "export", str(last), "--output", str(self.folder / name)]
-            subprocess.run(command, check=True)
+            _export(last, self.folder / name)
 
     def _train(self, run: Run) -> None:
         output = self.run_folder(run)
         shutil.rmtree(output, ignore_errors=True)
-        sizes = replace(self.sizes, steps=self.steps_of(run))
-        self._learn(run.name, arm_config(ARMS[run.arm], run.seed, sizes, self.start, self.data, output))
+        arm, sizes = ARMS[run.arm], replace(self.sizes, steps=self.steps_of(run))
+        self._learn(run.name, arm_config(arm, run.seed, sizes, self._beginning(arm, run.seed), self.data, output))
         self._answer(output / f"checkpoint-{sizes.steps}", output / ANSWERS)
+
+    def _beginning(self, arm: Arm, seed: int) -> Path:
+        """Return the model at which an arm begins; the arm that it comes after must be done."""
+        if not arm.after:
+            return self.start
+        run = self.run_folder(Run(arm.after, seed))
+        if not (run / EXPORTED).exists():
+            _export(run / f"checkpoint-{self.sizes.steps}", run / EXPORTED)
+        return run / EXPORTED
 
     def _learn(self, name: str, config: Config) -> None:
         path = self.folder / "configs" / f"{name}.yaml"
@@ -159,15 +184,28 @@ class Study:
         path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.learn(parse_run_config(config))
 
-    def _answer(self, weights: Path, output: Path) -> None:
-        """Let weights answer the held-out images, all in the same way."""
+    def sample(self, answers: int) -> None:
+        """Let the start answer each held-out image several times, as far as it has not; the answers are sampled."""
+        if not self.sampled_answers.exists():
+            self._answer(self.start, self.sampled_answers, sampled=answers)
+
+    def _answer(self, weights: Path, output: Path, *, sampled: int = 0) -> None:
+        """Let weights answer the held-out images, all in the same way: greedily, or sampled so many times."""
         from stage2_trainer.learner.build import write_checkpoint_rollouts
 
-        config = parse_run_config(answer_config(self.sizes, self.start, self.data, self.folder / "answering"))
+        answering = sampling_config if sampled else answer_config
+        config = parse_run_config(answering(self.sizes, self.start, self.data, self.folder / "answering"))
         unfinished = output.with_suffix(".unfinished")
         unfinished.unlink(missing_ok=True)
-        write_checkpoint_rollouts(config, checked_records(config, world_size=1), [weights], unfinished)
+        write_checkpoint_rollouts(
+            config, checked_records(config, world_size=1), [weights] * max(1, sampled), unfinished
+        )
         unfinished.rename(output)
+
+
+def _export(checkpoint: Path, output: Path) -> None:
+    command = [sys.executable, "-m", "stage2_cli", "export", str(checkpoint), "--output", str(output)]
+    subprocess.run(command, check=True)
 
 
 def records_of(output: Path, event: str) -> list[dict[str, Any]]:

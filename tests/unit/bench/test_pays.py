@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from bench.pays import __main__ as command
 from bench.pays import arms, findings, pictures, shapes, study, tower
 from bench.pays.arms import ARMS, COMPARED, Sizes, arm_config
@@ -81,7 +82,8 @@ def test_arms_differ_in_their_trainer_and_targets_alone():
         return config
 
     first = terms("a")
-    assert all(terms(name) == first for name in ARMS if name not in "ad")
+    of_grpo = {name for name, arm in ARMS.items() if arm.variant == "grpo"}
+    assert all(terms(name) == first for name in ARMS if name not in of_grpo)
     decoding = {"temperature", "repetition_penalty", "max_new_tokens"}
     of_rollouts = {name for name, arm in ARMS.items() if decoding & set(arm.matching)}
     assert of_rollouts == {"penalty", "sampled"}, "held-out images are answered by `answer_config`, alike for all"
@@ -139,6 +141,43 @@ def test_a_single_variant_is_set_against_stage_2_without_it(small):
     found = findings.findings(one, draws=20)["steps"]
     assert {arm: sorted(key for key, value in row.items() if key.startswith("against") and value) for arm, row in
             found.items()} == {"b": [], "names": ["against_b"]}  # fmt: skip
+
+
+def test_an_arm_after_another_begins_with_that_ones_last_weights(small):
+    one, trained = small
+    one.prepare()
+    assert len(list(one.run(["e", "e+a"], [1], seconds=False))) == 2
+    assert trained == ["e-1", "e+a-1"]
+    began = yaml.safe_load((one.folder / "configs" / "e+a-1.yaml").read_text())["model"]["model"]
+    assert Path(began) == one.run_folder(Run("e", 1)) / study.EXPORTED
+    found = findings.findings(one, draws=20)["steps"]
+    assert found["e+a"]["against_e"]["seeds"] == [1]
+    rates = [arm_config(ARMS[name], 1, SIZES, Path("a"), Path("b"), Path("c"))["training"]["learning_rate"] for name in
+             ("e+e", "e+d")]  # fmt: skip
+    assert rates == [SIZES.rate, 3e-5]
+
+
+def test_the_best_of_several_answers_is_each_images_best_by_f1_with_class(small):
+    one, _ = small
+    one.prepare()
+    right, wrong = (100, 100, 400, 400), (600, 600, 900, 900)
+    lines = [
+        {"event": "rollout", "part": "held-out", "step": step, "sample_id": f"val.jsonl:{k + 1}", "record_index": k,
+         "width": 64, "height": 48, "image": f"val-{k}.png", "finish_reason": "stop", "text": answer_text(name, box)}
+        for step, boxes in enumerate([(right, wrong), (wrong, right)])
+        for k, (name, box) in enumerate(zip(("one", "two"), boxes, strict=True))
+    ]  # fmt: skip
+    one.sampled_answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    list(one.run(["a"], [1], seconds=False))
+    found = findings.findings(one, draws=20)
+    assert found["best"]["figures"]["f1_class@0.5"] == 1
+    assert found["sampled"]["figures"]["f1_class@0.5"] == 0.5
+    assert any("best of its sampled" in line for line in findings.tables(found))
+
+
+def answer_text(name: str, box: tuple[int, ...]) -> str:
+    """Return an answer with this box alone."""
+    return json.dumps({"object_1": {"desc": name, "bbox_2d": [f"<|coord_{one}|>" for one in box]}})
 
 
 class Constant:
