@@ -1,6 +1,7 @@
 """Commands that need no model finish before any heavy import."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ sys.exit(code)
 """
 
 
+PYTHONPATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+
+
 def stage2(folder: Path, *words: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
     """Run the command; return its output and the libraries that it imported."""
     (folder / "token").write_text("secret")
@@ -46,7 +50,7 @@ def stage2(folder: Path, *words: str, **environment: str) -> tuple[subprocess.Co
         text=True,
         check=False,
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "STAGE2_TOKEN_FILE": str(folder / "token"), **environment},
+        env={"PATH": "/usr/bin:/bin", "STAGE2_TOKEN_FILE": str(folder / "token"), **PYTHONPATH, **environment},
     )
     return done, {name.partition(".")[0] for name in modules.read_text().splitlines()}
 
