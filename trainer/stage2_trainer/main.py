@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
@@ -131,7 +130,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
     interrupt = Interrupt(world_size)
     interrupt.listen()
-    nccl_choice.log_into(Path(stack.enter_context(TemporaryDirectory(prefix="stage2-nccl-"))), os.environ)
+    stack.enter_context(nccl_choice.logged_into_a_file(os.environ))
     records = checked_records(config, world_size=world_size)
     if overwrite:
         _remove_earlier_run(config)

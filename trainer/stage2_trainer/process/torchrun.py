@@ -12,10 +12,6 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import parse_args, run
-
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
 
 LONGEST_END_S = 3600
@@ -57,6 +53,11 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int, node
     with any other. A signal to this process reaches all of them and counts as EXIT_RETRYABLE. When one fails, torchrun
     asks the others to end and kills them 30 s later: on GPUs they wait in NCCL for the one that has gone.
     """
+    # Here, because a mistake in the configuration is reported before PyTorch is imported, which takes seconds.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
     where = node.options() if node else ["--standalone"]
     options = [*where, f"--nproc-per-node={processes}", f"--shutdown-timeout={LONGEST_END_S}"]
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -14,10 +16,18 @@ LEVEL, FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 VIA = re.compile(r" NCCL INFO Channel .* via (\S+)")  # NCCL 2.29, src/transport
 
 
-def log_into(folder: Path, environment: MutableMapping[str, str]) -> None:
-    """Have NCCL log into a folder, before its first call in this process; not where a person has asked for its log."""
-    if LEVEL not in environment:
-        environment.update({LEVEL: "INFO", FILE: str(folder / "%p")})
+@contextmanager
+def logged_into_a_file(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """Have NCCL log into a file from its first call in this process on; not where a person has asked for its log."""
+    if LEVEL in environment:
+        yield
+        return
+    with TemporaryDirectory(prefix="stage2-nccl-") as folder:
+        environment.update({LEVEL: "INFO", FILE: str(Path(folder) / "%p")})
+        try:
+            yield
+        finally:
+            del environment[LEVEL], environment[FILE]
 
 
 def log_links() -> None:

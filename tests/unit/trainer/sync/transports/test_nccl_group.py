@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,25 +61,26 @@ here:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 2[1] via P2P/CUMEM
 """
 
 
-def test_the_log_says_once_for_each_group_what_nccl_chose(make_transfer, tmp_path, monkeypatch, caplog):
+def test_the_log_says_once_for_each_group_what_nccl_chose(make_transfer, monkeypatch, caplog):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
-    environment = {}
-    nccl_choice.log_into(tmp_path, environment)
-    monkeypatch.setenv("NCCL_DEBUG_FILE", environment["NCCL_DEBUG_FILE"])
-    transfer, receiver = make_transfer(), nccl_receiver()
-    transfer.connect(Client([receiver]))
-    (tmp_path / str(os.getpid())).write_text(NCCL_LINES)  # as NCCL does in its first broadcast
-    with caplog.at_level(logging.INFO, nccl_choice.logger.name):
-        for _ in range(2):
-            received(transfer, [receiver], {"t": torch.zeros(3)})
+    with nccl_choice.logged_into_a_file(os.environ):
+        transfer, receiver = make_transfer(), nccl_receiver()
+        transfer.connect(Client([receiver]))
+        file = os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid()))
+        Path(file).write_text(NCCL_LINES)  # as NCCL does in its first broadcast
+        with caplog.at_level(logging.INFO, nccl_choice.logger.name):
+            for _ in range(2):
+                received(transfer, [receiver], {"t": torch.zeros(3)})
     ends = 2  # learner and worker, in one process here
     assert [one.getMessage() for one in caplog.records] == ["NCCL moves weights via NET/Socket/0, P2P/CUMEM"] * ends
 
 
-def test_a_persons_own_log_of_nccl_stays_where_it_is(tmp_path):
-    environment = {"NCCL_DEBUG": "WARN"}
-    nccl_choice.log_into(tmp_path, environment)
-    assert environment == {"NCCL_DEBUG": "WARN"}
+def test_the_log_of_nccl_is_as_it_was_once_a_run_has_ended(tmp_path):
+    for before in ({}, {"NCCL_DEBUG": "WARN"}):
+        environment = dict(before)
+        with pytest.raises(KeyError), nccl_choice.logged_into_a_file(environment):
+            raise KeyError
+        assert environment == before
 
 
 def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
