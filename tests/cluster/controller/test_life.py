@@ -45,7 +45,9 @@ def test_a_configuration_error_is_not_retried(kubectl: Kubectl, controller: Cont
 
 
 def test_deleting_a_job_deletes_all_that_it_owns(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
-    children = [child for child in kinds.CHILDREN if not child.of_kueue]  # the job names no queue
+    children = [
+        child for child in kinds.CHILDREN if child not in (kinds.WORKLOAD, kinds.JOBSET)
+    ]  # of one node, unqueued
     owned = {one.kind: one.plural for one in (*children, kinds.POD)}
 
     def there() -> set[str]:

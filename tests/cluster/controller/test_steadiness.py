@@ -10,7 +10,7 @@ from stage2_controller.spec import kinds
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
 pytestmark = pytest.mark.timeout(300)
-CHILDREN = [child for child in kinds.CHILDREN if not child.of_kueue]  # no job here names a queue
+CHILDREN = [child for child in kinds.CHILDREN if child not in (kinds.WORKLOAD, kinds.JOBSET)]  # of one node, unqueued
 KINDS = {one.plural for one in (*CHILDREN, *kinds.watched(kueue=False))}
 APPLIED = (kinds.ROLLOUT_MATCHING_JOB, *(child for child in CHILDREN if not child.create_once))
 
