@@ -17,21 +17,20 @@ JOBS = sorted((ROOT / "examples").glob("job-*.yaml"))
 
 
 def pods_of(path: Path) -> Iterator[Object]:
-    """The pods of all jobs in a file, as their Deployments and Jobs would make them."""
+    """The pods of all jobs in a file, as their Deployments, Jobs and JobSets would make them."""
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if document["kind"] == "RolloutMatchingJob":
             for child in static_children(parse_job(document)):
-                if child["kind"] in ("Deployment", "Job"):
-                    metadata = {
-                        "name": child["metadata"]["name"],
-                        "labels": child["spec"]["template"]["metadata"]["labels"],
-                    }
-                    yield {
-                        "apiVersion": "v1",
-                        "kind": "Pod",
-                        "metadata": metadata,
-                        "spec": child["spec"]["template"]["spec"],
-                    }
+                for number, template in enumerate(templates_of(child)):
+                    metadata = {**template["metadata"], "name": f"{child['metadata']['name']}-{number}"}
+                    yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def templates_of(child: Object) -> list[Object]:
+    """The pod templates of a child; none of one that makes no pods."""
+    if child["kind"] == "JobSet":
+        return [one["template"]["spec"]["template"] for one in child["spec"]["replicatedJobs"]]
+    return [child["spec"]["template"]] if child["kind"] in ("Deployment", "Job") else []
 
 
 def refusal(kubectl: Kubectl, *pods: Object) -> str:
