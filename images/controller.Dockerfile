@@ -18,7 +18,7 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     rm -rf /tmp/tools /tmp/requirements
 
 COPY . .
-ARG COMMIT
+ARG COMMIT=""
 RUN STAGE2_COMMIT=$COMMIT pip install --quiet --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 
 # A name for a user without an entry in /etc/passwd, whatever its number: kopf, PyTorch and others ask for one.

@@ -39,7 +39,7 @@ RUN set -eu; \
 
 # The CPU build carries what the tiny jobs of examples/ train on.
 COPY . .
-ARG COMMIT
+ARG COMMIT=""
 RUN set -eu; \
     STAGE2_COMMIT=$COMMIT pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
     if [ "$VLLM" = cpu ]; then \
