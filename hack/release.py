@@ -7,6 +7,7 @@ of the changelog, commits, tags, and builds sdist, wheel and chart into dist/. I
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,12 +27,13 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"release: {problem}\n")
         return USAGE
     version = words[0]
+    helm = run("hack/local-cluster/local-cluster", "tool", "helm")
     for name, text in changed(version, datetime.now(UTC).date()).items():
         Path(ROOT, name).write_text(text, encoding="utf-8")
     run("git", "commit", "--quiet", "--all", f"--message=Release {version}")
     run("git", "tag", "--annotate", f"--message=stage2 {version}", f"v{version}")
     run("uv", "build", "--quiet", "--out-dir", "dist")
-    run(run("hack/local-cluster/local-cluster", "tool", "helm"), "package", "charts/stage2", "--destination", "dist")
+    run(helm, "package", "charts/stage2", "--destination", "dist")
     sys.stdout.write(f"dist/ has the release; to publish it: git push origin HEAD v{version}\n")
     return 0
 
@@ -46,6 +48,8 @@ def obstacle(words: list[str]) -> str | None:
         return f"the work tree differs from its commit; commit or remove:\n{dirty}"
     if not notes(Path(ROOT, "CHANGELOG.md").read_text(encoding="utf-8")).strip():
         return "CHANGELOG.md: the section Unreleased is empty; say what changed for users"
+    if shutil.which("uv") is None:
+        return f"uv, which builds the wheel, is not on PATH; run make release VERSION={words[0]}, which finds it"
     return None
 
 

@@ -75,3 +75,11 @@ def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> Non
 )
 def test_what_is_no_next_version_is_refused_with_the_reason(words: list[str], shown: str) -> None:
     assert shown in (obstacle(words) or "")
+
+
+def test_without_uv_nothing_is_committed_or_tagged(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    before = git(clone, "rev-parse", "HEAD")
+    refused = release(clone, "7.8.9")
+    assert (refused.returncode, "make release VERSION=7.8.9" in refused.stderr) == (64, True), refused.stderr
+    assert (git(clone, "rev-parse", "HEAD"), git(clone, "tag")) == (before, "")

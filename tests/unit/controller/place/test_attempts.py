@@ -77,7 +77,7 @@ def nominated(pod: Any) -> Any:
     return made
 
 
-def ends(life: Life, observed: Observed, *, after_s: float, reason: str = reasons.HALF_PLACED) -> Plan:
+def assert_attempt_ends(life: Life, observed: Observed, *, after_s: float, reason: str = reasons.HALF_PLACED) -> Plan:
     """Check that the attempt ends then and not a second earlier."""
     early = life.passes(observed, at_s=after_s - 1)
     assert (early.deletions, early.again_after_s) == ((), 1)
@@ -95,7 +95,7 @@ def ends(life: Life, observed: Observed, *, after_s: float, reason: str = reason
 def test_half_of_a_job_gives_its_node_back_once_the_other_half_is_refused(mode: str, words: str) -> None:
     life = Life(mode=mode)
     observed = half(life.children(), words)
-    assert words in ends(life, observed, after_s=REFUSED_S).status["message"]
+    assert words in assert_attempt_ends(life, observed, after_s=REFUSED_S).status["message"]
 
 
 @pytest.mark.parametrize(("mode", "sees_nodes"), [("Reserve", True), ("Scheduler", True), ("Reserve", False)])
@@ -146,7 +146,7 @@ def test_half_of_a_job_leaves_its_node_without_the_other(mode: str, missing: str
     others = () if made is None else (pending(missing, **made),)
     observed = replace(life.children(), pods=(bound(there), *others))
     assert b.condition(life.passes(observed), reasons.PLACED) in WHOLE
-    ends(life, observed, after_s=ATTEMPT_S)
+    assert_attempt_ends(life, observed, after_s=ATTEMPT_S)
 
 
 @MODES
@@ -157,28 +157,30 @@ def test_half_of_a_job_gives_its_node_back_where_the_other_is_refused(mode: str,
     stands: Any = {"pods": (bound(there),), refused: None}
     observed = replace(life.children(), **stands)
     life.passes(observed)
-    ends(life, observed, after_s=ATTEMPT_S)
+    assert_attempt_ends(life, observed, after_s=ATTEMPT_S)
 
 
 @MODES
 def test_a_pod_that_preempts_others_beside_the_other_half_has_the_time_of_an_attempt(mode: str) -> None:
     life = Life(mode=mode)
     observed = half(life.children())
-    ends(life, replace(observed, pods=(observed.pods[0], nominated(observed.pods[1]))), after_s=ATTEMPT_S)
+    assert_attempt_ends(
+        life, replace(observed, pods=(observed.pods[0], nominated(observed.pods[1]))), after_s=ATTEMPT_S
+    )
 
 
 def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None:
     life = Life()
     pods = tuple(nominated(refused_pod(role)) for role in ROLES)
     observed = replace(life.children(), pods=pods)
-    ends(life, observed, after_s=OVERDUE_S, reason=reasons.NODE_FULL)
+    assert_attempt_ends(life, observed, after_s=OVERDUE_S, reason=reasons.NODE_FULL)
 
 
 @pytest.mark.parametrize("others", [("z",), ()], ids=["another node first", "the same where there is no other"])
 def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first(others: tuple[str, ...]) -> None:
     life = Life(n.node(gpus=4), *(n.node(name, gpus=8) for name in others))
     observed = replace(life.children(), pods=tuple(map(refused_pod, ROLES)))
-    late = ends(life, observed, after_s=REFUSED_S, reason=reasons.NODE_FULL)
+    late = assert_attempt_ends(life, observed, after_s=REFUSED_S, reason=reasons.NODE_FULL)
     assert NO_ROOM in late.status["message"]
     assert b.node_of(life.passes(at_s=REFUSED_S + FIRST_PAUSE_S)) == (*others, b.NODE)[0]
 
@@ -189,7 +191,7 @@ def test_a_pod_that_has_ended_and_that_somebody_keeps_does_not_hold_the_other_ha
     life = Life(mode=mode)
     observed = half(life.children())
     kept = ending(b.pod(names.ROLE_LEARNER, name="kept", phase="Failed"))
-    ends(life, replace(observed, pods=(*observed.pods, kept)), after_s=REFUSED_S)
+    assert_attempt_ends(life, replace(observed, pods=(*observed.pods, kept)), after_s=REFUSED_S)
 
 
 @MODES
@@ -197,7 +199,7 @@ def test_a_pod_that_does_not_end_holds_the_other_half_until_it_is_overdue(mode: 
     life = Life(mode=mode)
     observed = replace(life.children(), pods=(bound(names.ROLE_ROLLOUT), ending(b.learner_pod())))
     life.passes(observed)
-    ends(life, observed, after_s=OVERDUE_S)
+    assert_attempt_ends(life, observed, after_s=OVERDUE_S)
 
 
 def trained(mode: str) -> tuple[Life, Observed]:
@@ -212,7 +214,7 @@ def trained(mode: str) -> tuple[Life, Observed]:
 def test_a_pod_that_is_created_again_after_an_hour_has_the_time_of_a_first_one(mode: str) -> None:
     life, observed = trained(mode)
     observed = replace(observed, pods=(pending(names.ROLE_ROLLOUT, HOUR_S), observed.pods[1]))
-    ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
+    assert_attempt_ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
 
 
 @MODES
@@ -220,7 +222,7 @@ def test_a_learners_pod_that_is_gone_after_an_hour_is_waited_for_from_then_on(mo
     life, observed = trained(mode)
     observed = replace(observed, pods=observed.pods[:1], progress=None)
     assert b.condition(life.passes(observed, at_s=HOUR_S), reasons.PLACED) in WHOLE
-    ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
+    assert_attempt_ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
 
 
 def evicted(pod: Any, container: str, *, at_s: float) -> Any:
@@ -289,7 +291,7 @@ def too_small(life: Life, **node: Any) -> Observed:
 
 def test_pending_servers_leave_a_new_node_that_is_too_small_for_the_learner() -> None:
     life = Life(n.node("busy"), n.foreign("busy", gpus=1))
-    ends(life, too_small(life), after_s=REFUSED_S)
+    assert_attempt_ends(life, too_small(life), after_s=REFUSED_S)
 
 
 def test_servers_do_not_leave_a_silent_node_because_it_is_too_small() -> None:
@@ -307,7 +309,7 @@ def test_a_job_whose_servers_came_to_another_node_than_its_learner_leaves_both(m
         life.account.put("Node", n.node(name))
     pods = (bound(names.ROLE_ROLLOUT, "y"), bound(names.ROLE_LEARNER, "x"))
     observed = b.created(made, pods=pods)
-    late = ends(life, observed, after_s=REFUSED_S)
+    late = assert_attempt_ends(life, observed, after_s=REFUSED_S)
     message = "the rollout pod is on y and the learner pod is on x: the whole job moves to one node"
     assert b.message(late, reasons.PLACED) == message
     assert life.account.snapshot(n.KEY).refused == frozenset(), "neither node has refused anything"
@@ -400,7 +402,7 @@ def test_an_earlier_refusal_of_a_pod_is_not_about_the_other_pods_node() -> None:
     children = b.created(pending_children)
     came: datetime = b.NOW + timedelta(seconds=HOUR_S)
     observed = half(children, f"{NO_ROOM}, 1 node(s) didn't match pod affinity rules", came)
-    ends(life, observed, after_s=HOUR_S + REFUSED_S)
+    assert_attempt_ends(life, observed, after_s=HOUR_S + REFUSED_S)
 
 
 @pytest.mark.parametrize("time", [{}, {"lastTransitionTime": None}])
@@ -410,4 +412,4 @@ def test_a_refusal_of_a_scheduler_that_reports_no_time_counts_from_when_the_pod_
     del refused["status"]["conditions"][0]["lastTransitionTime"]
     refused["status"]["conditions"][0] |= time
     observed = half(life.children())
-    ends(life, replace(observed, pods=(observed.pods[0], refused)), after_s=REFUSED_S)
+    assert_attempt_ends(life, replace(observed, pods=(observed.pods[0], refused)), after_s=REFUSED_S)
