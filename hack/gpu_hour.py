@@ -136,7 +136,9 @@ class Hour:
 
     def _note(self, stage: Stage, result: Result) -> None:
         self.results[stage.name] = result
-        self._kept.write_text(json.dumps({name: asdict(one) for name, one in self.results.items()}, indent=1))
+        unfinished = self._kept.with_suffix(".unfinished")  # a machine that goes away leaves a whole file
+        unfinished.write_text(json.dumps({name: asdict(one) for name, one in self.results.items()}, indent=1))
+        unfinished.replace(self._kept)
         self.summary.write_text(self._summarised(), encoding="utf-8")
 
     def _execute(self, stage: Stage) -> Result:
