@@ -40,7 +40,7 @@ _COMMANDS = """\
 code 64 means that a person must change something, 69 that a package is missing, 75 that another try may succeed.
 
 `--set training.max_steps=40` changes a value of the training YAML for one call; of a job the key is meant below
-`spec.config`. A run's `stage2_log.jsonl` is JSON already, so `report` has no `--json`.
+`spec.config`.
 """
 _MORE = {
     "stage2 init": "tutorial.md", "stage2 prepare": "models.md", "stage2 export": "models.md", "stage2 data": "data.md",

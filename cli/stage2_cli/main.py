@@ -321,8 +321,19 @@ def report(
     images: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the held-out images, if they have moved.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print every step, evaluation and bad sample as a JSON line, without tables.")
+    ] = False,
 ) -> None:
     """Print one or two runs as tables, draw them (--picture), or write a page of them side by side (--html)."""
+    if as_json:
+        if html is not None or picture is not None:
+            rule = "prints lines, and neither draws nor writes a page"
+            raise ConfigError([Problem("--json", True, rule, "call the command again for --html or --picture")])
+        from stage2_report.tables import print_records
+
+        print_records(runs)
+        return
     if html is not None:
         from stage2_report.html_page import PageRequest, write_html
 

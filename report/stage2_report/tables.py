@@ -5,6 +5,7 @@ Each record of the log is used once and dropped: what stays in memory grows with
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -89,6 +90,25 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 
+def print_records(runs: Sequence[Path]) -> None:
+    """Print the records of steps, evaluations and bad samples as JSON lines, each with its `run`. Raises ConfigError.
+
+    A saved log has other lines too, which are left out.
+    """
+    for run in runs:
+        log, steps = find_log(run), 0
+        for record in read_records(log):
+            steps += record["event"] == "step"
+            if record["event"] in ("step", "evaluation", "bad_sample"):
+                print(json.dumps({"run": str(run), **record}))
+        if not steps:
+            raise _without_steps(log)
+
+
+def _without_steps(log: Path) -> ConfigError:
+    return ConfigError([Problem(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)])
+
+
 def _report_run(run: Path, console: Console) -> EvaluatedRun:
     """Print the tables of a run; return where its held-out answers are."""
     log = find_log(run)
@@ -103,7 +123,7 @@ def _report_run(run: Path, console: Console) -> EvaluatedRun:
         for add in readers.get(record["event"], ()):
             add(record)
     if not steps.count:
-        raise ConfigError([Problem(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)])
+        raise _without_steps(log)
     for table in (steps.table(), times.table(), evaluations.table()):
         if table is not None:
             console.print(table)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stage2_api.errors import ConfigError
 from stage2_report.html_page import PageRequest, render_page
-from stage2_report.tables import EvaluationRows, StepRows, report_runs
+from stage2_report.tables import EvaluationRows, StepRows, print_records, report_runs
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
 
 STEPS = 10_000
@@ -90,6 +90,17 @@ def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_pa
     sentence = "5 samples set aside (s0: [0] is cut off; s1: [1] is cut off; s2: [2] is cut off; …)"
     assert sentence in capsys.readouterr().out
     assert sentence in render_page(PageRequest([tmp_path], tmp_path / "page.html"))
+
+
+def test_machines_get_every_record_of_a_saved_log_as_a_line_of_json(tmp_path, capsys):
+    log = write_log(tmp_path, [grpo_step(number) for number in range(1, 60)])
+    log.write_text("a line of a library\n" + log.read_text())
+    print_records([log])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["run"], one["step"]) for one in found] == [(str(log), number) for number in range(1, 60)]
+    log.write_text("")
+    with pytest.raises(ConfigError, match="no step record"):
+        print_records([log])
 
 
 def test_a_log_without_steps_is_refused(tmp_path):
