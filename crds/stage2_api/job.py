@@ -62,7 +62,8 @@ class LearnerSpec(KubernetesObject):
     """The learner: a Job with one pod on the servers' node, or with engine JobSet one pod on each of its nodes."""
 
     nodes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of the learner's pods, each with `gpus` GPUs. More than one needs engine JobSet."""
+    """Number of the learner's pods, each with `gpus` GPUs. More than one needs engine JobSet, and with servers
+    `vllm.server.learners: sharded` (or GRPO)."""
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
     """GPUs of each of the learner's pods, with one learner process per GPU: 1 with servers, unless
     `vllm.server.learners` is `sharded`; in colocate mode any number."""

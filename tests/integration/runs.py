@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from tests import forked
+from tests.ports import free_port
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -61,17 +62,28 @@ def learn(
     configuration: Mapping[str, Any],
     *,
     processes: int = 1,
+    machines: int = 1,
     run: Callable[..., Any] = forked.run,
     imports: Sequence[str] = forked.LEARNER,
 ) -> tuple[list[dict], str]:
-    """Run a learner without servers to its end; return its step records and what it wrote to stderr."""
+    """Run a learner to its end; return its step records and what it, or its first machine, wrote to stderr.
+
+    machines: launchers, each of which starts so many processes.
+    """
     output = Path(configuration["training"]["output_dir"])
     output.mkdir(parents=True, exist_ok=True)
     path = output / "config.yaml"
     path.write_text(yaml.safe_dump(configuration))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = run([STAGE2, "learn", path, f"--processes={processes}"], imports=imports, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
+    command, port = [STAGE2, "learn", path, f"--processes={processes}"], free_port()
+    others = [
+        forked.start([*command, f"--node={index}/{machines}@127.0.0.1:{port}"], imports=imports, env=environment)
+        for index in range(1, machines)
+    ]
+    first = [f"--node=0/{machines}@127.0.0.1:{port}"] if others else []
+    done = run([*command, *first], imports=imports, env=environment)
+    codes = [done.returncode, *(other.wait(timeout=60) for other in others)]
+    assert codes == [0] * machines, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
 

@@ -28,6 +28,7 @@ SCOPES = {
     "all weights, rows of micro-steps": FULL,
     "DoRA, no packing, one step ahead": {"training": {"packing": False}, "matching": {"pipeline": {"enabled": True}}},
 }
+ON_TWO_MACHINES = "all weights, rows of micro-steps"
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +72,13 @@ def answers(output):
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
+    """Those of one scope are on two machines, as pods of a JobSet are."""
     one, two = tmp_path / "one", tmp_path / "two"
     evaluated = {"eval_strategy": "steps", "eval_steps": STEPS, **SCOPES[scope].get("training", {})}
     whole = {**SCOPES[scope], "training": evaluated}
     expected, _ = learn(config_of(one, learners="one", **whole))
-    steps, log = learn(config_of(two, learners="sharded", **whole), processes=2)
+    where = {"processes": 1, "machines": 2} if scope == ON_TWO_MACHINES else {"processes": 2}
+    steps, log = learn(config_of(two, learners="sharded", **whole), **where)
     for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
         assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
     assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)

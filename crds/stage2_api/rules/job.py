@@ -117,26 +117,23 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         rule="the servers of a job use the protocol vllm",
         way_out="remove protocol, or start `swift rollout` yourself and train with `stage2 learn`",
     ),
-    Rule(
-        path="learner.gpus",
-        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1 || $({_SERVER}.learners) == 'sharded'",
-        rule="with rollout servers the learner is one process on one GPU",
-        way_out=(
-            "set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.server.learners to"
-            " sharded"
-        ),
+    *(
+        Rule(
+            path=path,
+            cel=f"{_GRPO} || !{_HAS_SERVERS} || $({path}) <= 1 || $({_SERVER}.learners) == 'sharded'",
+            rule="with rollout servers the learner is one process on one GPU",
+            way_out=f"set spec.{path} to 1{others}, or set vllm.server.learners to sharded",
+        )
+        for path, others in (
+            ("learner.gpus", " and give the others to spec.rollout.servers"),
+            ("learner.nodes", ""),
+        )
     ),
     Rule(
         path="learner.gpus",
         cel="$(gpuResource) == '' || $(learner.gpus) >= 1",
         rule="the learner needs a GPU",
         way_out='set spec.learner.gpus to 1, or spec.gpuResource to "" to train on the CPU',
-    ),
-    Rule(
-        path="learner.nodes",
-        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.nodes) == 1",
-        rule="with rollout servers the learner has one pod",
-        way_out="set spec.learner.nodes to 1, or vllm.mode to colocate",
     ),
     *(
         Rule(

@@ -76,8 +76,12 @@ def test_the_learners_end_is_the_jobsets_and_a_server_restarts_alone() -> None:
     assert rollout["backoffLimit"] == 2**31 - 1
 
 
-def test_several_learner_pods_meet_at_the_first_and_reach_each_other_on_every_port() -> None:
-    made = written(config=b.job(config=b.COLOCATE)["spec"]["config"], rollout={}, learner={"gpus": 8, "nodes": 2})
+SHARDED = {"custom": {"extra": {"rollout_matching": {"vllm": {"server": {"learners": "sharded"}}}}}}
+
+
+@pytest.mark.parametrize(("mode", "spec"), [(b.COLOCATE, {"rollout": {}}), (SHARDED, {})], ids=["colocate", "servers"])
+def test_several_learner_pods_meet_at_the_first_and_reach_each_other_on_every_port(mode: Object, spec: Object) -> None:
+    made = written(config=b.job(config=mode)["spec"]["config"], learner={"gpus": 8, "nodes": 2}, **spec)
     replicas, learner = replicated(made["JobSet"], "learner")
     assert (replicas, learner["completions"], learner["parallelism"], learner["backoffLimit"]) == (1, 2, 2, 6)
     meeting = f"{JOBSET}-learner-0-0.{JOBSET}.team-a.svc:{layout.RENDEZVOUS_PORT}"
