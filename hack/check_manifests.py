@@ -93,6 +93,7 @@ def chart() -> Iterator[Source]:
     for name, values in (("chart", ()), ("chart with everything", EVERYTHING), ("chart of two namespaces", NAMED)):
         arguments = [f"--set={value}" for value in values]
         command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", "stage2-system"]
+        arguments.append("--set=image.repository=registry.example/team")
         yield Source(name, _output([*command, *arguments]))
 
 

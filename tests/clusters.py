@@ -165,13 +165,10 @@ def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: st
 @pytest.fixture(scope="session")
 def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder: Path) -> Iterator[Path]:
     """The kubeconfig of a cluster on which the chart is installed with these images, removed at the session's end."""
-    controller, trainer = (image.rsplit(":", 1) for image in (stage2_images.controller, stage2_images.trainer))
     command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
     chosen = {
-        "image.repository": controller[0],
-        "image.tag": controller[1],
-        "workloadImage.repository": trainer[0],
-        "workloadImage.tag": trainer[1],
+        "image.controller": stage2_images.controller,
+        "image.trainer": stage2_images.trainer,
         "controller.progressSeconds": "1",  # a job of these tests trains for seconds, and is seen while it does
     }
     values = [f"--set={name}={value}" for name, value in chosen.items()]

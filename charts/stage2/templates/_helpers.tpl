@@ -43,6 +43,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 stage2.dev/role: controller
 {{- end -}}
 
+{{/* The image `controller` or `trainer`. */}}
+{{- define "stage2.image" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $image := $root.Values.image -}}
+{{- $repository := $image.repository | default "" | trimSuffix "/" -}}
+{{- get $image $name | default (printf "%s/%s:%s" $repository $name ($image.tag | default $root.Chart.AppVersion)) -}}
+{{- end -}}
+
 {{- define "stage2.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "stage2.fullname" .) .Values.serviceAccount.name -}}

@@ -2,7 +2,7 @@
      each value whose absence is not its default; a default that is an empty list or map, false or "" may be absent. */}}
 {{- define "stage2.validateValues" -}}
 {{- $needed := list
-      "image.repository" "image.pullPolicy" "workloadImage.repository"
+      "image.pullPolicy"
       "crd.install" "crd.refuseUnknownKeys" "crd.keep"
       "controller.replicas" "controller.podDisruptionBudget" "controller.placement" "controller.concurrency"
       "controller.progressSeconds" "controller.logLevel" "controller.networkPolicy"
@@ -20,6 +20,14 @@
 {{- fail (printf "%s: the values lack it; set it, and not to null or \"\"; if you upgrade, the values may be those of an older chart: use --reset-then-reuse-values instead of --reuse-values" $path) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A name without a registry would be anybody's on a public one. */}}
+{{- define "stage2.validateImages" -}}
+{{- $image := .Values.image | default dict -}}
+{{- if not (or $image.repository (and $image.controller $image.trainer)) -}}
+{{- fail "image.repository: the values lack it; set it to the folder of a registry that has the images controller and trainer: no registry is built in. From a clone: docker build -f images/controller.Dockerfile -t REGISTRY/controller:TAG . and the same for trainer; docker push both; then --set image.repository=REGISTRY,image.tag=TAG. If you upgrade, use --reset-then-reuse-values instead of --reuse-values" -}}
 {{- end -}}
 {{- end -}}
 

@@ -238,7 +238,7 @@ def controller(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Ite
 
 def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
     """A kubeconfig with a token of the chart's service account, installed for this namespace alone."""
-    values = f'controller.namespaces=["{kubectl.namespace}"]'
+    values = f'image.repository="registry.example/team",controller.namespaces=["{kubectl.namespace}"]'
     command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", kubectl.namespace]
     done = subprocess.run(
         [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True

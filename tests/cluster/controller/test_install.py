@@ -16,11 +16,10 @@ class Helm:
     def __init__(self, binary: str, kubectl: Kubectl, image: str) -> None:
         self._common = [f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
         self._binary = binary
-        repository, _, tag = image.rpartition(":")
         self._values = [
             "--set=crd.install=false",
             f'--set-json=controller.namespaces=["{kubectl.namespace}"]',
-            f"--set=image.repository={repository},image.tag={tag}",
+            f"--set=image.controller={image},image.trainer=registry.example/team/trainer:1",
             f"--set-json=controller.affinity={json.dumps(ON_A_KUBELET)}",
         ]
 
@@ -47,7 +46,7 @@ def test_running_jobs_do_not_notice_releases(release: Helm, kubectl: Kubectl, no
     kubelet.job_runs("job-3v1")
     before = _without_the_controller(settled(kubectl))
 
-    release.upgrade("--set=controller.logLevel=debug", "--set=workloadImage.tag=newer")
+    release.upgrade("--set=controller.logLevel=debug", "--set=image.trainer=registry.example/team/trainer:2")
     assert _without_the_controller(settled(kubectl)) == before
 
     release("rollback", "stage2", "1", "--wait", "--timeout=10m")

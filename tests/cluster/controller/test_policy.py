@@ -26,7 +26,8 @@ VALUES = (
 def tenant(helm: str, admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
     """kubectl in a namespace that a policy is bound to."""
     chart = str(ROOT / "charts" / "stage2")
-    values = [f"--set-json={value}" for value in (*VALUES, f'controller.namespaces=["{kubectl.namespace}"]')]
+    named = 'image.repository="registry.example/team"'
+    values = [f"--set-json={value}" for value in (*VALUES, named, f'controller.namespaces=["{kubectl.namespace}"]')]
     command = [helm, "template", "s", chart, "--namespace", kubectl.namespace, "--show-only=templates/policy.yaml"]
     rendered = subprocess.run([*command, *values], check=True, text=True, capture_output=True).stdout
     made = list(yaml.safe_load_all(rendered))

@@ -51,7 +51,8 @@ class Release:
         namespaces = f'--set-json=controller.namespaces=["{self.kubectl.namespace}"]'
         # What refuses unknown keys goes with its release, and is other tests' too.
         chart = [str(ROOT / "charts" / "stage2"), "--take-ownership", "--set=crd.refuseUnknownKeys=false"]
-        done = self.run("upgrade", "--install", "stage2", *chart, namespaces, *values)
+        images = "--set=image.repository=registry.example/team"
+        done = self.run("upgrade", "--install", "stage2", *chart, namespaces, images, *values)
         return done.stderr if done.returncode else ""
 
 

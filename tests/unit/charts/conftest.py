@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 CHART = Path(__file__).parents[3] / "charts" / "stage2"
+REPOSITORY = "registry.example/team"
 Manifests = dict[tuple[str, str], dict[str, Any]]
 Template = Callable[..., Manifests]
 
@@ -18,7 +19,8 @@ def template(helm: str) -> Template:
     """`template("controller.logLevel=debug")`: the manifests by (kind, name). server: `lookup` asks it."""
 
     def run(*values: str, release: str = "stage2", namespace: str = "stage2-system", server: str = "") -> Manifests:
-        arguments = [part for value in values for part in ("--set-json", value)]
+        chosen = [f'image.repository="{REPOSITORY}"', *values]
+        arguments = [part for value in chosen for part in ("--set-json", value)]
         arguments += (
             ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"] if server else []
         )

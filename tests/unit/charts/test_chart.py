@@ -13,16 +13,18 @@ import yaml
 from stage2_api.parsing import parse_job
 from stage2_controller.children.build import static_children
 from stage2_controller.children.network import CONTROLLER_LABELS
-from tests.unit.charts.conftest import CHART, Manifests, Template
+from tests.unit.charts.conftest import CHART, REPOSITORY, Manifests, Template
 
 PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 Values = dict[str, Any]
+VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 # What may be taken away by null: no other way drops an entry of the default.
 MAY_BE_NONE = ("controller.resources", "metrics.dashboard.labels", "policy.largestJob")
 
 
 def defaults() -> Values:
     values: Values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["image"]["repository"] = REPOSITORY
     for part in PARTS:
         values["metrics"][part]["enabled"] = True
     return values
@@ -75,7 +77,8 @@ def test_a_default_may_be_taken_away_by_null(helm: str, tmp_path: Path, path: st
     for key in reversed(above):
         nested = {key: nested}
     values.write_text(yaml.safe_dump(nested))
-    command = [helm, "template", "stage2", str(CHART), "--values", str(values), "--set=metrics.dashboard.enabled=true"]
+    chosen = ["--values", str(values), f"--set=image.repository={REPOSITORY},metrics.dashboard.enabled=true"]
+    command = [helm, "template", "stage2", str(CHART), *chosen]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -306,11 +309,32 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
     assert monitor["namespaceSelector"] == {"any": True}
 
 
-def test_the_images_follow_the_values(template: Template) -> None:
-    manifests = template('image.tag="dev"', 'workloadImage={"repository":"my/trainer","tag":"x"}')
-    container = controller_pod(manifests)["containers"][0]
-    assert container["image"] == "stage2/controller:dev"
-    assert {"name": "STAGE2_DEFAULT_IMAGE", "value": "my/trainer:x"} in container["env"]
+DIGEST = "other.example/x@sha256:0"
+
+
+@pytest.mark.parametrize(
+    ("values", "controller", "trainer"),
+    [
+        ([], f"{REPOSITORY}/controller:{VERSION}", f"{REPOSITORY}/trainer:{VERSION}"),
+        (['image.repository="a/b/"', 'image.tag="dev"'], "a/b/controller:dev", "a/b/trainer:dev"),
+        ([f'image.trainer="{DIGEST}"'], f"{REPOSITORY}/controller:{VERSION}", DIGEST),
+        (['image.repository=""', 'image.controller="a"', f'image.trainer="{DIGEST}"'], "a", DIGEST),
+    ],
+)
+def test_one_value_names_the_registry_of_both_images(
+    template: Template, values: list[str], controller: str, trainer: str
+) -> None:
+    container = controller_pod(template(*values))["containers"][0]
+    assert container["image"] == controller
+    assert {"name": "STAGE2_DEFAULT_IMAGE", "value": trainer} in container["env"]
+
+
+@pytest.mark.parametrize("values", [(), ('image.controller="a"',), ('image.trainer="a"',)])
+def test_no_registry_is_built_in(template: Template, values: tuple[str, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"image\.repository: .* set it to .*docker build .*docker push .*--set image\.r"
+    ):
+        template('image.repository=""', *values)
 
 
 def test_the_controller_options_exist(template: Template) -> None:

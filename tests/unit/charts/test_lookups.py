@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import http_server
-from tests.unit.charts.conftest import CHART, Template
+from tests.unit.charts.conftest import CHART, REPOSITORY, Template
 
 Object = dict[str, Any]
 Install = Callable[..., str]
@@ -111,7 +111,12 @@ def install(helm: str) -> Install:
     """`install(server, "--take-ownership")`: what helm complains about, empty where it would make the release."""
 
     def run(server: str, *arguments: str, release: str = "other", namespace: str = "other-system") -> str:
-        asked = ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"]
+        asked = [
+            f"--set=image.repository={REPOSITORY}",
+            "--dry-run=server",
+            "--disable-openapi-validation",
+            f"--kube-apiserver={server}",
+        ]
         command = [helm, "install", release, str(CHART), "--namespace", namespace, *asked, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr if done.returncode else ""
