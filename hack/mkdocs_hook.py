@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-_PAGES = re.compile(r"[A-Z]+\.md|(docs|bench/results|examples)/.*\.md|docs/site\.css")
+_PAGES = re.compile(r"[A-Z]+\.md|(docs|bench/results|examples|charts)/.*\.md|docs/site\.css")
 _LINK = re.compile(r"\]\(([^)\s#:]+)")
 
 
