@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import struct
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -83,6 +84,9 @@ def _run(main: Callable[[], int], parent: socket.socket) -> NoReturn:
         socket.send_fds(parent, [b"."], [listener])
         os.close(listener)
         code = main()
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         os._exit(code)
 

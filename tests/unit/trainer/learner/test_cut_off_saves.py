@@ -43,6 +43,10 @@ EXIT_RETRYABLE = 75
 NUMBERED = {rf"^{PREFIX}\d+": "(its folder)", r"^global_step\d+": "(DeepSpeed's folder)", r"^\.tmp.*": ".tmp"}
 """Names of files and folders that are others at each step, and what stands for them."""
 
+# At a process's first backward pass PyTorch makes threads for each device, the fake one of other tests too, and a copy
+# of a process with such threads can make no pass. A first pass here, on the CPU, makes none.
+torch.ones((), requires_grad=True).backward()
+
 Learn = Callable[[Path], int]
 """Trains in an output folder, from the newest whole checkpoint there, and saves after each step."""
 
@@ -155,7 +159,8 @@ def cases_of(folder: Path, learn: Learn, *, count: int, seed: int, several: bool
     several: the learner has several processes, of which one is killed, or all.
     """
     watch = Watch(folder, last=SAVES)
-    run_with_faults(partial(learn, folder), watch)
+    code = run_with_faults(partial(learn, folder), watch)
+    assert code == -9, f"the learner ended by itself, with {code}"
     draws = random.Random(seed)
     places, killed = sorted(watch.calls), [KILLED, ALL_KILLED] if several else [KILLED]
     return [_case(draws, draws.choice(places), watch.calls, killed) for _ in range(count)]
