@@ -100,7 +100,7 @@ class Training(Section):
     It covers the beginning of the run, up to about 60 MB."""
     report_to: list[Tracker] = Field(default=[], max_length=6)
     """List of trackers. The GPU image has all; elsewhere, each but TensorBoard is an extra of the `stage2` package.
-    TensorBoard also shows pictures of held-out rollouts."""
+    wandb, trackio and mlflow also get a table of eight held-out answers with pictures at each evaluation."""
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
     """When to write checkpoints."""
     save_steps: Positive = 500

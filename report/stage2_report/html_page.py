@@ -25,8 +25,9 @@ from stage2_report.charts import run_charts
 from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
 from stage2_report.run_history import REWARD, RunHistory, folder_of_images, read_history
-from stage2_report.sample_cards import StepChoice, choose_samples, sample_card, sample_f1
+from stage2_report.sample_cards import StepChoice, choose_samples, sample_card
 from stage2_trainer.data.files import aside_of, check_file, check_place
+from stage2_trainer.scores.image_counts import sample_f1
 
 MOST_RUNS, MOST_STEPS = 2, 6
 MOST_CARD_BYTES = 9_000_000

@@ -10,20 +10,18 @@ from PIL import Image
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.held_out import EvaluatedStep, read_evaluations
 from stage2_report.run_history import EvaluatedRun
-from stage2_report.sample_cards import recorded_image, sample_f1
+from stage2_report.sample_cards import recorded_image
 from stage2_trainer.data.drawing import Outline, draw_bar, draw_lines, draw_outlines, grid
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
-from stage2_trainer.scores.image_counts import Verdict, verdicts
+from stage2_trainer.scores.answer_picture import COLORS, TRUE, answered_outlines, true_outlines
+from stage2_trainer.scores.image_counts import sample_f1, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
 
 _MAX_ROWS = 6
 _INSPECTED_WIDTH = 480  # pixels of each of the two images
-_TRUTH, _MISSED, _MATCHED, _UNMATCHED = "#1a7f37", "#bc4c00", "#0969da", "#cf222e"
-_COLORS: dict[Verdict, str] = {
-    "right": "#1a7f37", "misnamed": "#bc4c00", "duplicate": "#8250df", "wrong": "#cf222e", "unjudged": "#57606a",
-}  # fmt: skip
+_MISSED, _MATCHED, _UNMATCHED = "#bc4c00", "#0969da", "#cf222e"
 
 
 def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | None) -> None:
@@ -44,8 +42,8 @@ def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | N
     first = "largest gain" if len(columns) > 1 else "best"
     legend = draw_lines(
         [(f"{len(chosen)} of {len(common)} images, the {first} first", "black"),
-         ("right", _COLORS["right"]), ("another name", _COLORS["misnamed"]),
-         ("wrong place", _COLORS["wrong"]), ("repeated", _COLORS["duplicate"])])  # fmt: skip
+         ("right", COLORS["right"]), ("another name", COLORS["misnamed"]),
+         ("wrong place", COLORS["wrong"]), ("repeated", COLORS["duplicate"])])  # fmt: skip
     try:
         rows = [[legend, *bars], *(_row(name, columns, images) for name in chosen)]
     except ImageError as error:
@@ -87,7 +85,7 @@ def _bar(images: Sequence[ScoredImage]) -> Image.Image:
     right = sum(verdicts(image).answered.count("right") for image in images)
     truth = sum(int((~image.crowds).sum()) for image in images)
     share = right / truth if truth else 0.0
-    return draw_bar(share, f"{share:.0%} of {truth} objects found and named", _COLORS["right"])
+    return draw_bar(share, f"{share:.0%} of {truth} objects found and named", COLORS["right"])
 
 
 def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path | None) -> list[Image.Image]:
@@ -96,13 +94,8 @@ def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path |
         image = recorded_image(record.images[0], images)
     else:  # the data file holds the image itself, which the log leaves out
         image = Image.new("RGB", (record.width, record.height), "white")
-    truth = [Outline(one.kind, one.bins, one.desc, _TRUTH) for one in record.objects]
-    return [draw_outlines(image, truth), *(draw_outlines(image, _answered(one.images[name])) for _, one in columns)]
-
-
-def _answered(image: ScoredImage) -> list[Outline]:
-    objects = zip(image.answer.objects, verdicts(image).answered, strict=True)
-    return [Outline(one.kind, one.bins, one.desc, _COLORS[verdict]) for one, verdict in objects]
+    outlines = [true_outlines(record.objects), *(answered_outlines(one.images[name]) for _, one in columns)]
+    return [draw_outlines(image, one) for one in outlines]
 
 
 def write_picture(record: DataRecord, target: MatchedTarget, path: Path, *, answered: bool) -> None:
@@ -115,7 +108,7 @@ def write_picture(record: DataRecord, target: MatchedTarget, path: Path, *, answ
     missed = set(target.false_negatives) if answered else set()
     matched = {pair.pred for pair in target.matching.pairs}
     truth = [
-        Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED if i in missed else _TRUTH)
+        Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED if i in missed else TRUE)
         for i, one in enumerate(target.ground_truth.objects)
     ]
     answer = [

@@ -18,7 +18,7 @@ from stage2_trainer.data.files import ROOTS_VARIABLE, leads_inside
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.scores.image_counts import ImageCounts, figures, image_counts, table_of, verdicts
+from stage2_trainer.scores.image_counts import f1_of, image_counts, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
 
 SIDE = 480  # pixels of a thumbnail's longer side
@@ -127,16 +127,6 @@ def choose_samples(scores: Mapping[str, float]) -> list[str]:
     return [*ranked[:WORST], *spread, *ranked[-BEST:]]
 
 
-def sample_f1(image: ScoredImage) -> float:
-    """Return the class-aware F1 of one image; 1 where both truth and answer are empty."""
-    return _f1(image_counts(image))
-
-
-def _f1(counts: ImageCounts) -> float:
-    nothing = counts.class_judged + counts.truth == 0
-    return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
-
-
 def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | None:
     if not all(sample_id in evaluation.images for _, evaluation in choice.evaluations):
         return None
@@ -144,7 +134,7 @@ def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | 
     judged = [verdicts(image) for image in images]
     counts = [image_counts(image) for image in images]
     found = [any(flags) for flags in zip(*(one.found for one in judged), strict=True)]
-    scores = [_f1(one) for one in counts]
+    scores = [f1_of(one) for one in counts]
     answers = [
         _answer(label, evaluation.rollouts[sample_id], image, one.answered, score, picture)
         for (label, evaluation), image, one, score in zip(choice.evaluations, images, judged, scores, strict=True)

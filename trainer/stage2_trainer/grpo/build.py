@@ -23,6 +23,7 @@ from stage2_trainer.rollouts.build import server_rollouts
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.proof import sample_probe
+from stage2_trainer.telemetry.answer_tables import answer_tables
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 
 _SAME_NAME = (
@@ -109,4 +110,5 @@ def components(
         reporter=context.reporter,
         log=context.log,
         rollout_log=context.rollout_log,
+        tables=answer_tables(config),
     )

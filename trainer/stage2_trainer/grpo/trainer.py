@@ -31,6 +31,7 @@ from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.scores.scored_image import Comparison
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words
+from stage2_trainer.telemetry.answer_tables import AnswerTables, HeldOutAnswer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE, StepTime
@@ -61,6 +62,7 @@ class GrpoComponents:
     reporter: Reporter
     log: EventLog
     rollout_log: JsonLines
+    tables: AnswerTables
 
 
 class GrpoTrainer(FiniteSteps, GRPOTrainer):
@@ -87,6 +89,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
+        self._held_out: list[HeldOutAnswer] = []  # of the current evaluation, in this process
         self._left_out: dict[int, BadSample] = {}  # of the current evaluation, in this process
         self._trained: float | None = None  # when the step's last gradient was there
 
@@ -187,11 +190,12 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         Raises:
             BadStepError, Exception: as `BadSamples.note_held_out`.
         """
-        self._left_out = {}
+        self._held_out, self._left_out = [], {}
         output: Any = super().evaluation_loop(*args, **kwargs)
         of = len(self.components.held_out.records) if self.components.held_out else 0
         bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
         self._metrics["eval"]["bad_samples"] = [float(bad)]
+        self.components.tables(self.state.global_step, self._held_out)
         return output
 
     def _is_bad(self) -> list[bool]:
@@ -349,6 +353,9 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
                 "finish_reason": answer.finish_reason,
             }
             self.components.rollout_log.write(document)
+            if part == "held-out":
+                figures = {"reward": reward, **document["rewards"]}
+                self._held_out.append(HeldOutAnswer(record, document["answer"], answer.finish_reason, figures))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers and to the run's log: each step, and each evaluation."""

@@ -49,6 +49,7 @@ from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_tr
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import NoRollouts, RolloutSource
 from stage2_trainer.sync.fleet.proof import Probe, sample_probe
+from stage2_trainer.telemetry.answer_tables import answer_tables
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
@@ -132,7 +133,7 @@ def _components(
             tools=tools,
             rollouts=rollouts,
             batch_size=training.per_device_eval_batch_size,
-            on_matched=log_held_out_rollouts(context.log, context.rollout_log),
+            on_matched=log_held_out_rollouts(context.log, context.rollout_log, answer_tables(config)),
         ),
         bad=tools.bad,
         vocab=tools.matcher.vocab,

@@ -19,6 +19,7 @@ from stage2_trainer.learner.supervise import Matched
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.replay import ids_sha256
 from stage2_trainer.scores.scored_image import UNJUDGED_KEYS, normalised
+from stage2_trainer.telemetry.answer_tables import AnswerTables, HeldOutAnswer
 from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
 
@@ -52,14 +53,15 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: On
     return note
 
 
-def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> OnMatched:
-    """Return a listener that writes each held-out rollout to the rollout log, and a few to the run's log."""
+def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, tables: AnswerTables) -> OnMatched:
+    """Return a listener that writes each held-out rollout to the rollout log, and a few to the run's log and tables."""
 
     def note(step: int, matched: Sequence[Matched]) -> None:
         for one in matched:
             rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
         for one in matched[:EVALUATION_SAMPLES]:
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
+        tables(step, [HeldOutAnswer(one.record, one.rollout.text, one.rollout.finish_reason) for one in matched])
 
     return note
 

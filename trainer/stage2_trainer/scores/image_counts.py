@@ -139,6 +139,17 @@ def figures(sums: FloatArray) -> dict[str, FloatArray]:
     }
 
 
+def sample_f1(image: ScoredImage) -> float:
+    """Return the class-aware F1 of one image; 1 where both truth and answer are empty."""
+    return f1_of(image_counts(image))
+
+
+def f1_of(counts: ImageCounts) -> float:
+    """Return the class-aware F1 of an image's counts; 1 where both truth and answer are empty."""
+    nothing = counts.class_judged + counts.truth == 0
+    return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+
+
 def worst_image(counts: FloatArray) -> int:
     """Return the index of the image with the lowest class-aware F1; of equals, that with most errors."""
     wrong = counts[:, COLUMNS["class_judged"]] + counts[:, COLUMNS["truth"]] - 2 * counts[:, COLUMNS["class_right"]]

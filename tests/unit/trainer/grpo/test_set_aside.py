@@ -137,6 +137,16 @@ def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(evaluated
     assert trainer.components.bad.total == 0
 
 
+def test_a_table_of_held_out_answers_has_their_rewards_and_no_bad_sample(evaluated, cut_off, image_paths):
+    trainer, tables = evaluated([image_paths[0], cut_off, image_paths[1]]), []
+    object.__setattr__(trainer.components, "tables", lambda step, answers: tables.append((step, list(answers))))
+    trainer.evaluate()
+    ((step, found),) = tables
+    held_out = trainer.components.held_out.records
+    assert (step, {one.record.sample_id for one in found}) == (0, {held_out[0].sample_id, held_out[2].sample_id})
+    assert all(list(one.figures) == ["reward", *trainer.reward_func_names] for one in found)
+
+
 def test_an_evaluation_of_bad_samples_alone_ends_the_run(evaluated, cut_off):
     trainer = evaluated([cut_off] * 4)
     with pytest.raises(BadStepError, match=r"all 4 held-out samples .*cut-off"):

@@ -133,7 +133,7 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
         tools=sample_tools(encoder),
         rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingPush(), Reporter(), lambda: None),
         batch_size=2,
-        on_matched=log_held_out_rollouts(SilentLog(), rollouts),
+        on_matched=log_held_out_rollouts(SilentLog(), rollouts, lambda step, answers: None),
     )
     learner = evaluation(records[::-1], model, global_step=4)
     rollouts.close()
