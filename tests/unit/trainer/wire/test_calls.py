@@ -11,7 +11,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.http_server import QuietHandler, serving
 
-PATIENCE_S = 0.4
+PATIENCE_S = 1.0
 RESET = Call("reset caches", "/reset_prefix_cache", demand={"success": True})
 CALLS = [Call("pause", "/pause"), RESET, Call("resume", "/resume")]
 WELL = {"status": 200, "content": "{}"}
