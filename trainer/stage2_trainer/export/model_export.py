@@ -28,6 +28,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
+from stage2_trainer.process.checkpoints import COURSE
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.model_folder import INDEX, folder_digests
@@ -47,6 +48,10 @@ METHODS = {
     "rollout_matching_sft": "rollout-matching training (stage 2)",
     "grpo": "GRPO",
 }
+
+_ROLLOUTS = ("f1_class_iou50", "precision_class_iou50", "recall_class_iou50", "ap", "ap50", "desc_exact", "parse_rate")
+SCORES = ("eval_reward", *(f"eval_rollout_{name}" for name in _ROLLOUTS))
+"""The scores that a card shows, of those that the run has."""
 
 
 class ExportError(RuntimeError):
@@ -142,6 +147,8 @@ def _write_companions(checkpoint: TrainedCheckpoint, folder: Path) -> None:
     )
     if (checkpoint.base / GENERATION_CONFIG).is_file():
         shutil.copyfile(checkpoint.base / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+    if (checkpoint.folder / COURSE).is_file():
+        shutil.copyfile(checkpoint.folder / COURSE, folder / COURSE)
     (folder / "README.md").write_text(model_card(checkpoint, merged=(folder / CONFIG).is_file()), encoding="utf-8")
 
 
@@ -193,6 +200,7 @@ def model_card(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
         tuner=_describe_tuner(checkpoint.adapter),
         created_by=f"stage2 {distribution.version('stage2')}, from {checkpoint.folder.name}",
         evaluation=evaluations[-1] if evaluations else None,
+        scores=SCORES,
         state=state,
         course=course,
     )

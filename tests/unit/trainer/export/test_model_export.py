@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from peft import PeftModel
+from PIL import Image
 from safetensors import safe_open
 from transformers import AutoProcessor
 
@@ -16,9 +17,11 @@ from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, ske
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 from tests.unit.trainer.sync.exactness import digests_of
+from tiny_model.scenes import draw, make_scene
 
 TRIANGLE = (0, 0, 400, 0, 0, 250)
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs
@@ -110,8 +113,15 @@ def test_an_adapter_that_vllm_cannot_serve_is_reported(model_path, tmp_path, kin
         assert message in export_adapter(opened, tmp_path / "out").obstacle
 
 
+def snippet(card):
+    """The function of a card's code."""
+    code = {}
+    exec(card.partition("```python\n")[2].partition("```")[0], code)
+    return code["objects"]
+
+
 def test_the_card_describes_the_run(model_path, tmp_path):
-    evaluated = {"eval_rollout_f1": 0.25, "step": 3}
+    evaluated = {**dict.fromkeys(EVALUATION_KEYS, 0.25), "step": 3}
     course = {
         "custom.train_jsonl": "4 records, sha256 ab",
         "custom.trainer_variant": "rollout_matching_sft",
@@ -122,15 +132,36 @@ def test_the_card_describes_the_run(model_path, tmp_path):
     checkpoint = saved(model, model_path, tmp_path / "run", course=course, log_history=[{"loss": 1.0}, evaluated])
     export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    for line in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_f1` | 0.25", "`training.learning_rate`"):
+    for line in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`ap` | 0.25"):
         assert line in card
-    code = {}
-    exec(card.partition("```python\n")[2].partition("```")[0], code)
+    assert len(card.splitlines()) <= 60
+    assert json.loads((tmp_path / "out" / "stage2_course.json").read_text()) == course
+    objects = snippet(card)
     answer = serialize_objects([GTObject("cup", "bbox", (100, 0, 500, 999)), GTObject("cat", "poly", TRIANGLE)])
-    assert [*code["objects"](answer, width=200, height=1000)] == [
+    assert [*objects(answer, width=200, height=1000)] == [
         ("cup", [20, 0, 100, 999]),
         ("cat", [0, 0, 80, 0, 0, 250]),
     ]
+
+
+def test_the_code_of_the_card_turns_an_exported_model_s_own_answer_into_pixels(model_path, tmp_path):
+    checkpoint = saved(load(model_path), model_path, tmp_path / "run")
+    export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
+    scene = make_scene(0, "held_out", 3)
+    picture = Image.fromarray(draw(scene)).resize((192, 96))
+    model, processor = load(tmp_path / "out"), AutoProcessor.from_pretrained(tmp_path / "out")
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "List the shapes."}]
+    prompt = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True,
+        return_tensors="pt",
+    )  # fmt: skip
+    ids = model.generate(**prompt, max_new_tokens=200, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    answer = processor.decode(ids, skip_special_tokens=True)
+    found = [*snippet((tmp_path / "out" / "README.md").read_text())(answer, *picture.size)]
+    assert found
+    assert all(
+        0 <= x <= 192 and 0 <= y <= 96 for _, points in found for x, y in zip(points[::2], points[1::2], strict=True)
+    )
 
 
 DORA = {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["all-linear"]}
