@@ -106,7 +106,7 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def gpus() -> int:
-    """How many nvidia.com/gpu a local cluster's node has."""
+    """How many nvidia.com/gpu each node of a local cluster has."""
     return 4
 
 
@@ -122,7 +122,7 @@ def kubeconfig(
 
     def create() -> list[str | bool]:
         found_running = local_cluster.running() is not None
-        booted = local_cluster.up(f"--gpus={gpus}")
+        booted = local_cluster.up(f"--gpus={gpus}", f"--nodes={os.environ.get('STAGE2_NODES', '1')}")
         local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
         return [str(booted), found_running]
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from local_cluster.layout import Layout
+
 pytestmark = pytest.mark.alone
 BOOT_TIMEOUT_S = 1800
 HOME = Path("/var/lib/stage2-cluster")
@@ -80,9 +82,13 @@ def before(root: None, local_cluster: Any) -> Iterator[dict[str, object]]:
         local_cluster("down")
 
 
-def _run_pod(local_cluster: Any) -> None:
-    kubectl = ["kubectl", f"--kubeconfig={local_cluster.up()}"]
-    subprocess.run([*kubectl, "apply", "--filename=-"], input=json.dumps(POD), text=True, check=True)
+def _run_pod(local_cluster: Any, *, node: int = 1) -> None:
+    kubectl = ["kubectl", f"--kubeconfig={local_cluster.up(f'--nodes={node}')}"]
+    pod = {
+        **POD,
+        "spec": {**POD["spec"], "nodeSelector": {"kubernetes.io/hostname": Layout(HOME, HOME).node(node).node_name}},
+    }
+    subprocess.run([*kubectl, "apply", "--filename=-"], input=json.dumps(pod), text=True, check=True)
     subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/idle", "--timeout=600s"], check=True)
 
 
@@ -101,6 +107,16 @@ def _crash_control_plane(local_cluster: Any) -> None:
     _kill("etcd", "kube-apiserver", "device-plugin", "kube-proxy")
 
 
+def _cut_off_a_node(local_cluster: Any) -> None:
+    """One that has run a pod, and that comes back once before."""
+    _run_pod(local_cluster, node=2)
+    local_cluster("cut-off", "2")
+    assert local_cluster.running() is None
+    local_cluster("mend")
+    assert local_cluster.running()
+    local_cluster("cut-off", "2")
+
+
 def _boot_half(local_cluster: Any) -> None:
     """Kill `up` itself once the kubelet has started."""
     booting = subprocess.Popen([local_cluster.command, "up"], stdout=subprocess.DEVNULL)
@@ -113,7 +129,7 @@ def _boot_half(local_cluster: Any) -> None:
     booting.wait()
 
 
-@pytest.mark.parametrize("bring_about", [_crash_runtime, _crash_control_plane, _boot_half])
+@pytest.mark.parametrize("bring_about", [_crash_runtime, _crash_control_plane, _cut_off_a_node, _boot_half])
 def test_down_leaves_nothing(local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]) -> None:
     bring_about(local_cluster)
     assert _machine() != before

@@ -1,1 +1,1 @@
-"""A real one-node Kubernetes for machines with no container engine: built from Go modules, run as plain processes."""
+"""A real Kubernetes for machines with no container engine: built from Go modules, run as plain processes."""

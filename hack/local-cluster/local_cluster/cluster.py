@@ -1,6 +1,7 @@
 """Boots a cluster in order, and says what of it runs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,8 @@ CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
 
 def running(layout: Layout) -> str | None:
     """Which kind of cluster runs in this folder, all its processes alive; None when none does."""
-    if not _state(layout).exists() or not all(daemon.alive() for daemon in recorded(layout)):
+    daemons = [daemon for one in layout.nodes() for daemon in recorded(one)]
+    if not _state(layout).exists() or not all(daemon.alive() for daemon in daemons):
         return None
     return str(json.loads(_state(layout).read_text())["kind"])
 
@@ -25,29 +27,29 @@ def _state(layout: Layout) -> Path:
     return layout.home / "cluster.json"
 
 
-def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int) -> bool:
+def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int, nodes: int) -> bool:
     """Boot; return False when that cluster was running already. What an earlier one has left is removed first."""
     wanted = CONTROL_PLANE_ONLY if control_plane_only else WHOLE
     kind, version = running(layout), kubernetes_version()
     if kind:
         runs = json.loads(_state(layout).read_text())
-        if runs == {"kind": wanted, "kubernetes": version}:
+        if runs == {"kind": wanted, "kubernetes": version, "nodes": nodes}:
             return False
-        found = f"{kind}, Kubernetes {runs.get('kubernetes')}"
+        found = f"{kind}, Kubernetes {runs.get('kubernetes')}, nodes: {runs.get('nodes')}"
         raise ClusterError(f"in {layout.home} runs: {found}; take it down first (`local-cluster down`)")
     if layout.home.exists():
         console.print("Removing what an earlier cluster has left.")
         teardown.down(layout)
     if not control_plane_only:
-        _refuse_second_node()
+        _refuse_second_cluster()
         ensure_packages(console)
     ensure_binaries(layout, CONTROL_PLANE if control_plane_only else (*CONTROL_PLANE, *NODE), console)
     layout.home.mkdir(parents=True, mode=0o755)
     if control_plane_only:
-        _boot_control_plane(layout, Endpoint("127.0.0.1", free_port()))
+        _boot_control_plane([layout], Endpoint("127.0.0.1", free_port()))
     else:
-        _boot_whole(layout, console, gpus)
-    _state(layout).write_text(json.dumps({"kind": wanted, "kubernetes": version}))
+        _boot_whole([layout.node(number) for number in range(1, nodes + 1)], console, gpus)
+    _state(layout).write_text(json.dumps({"kind": wanted, "kubernetes": version, "nodes": nodes}))
     return True
 
 
@@ -58,13 +60,17 @@ def mend(layout: Layout) -> list[str]:
     """
     if not _state(layout).exists():
         raise ClusterError(f"no cluster was booted in {layout.home} (`local-cluster up` boots one)")
-    dead = [daemon for daemon in recorded(layout) if not daemon.alive()]
-    for daemon in dead:
-        respawn(layout, daemon)
-    return [daemon.name for daemon in dead]
+    dead = [(one, daemon) for one in layout.nodes() for daemon in recorded(one) if not daemon.alive()]
+    for one in layout.nodes()[1:]:
+        network.plug(one, "up")
+    for one, daemon in dead:
+        started = respawn(one, daemon)
+        if daemon.name == containerd.NAME:
+            containerd.await_containerd(one, started)
+    return [f"{daemon.name}{one.suffix}" for one, daemon in dead]
 
 
-def _refuse_second_node() -> None:
+def _refuse_second_cluster() -> None:
     if Path(f"/sys/class/net/{NODE_LINK}").exists():
         raise ClusterError(
             f"another local cluster runs on this machine (its link {NODE_LINK} exists); take that one down first"
@@ -75,26 +81,31 @@ def _refuse_second_node() -> None:
         )
 
 
-def _boot_control_plane(layout: Layout, endpoint: Endpoint) -> pki.Credentials:
-    credentials = pki.create(layout, endpoint.host, endpoint.port)
+def _boot_control_plane(nodes: Sequence[Layout], endpoint: Endpoint) -> pki.Credentials:
+    layout = nodes[0]
+    credentials = pki.create(nodes, endpoint.host, endpoint.port)
     start_api_server(layout, credentials, endpoint, start_etcd(layout))
     return credentials
 
 
-def _boot_whole(layout: Layout, console: Console, gpus: int) -> None:
+def _boot_whole(nodes: Sequence[Layout], console: Console, gpus: int) -> None:
+    layout = nodes[0]
     images.ensure_pause(layout)
     teardown.remember_host(layout)
-    network.set_up(layout)
-    cgroups.create(layout)
+    for one in nodes:
+        one.home.mkdir(exist_ok=True)
+        cgroups.create(one)
+    network.set_up(nodes)
+    containerd.share_images(nodes)
     with console.status("starting the control plane"):
-        credentials = _boot_control_plane(layout, Endpoint(NODE_IP, free_port(NODE_IP)))
+        credentials = _boot_control_plane(nodes, Endpoint(NODE_IP, free_port(NODE_IP)))
         start_controllers(layout, credentials)
-    with console.status("starting the node"):
-        containerd.start_containerd(layout)
+    with console.status("starting the nodes"):
+        for one in nodes:
+            containerd.start_containerd(one)
         images.load_built(layout, PAUSE_IMAGE)
-        kubelet = node.start_kubelet(layout, credentials)
-        node.start_device_plugin(layout, gpus)
-        node.start_kube_proxy(layout)
+        kubelets = [node.start(one, credentials, gpus) for one in nodes]
         dns.start(layout)
-        node.wait_ready(layout, kubelet, gpus)
+        for one, kubelet in zip(nodes, kubelets, strict=True):
+            node.wait_ready(one, kubelet, gpus)
     images.load_all_built(layout, console)

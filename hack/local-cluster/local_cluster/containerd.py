@@ -1,12 +1,16 @@
 """containerd with a socket, a configuration and a root of its own: the machine's own engine is not disturbed."""
 
+import os
+import shutil
 import subprocess
-from pathlib import Path
+from collections.abc import Sequence
 
 from local_cluster.layout import PAUSE_IMAGE, Layout
-from local_cluster.processes import Daemon, run, spawn, stop, wait_until
+from local_cluster.processes import Daemon, respawn, run, spawn, stop, wait_until
 
+NAME = "containerd"
 CNI_BINARIES = "/usr/lib/cni"
+SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 
 CONTAINERD_CONFIG = """\
 version = 2
@@ -60,6 +64,30 @@ def containerd_answers(layout: Layout) -> bool:
     )
 
 
+def share_images(nodes: Sequence[Layout]) -> None:
+    """Give further nodes the first one's images, while its containerd is down: its databases, and links to all else."""
+    first, *further = nodes
+    layers = first.containerd_root / SNAPSHOTS
+    for node in further:
+        shutil.rmtree(node.containerd_root, ignore_errors=True)
+        if layers.exists():
+            shutil.copytree(first.containerd_root, node.containerd_root, copy_function=_link, ignore=_layers)
+            for layer in layers.iterdir():
+                (node.containerd_root / SNAPSHOTS / layer.name).symlink_to(layer)
+
+
+def _layers(folder: str, names: list[str]) -> list[str]:
+    return names if folder.endswith(SNAPSHOTS) else []
+
+
+def _link(source: str, target: str) -> None:
+    """Copy what containerd writes in place, and link what it only reads."""
+    if source.endswith(".db"):
+        shutil.copy2(source, target)
+    else:
+        os.link(source, target)
+
+
 def start_containerd(layout: Layout) -> None:
     """Start containerd; containers that a crash left in its books are struck out before the kubelet sees them."""
     (layout.home / "tmp").mkdir(exist_ok=True)
@@ -73,16 +101,16 @@ def start_containerd(layout: Layout) -> None:
             cni_binaries=CNI_BINARIES,
         )
     )
-    daemon = _spawn_containerd(layout, config)
+    daemon = spawn(layout, NAME, ["containerd", f"--config={config}"])
+    await_containerd(layout, daemon)
     if forget_containers(layout):
         stop([daemon])
-        _spawn_containerd(layout, config)
+        await_containerd(layout, respawn(layout, daemon))
 
 
-def _spawn_containerd(layout: Layout, config: Path) -> Daemon:
-    daemon = spawn(layout, "containerd", ["containerd", f"--config={config}"])
+def await_containerd(layout: Layout, daemon: Daemon) -> None:
+    """Wait until containerd answers: a kubelet that finds none ends."""
     wait_until(layout, lambda: containerd_answers(layout), what="containerd", daemon=daemon)
-    return daemon
 
 
 def forget_containers(layout: Layout) -> int:

@@ -158,8 +158,21 @@ def _mounts() -> list[str]:
 
 
 def load_built(layout: Layout, reference: str) -> None:
-    """Bring an image from buildah's storage into containerd; only layers that containerd has not unpacked travel."""
-    with locks.held(layout, "load"), context.scratch(layout.cache, "export") as export:
+    """Bring an image from buildah's storage to every node.
+
+    Superseded images stay where there are several nodes: the layers of the further ones are links to the first one's.
+    """
+    nodes = layout.nodes()
+    with locks.held(layout, "load"):
+        for node in nodes:
+            _load_built(node, reference)
+        if len(nodes) == 1:
+            _forget_superseded(layout)
+
+
+def _load_built(layout: Layout, reference: str) -> None:
+    """Bring an image into a node's containerd; only layers that it has not unpacked travel."""
+    with context.scratch(layout.cache, "export") as export:
         blobs = export / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         layers = buildah.layers(layout, reference)
@@ -173,7 +186,6 @@ def load_built(layout: Layout, reference: str) -> None:
             new = [path for path in sorted(blobs.iterdir()) if path.name not in {layer.name for layer in there}]
             _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
         _drop_packed(layout, layers)
-        _forget_superseded(layout)
 
 
 @contextmanager
@@ -253,12 +265,12 @@ def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
 
 
 def load_archive(layout: Layout, archive: Path) -> str:
-    """Import an image archive (docker or OCI) and return what containerd says."""
-    return ctr(layout, "images", "import", str(archive)).strip()
+    """Import an image archive (docker or OCI) on every node and return what containerd says."""
+    return "\n".join(ctr(node, "images", "import", str(archive)).strip() for node in layout.nodes())
 
 
 def load_all_built(layout: Layout, console: Console) -> None:
-    """Bring every image that was built, now or by an earlier cluster, into containerd."""
+    """Bring every image that was built, now or by an earlier cluster, to every node."""
     for reference in (PAUSE_IMAGE, *(image.reference for image in PROJECT_IMAGES)):
         if buildah.built(layout, reference):
             with console.status(f"loading {reference.removeprefix(HUB)}"):

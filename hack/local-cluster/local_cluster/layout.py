@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NODE_NAME = "stage2-local"
+"""Of the first node; the second is stage2-local-2."""
 NODE_IP = "10.213.0.1"
-"""On a bridge without ports: the kubelet refuses loopback addresses, and nothing outside the machine reaches this."""
+"""Of the first node, which is the machine itself, and of the control plane. It is the address of a bridge: the kubelet
+refuses loopback addresses, and nothing outside the machine reaches this."""
 NODE_LINK = "stage2br0"
-POD_CIDR = "10.211.0.0/24"
+POD_CIDR = "10.211.0.0/16"
+"""Of all pods; each node has 256 of these addresses."""
+MAX_NODES = 254
 SERVICE_CIDR = "10.212.0.0/20"
 API_SERVICE_IP = "10.212.0.1"
 DNS_SERVICE_IP = "10.212.0.10"
@@ -33,10 +37,14 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """Folders of one cluster: `home` goes at `down`, `cache` stays for the next `up`."""
+    """Folders of one cluster, or of one of its further nodes: `home` goes at `down`, `cache` stays for the next `up`.
+
+    number: the node whose state `home` holds; that of the first one lies in the cluster's own folder.
+    """
 
     home: Path
     cache: Path
+    number: int = 1
 
     @classmethod
     def default(cls, home: Path | None = None) -> "Layout":
@@ -44,10 +52,44 @@ class Layout:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cls(home=home or Path("/var/lib/stage2-cluster"), cache=cache / "stage2" / "cluster")
 
+    def node(self, number: int) -> "Layout":
+        """One of the cluster's nodes."""
+        return self if number == 1 else Layout(self.home / f"node-{number}", self.cache, number)
+
+    def nodes(self) -> list["Layout"]:
+        """The nodes that have folders, in the order of their numbers."""
+        further = sorted(int(folder.name.removeprefix("node-")) for folder in self.home.glob("node-*"))
+        return [self.node(number) for number in (1, *further)]
+
+    @property
+    def cluster(self) -> Path:
+        """The folder of the whole cluster."""
+        return self.home if self.number == 1 else self.home.parent
+
+    @property
+    def suffix(self) -> str:
+        """What tells names of this node's things from those of the first one's."""
+        return "" if self.number == 1 else f"-{self.number}"
+
+    @property
+    def node_name(self) -> str:
+        """The name of the Node object."""
+        return f"{NODE_NAME}{self.suffix}"
+
+    @property
+    def node_ip(self) -> str:
+        """The node's own address."""
+        return f"{NODE_IP.rpartition('.')[0]}.{self.number}"
+
+    @property
+    def pod_cidr(self) -> str:
+        """The addresses of the node's pods."""
+        return f"{POD_CIDR.rsplit('.', 2)[0]}.{self.number - 1}.0/24"
+
     @property
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig."""
-        return self.home / "kubeconfig"
+        return self.cluster / "kubeconfig"
 
     @property
     def logs(self) -> Path:
@@ -62,19 +104,19 @@ class Layout:
     @property
     def pki(self) -> Path:
         """Keys, certificates and the components' kubeconfigs."""
-        return self.home / "pki"
+        return self.cluster / "pki"
 
     @property
     def containerd_socket(self) -> Path:
-        """Where this cluster's own containerd answers."""
+        """Where this node's own containerd answers."""
         return self.home / "containerd.sock"
 
     @property
     def containerd_root(self) -> Path:
-        """Images and snapshots: in the cache, so that a later cluster finds them."""
-        return self.cache / "containerd"
+        """Images and snapshots: in the cache, so that a later cluster finds them; those of further nodes are links."""
+        return self.cache / f"containerd{self.suffix}"
 
     @property
     def cgroup(self) -> str:
         """Parent of every pod's cgroup, relative to each hierarchy's root."""
-        return "/stage2-cluster"
+        return f"/stage2-cluster{self.suffix}"

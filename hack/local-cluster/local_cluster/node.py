@@ -1,4 +1,4 @@
-"""The one node: the kubelet, kube-proxy and the device plugin."""
+"""A node: the kubelet, kube-proxy and the device plugin."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,6 @@ from local_cluster.layout import (
     DNS_SERVICE_IP,
     KUBELET_STATE,
     NODE_IP,
-    NODE_NAME,
     POD_CIDR,
     ClusterError,
     Layout,
@@ -24,7 +23,15 @@ from local_cluster.toolchain import binary_path
 GPU_RESOURCE = "nvidia.com/gpu"
 
 
-def start_kubelet(layout: Layout, credentials: Credentials) -> Daemon:
+def start(layout: Layout, credentials: Credentials, gpus: int) -> Daemon:
+    """Start all that a node runs beside containerd; return the kubelet."""
+    kubelet = _start_kubelet(layout, credentials)
+    _start_device_plugin(layout, gpus)
+    _start_kube_proxy(layout)
+    return kubelet
+
+
+def _start_kubelet(layout: Layout, credentials: Credentials) -> Daemon:
     """Start the kubelet with the webhook authorization and the certificates of a real cluster."""
     KUBELET_STATE.mkdir(exist_ok=True)
     config = layout.home / "kubelet.yaml"
@@ -35,11 +42,11 @@ def start_kubelet(layout: Layout, credentials: Credentials) -> Daemon:
         [
             binary_path(layout, "kubelet"),
             f"--config={config}",
-            f"--kubeconfig={kubeconfig_of(layout, 'kubelet')}",
+            f"--kubeconfig={kubeconfig_of(layout, layout.node_name)}",
             f"--root-dir={layout.home / 'kubelet'}",
             f"--cert-dir={layout.pki}",
-            f"--hostname-override={NODE_NAME}",
-            f"--node-ip={NODE_IP}",
+            f"--hostname-override={layout.node_name}",
+            f"--node-ip={layout.node_ip}",
         ],
     )
 
@@ -48,12 +55,12 @@ def _kubelet_config(layout: Layout, credentials: Credentials) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": NODE_IP,
+        "address": layout.node_ip,
         "port": free_port(NODE_IP),
         "readOnlyPort": 0,
         "healthzPort": free_port(),
-        "tlsCertFile": str(credentials.kubelet.cert),
-        "tlsPrivateKeyFile": str(credentials.kubelet.key),
+        "tlsCertFile": str(credentials.kubelets[layout.node_name].cert),
+        "tlsPrivateKeyFile": str(credentials.kubelets[layout.node_name].key),
         "authentication": {
             "anonymous": {"enabled": False},
             "webhook": {"enabled": True},
@@ -82,7 +89,7 @@ def _kubelet_config(layout: Layout, credentials: Credentials) -> dict[str, Any]:
     }
 
 
-def start_kube_proxy(layout: Layout) -> None:
+def _start_kube_proxy(layout: Layout) -> None:
     """Start kube-proxy in iptables mode; the machine's connection tracking limits stay as they are."""
     config = layout.home / "kube-proxy.yaml"
     document = {
@@ -91,8 +98,8 @@ def start_kube_proxy(layout: Layout) -> None:
         "clientConnection": {"kubeconfig": str(kubeconfig_of(layout, "kube-proxy"))},
         "mode": "iptables",
         "clusterCIDR": POD_CIDR,
-        "hostnameOverride": NODE_NAME,
-        "bindAddress": NODE_IP,
+        "hostnameOverride": layout.node_name,
+        "bindAddress": layout.node_ip,
         "metricsBindAddress": f"127.0.0.1:{free_port()}",
         "healthzBindAddress": f"127.0.0.1:{free_port()}",
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -101,11 +108,11 @@ def start_kube_proxy(layout: Layout) -> None:
     spawn(layout, "kube-proxy", [binary_path(layout, "kube-proxy"), f"--config={config}"])
 
 
-def start_device_plugin(layout: Layout, gpus: int) -> Daemon:
+def _start_device_plugin(layout: Layout, gpus: int) -> None:
     """Advertise fake GPUs through the kubelet's device plugin interface."""
     argv = [sys.executable, "-m", "local_cluster.device_plugin", f"--resource={GPU_RESOURCE}", f"--count={gpus}"]
     package_root = Path(__file__).resolve().parent.parent
-    return spawn(layout, "device-plugin", argv, env={"PYTHONPATH": str(package_root)})
+    spawn(layout, "device-plugin", argv, env={"PYTHONPATH": str(package_root)})
 
 
 def wait_ready(layout: Layout, kubelet: Daemon, gpus: int) -> None:
@@ -114,10 +121,10 @@ def wait_ready(layout: Layout, kubelet: Daemon, gpus: int) -> None:
 
     def ready() -> bool:
         try:
-            node = kubectl(layout, "get", "node", NODE_NAME, f"-o=jsonpath={query}")
+            node = kubectl(layout, "get", "node", layout.node_name, f"-o=jsonpath={query}")
             kubectl(layout, "get", "serviceaccount", "default", "-o=name")
         except ClusterError:
             return False
         return node == f"True {gpus}"
 
-    wait_until(layout, ready, what=f"node with {gpus} {GPU_RESOURCE}", daemon=kubelet)
+    wait_until(layout, ready, what=f"{layout.node_name} with {gpus} {GPU_RESOURCE}", daemon=kubelet)

@@ -6,7 +6,7 @@ from the common name, and a group from the organisation.
 
 import base64
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from local_cluster.layout import API_SERVICE_IP, CLUSTER_DOMAIN, NODE_IP, NODE_NAME, Layout
+from local_cluster.layout import API_SERVICE_IP, CLUSTER_DOMAIN, NODE_IP, Layout
 
 LIFETIME = datetime.timedelta(days=365)
 FRONT_PROXY = "front-proxy-client"
@@ -28,11 +28,10 @@ USERS = {
     "admin": ("stage2-admin", "system:masters"),
     "controller-manager": ("system:kube-controller-manager", NO_GROUP),
     "scheduler": ("system:kube-scheduler", NO_GROUP),
-    "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
     "kube-proxy": ("system:kube-proxy", NO_GROUP),
     "coredns": ("system:coredns", NO_GROUP),
 }
-"""Who has a kubeconfig: its file, the user's name and group."""
+"""Who has a kubeconfig beside the nodes: its file, the user's name and group."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Credentials:
     api_server_client: Pair
     front_proxy_ca: Path
     front_proxy: Pair
-    kubelet: Pair
+    kubelets: Mapping[str, Pair]
     service_account_key: Path
     service_account_public_key: Path
 
@@ -77,13 +76,15 @@ class Authority:
         )
 
 
-def create(layout: Layout, api_host: str, api_port: int) -> Credentials:
-    """Create the authorities, the servers' certificates and one kubeconfig for each user of the API."""
+def create(nodes: Sequence[Layout], api_host: str, api_port: int) -> Credentials:
+    """Create the authorities, the servers' certificates and one kubeconfig for each user of the API, nodes included."""
+    layout = nodes[0]
     ca, front_proxy = Authority(layout.pki), Authority(layout.pki / "front-proxy")
     service = [f"kubernetes.default.svc.{CLUSTER_DOMAIN}", "kubernetes.default.svc", "kubernetes.default", "kubernetes"]
     api_hosts = [*service, "localhost", "127.0.0.1", NODE_IP, API_SERVICE_IP]
     key, public_key = _service_account_keys(layout)
-    for file, (name, group) in USERS.items():
+    users = {**USERS, **{node.node_name: (f"system:node:{node.node_name}", "system:nodes") for node in nodes}}
+    for file, (name, group) in users.items():
         pair = ca.issue(file, name, group)
         _write_kubeconfig(kubeconfig_of(layout, file), f"https://{api_host}:{api_port}", ca.cert_file, pair)
     return Credentials(
@@ -92,7 +93,10 @@ def create(layout: Layout, api_host: str, api_port: int) -> Credentials:
         api_server_client=ca.issue("api-server-client", "kube-apiserver", "system:masters"),
         front_proxy_ca=front_proxy.cert_file,
         front_proxy=front_proxy.issue("client", FRONT_PROXY),
-        kubelet=ca.issue("kubelet-server", NODE_NAME, hosts=[NODE_IP, NODE_NAME]),
+        kubelets={
+            node.node_name: ca.issue(f"{node.node_name}-server", node.node_name, hosts=[node.node_ip, node.node_name])
+            for node in nodes
+        },
         service_account_key=key,
         service_account_public_key=public_key,
     )

@@ -13,6 +13,8 @@ from pathlib import Path
 from local_cluster.layout import MARKER, ClusterError, Layout
 
 TAIL_LINES = 20
+NAMESPACES = "namespaces"
+"""The process whose namespaces are a further node's: its network, and its mounts."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,23 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
+def on(layout: Layout, *argv: str) -> list[str]:
+    """Return the command line that runs a command in a node's namespaces; the first node's are the machine's."""
+    if layout.number == 1:
+        return [*argv]
+    (holder,) = named(layout, NAMESPACES)
+    return ["nsenter", f"--target={holder.pid}", "--mount", "--net", *argv]
+
+
 def spawn(layout: Layout, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> Daemon:
-    """Start `argv` in a session of its own, its output in the component's log, and record it."""
+    """Start `argv` on its node in a session of its own, its output in the component's log, and record it."""
     layout.logs.mkdir(parents=True, exist_ok=True)
     layout.records.mkdir(parents=True, exist_ok=True)
     command, added = [str(part) for part in argv], dict(env or {})
     environment = {**os.environ, **added, MARKER: str(layout.home)}
     with log_path(layout, name).open("ab") as log:
         process = subprocess.Popen(
-            command,
+            command if name == NAMESPACES else on(layout, *command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -8,7 +8,7 @@ from pathlib import Path
 from local_cluster import cgroups, network
 from local_cluster.containerd import containerd_answers, forget_containers
 from local_cluster.layout import CONTAINER_LOG_LINKS, KUBELET_STATE, Layout
-from local_cluster.processes import marked, recorded, run, stop
+from local_cluster.processes import NAMESPACES, marked, named, recorded, run, stop
 
 RUNTIME_STATE = Path("/run/containerd")
 """Compiled into containerd's shims as the home of their sockets."""
@@ -26,16 +26,28 @@ def remember_host(layout: Layout) -> None:
 def down(layout: Layout) -> None:
     """Bring the machine back to where it was before `up`; every step also works when what it removes is gone."""
     # Nothing they could still write is kept, so they get little time; a draining API server would take all it gets.
-    stop([daemon for daemon in recorded(layout) if daemon.name != "containerd"], grace_s=0.5)
+    nodes, kept = layout.nodes(), ("containerd", NAMESPACES)
+    stop([daemon for node in nodes for daemon in recorded(node) if daemon.name not in kept], grace_s=0.5)
     host = layout.home / "host.json"
     if host.exists():
-        _remove_node(layout, json.loads(host.read_text()))
+        for node in nodes:
+            _remove_node(node)
+        _clean_machine(layout, json.loads(host.read_text()))
     stop(marked(layout))
     _unmount(layout.home)
     shutil.rmtree(layout.home, ignore_errors=False)
 
 
-def _remove_node(layout: Layout, existed_before: list[str]) -> None:
+def power_off(layout: Layout) -> None:
+    """End all that runs on a further node at once, as if its power failed: its peers hear nothing of it."""
+    (holder,) = named(layout, NAMESPACES)
+    network.plug(layout, "down")
+    stop([daemon for daemon in marked(layout) if daemon.pid != holder.pid], grace_s=0)
+    cgroups.remove(layout)
+    cgroups.create(layout)
+
+
+def _remove_node(layout: Layout) -> None:
     if containerd_answers(layout):
         forget_containers(layout)
     cgroups.remove(layout)
@@ -43,6 +55,11 @@ def _remove_node(layout: Layout, existed_before: list[str]) -> None:
     stop(marked(layout))
     for path in shim_sockets:
         path.unlink(missing_ok=True)
+    if layout.number > 1:
+        shutil.rmtree(layout.containerd_root, ignore_errors=True)
+
+
+def _clean_machine(layout: Layout, existed_before: list[str]) -> None:
     _unmount(layout.home)
     _unmount(KUBELET_STATE)
     network.tear_down(layout)

@@ -1,0 +1,26 @@
+"""Nodes of one cluster share its own files and the images that were built, and nothing else."""
+
+import ipaddress
+from pathlib import Path
+
+from local_cluster.layout import MAX_NODES, POD_CIDR, Layout
+
+
+def test_nodes_share_the_clusters_files_alone(tmp_path: Path) -> None:
+    first = Layout(home=tmp_path, cache=tmp_path / "cache")
+    for number in (3, 10, 2):
+        first.node(number).home.mkdir()
+    nodes = first.nodes()
+    assert [node.number for node in nodes] == [1, 2, 3, 10]
+    for common in ("cluster", "kubeconfig", "pki", "cache"):
+        assert len({getattr(node, common) for node in nodes}) == 1
+    own = ("home", "node_name", "node_ip", "cgroup", "records", "logs", "containerd_socket", "containerd_root")
+    for name in own:
+        assert len({getattr(node, name) for node in nodes}) == len(nodes), name
+
+
+def test_as_many_nodes_as_there_may_be_have_addresses_for_their_pods() -> None:
+    home = Layout(home=Path("/home"), cache=Path("/cache"))
+    networks = {ipaddress.ip_network(home.node(number).pod_cidr) for number in range(1, MAX_NODES + 1)}
+    assert len(networks) == MAX_NODES
+    assert all(network.subnet_of(ipaddress.ip_network(POD_CIDR)) for network in networks)
