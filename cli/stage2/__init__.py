@@ -6,6 +6,7 @@ All requests go through kubectl, with its contexts and credentials.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -21,9 +22,17 @@ from stage2_cli.kubectl import PATIENCE, kubectl
 
 __all__ = ["Job", "JobError"]
 
+MOST_LOST = 10  # requests in a row
+REFUSED = re.compile(r"\((NotFound|Forbidden|Unauthorized)\)|does not exist|not installed")
+"""In errors of kubectl that no other try would change."""
+
 
 class JobError(RuntimeError):
     """A request that kubectl or the API server refused, or a job that failed; the message says why."""
+
+
+class _LostError(JobError):
+    """A request that may succeed another time: kubectl did not reach the API server, say."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +64,34 @@ class Job:
         return status if status.get("observedGeneration") == found["metadata"]["generation"] else {}
 
     def wait(self, timeout: float | None = None, *, every: float = 5.0) -> Job:
-        """Wait until the job has succeeded. Raises JobError if it fails, TimeoutError after `timeout` seconds."""
+        """Wait until the job has succeeded; an API server may be lost for some requests, each after `every` seconds.
+
+        Raises JobError if the job fails or the cluster refuses to show it, TimeoutError after `timeout` seconds.
+        """
         end = None if timeout is None else time.monotonic() + timeout
-        while (phase := (status := self.status()).get("phase")) != "Succeeded":
-            sentence = f"{self.name} is {phase or 'not seen yet'}: {status.get('message') or 'is stage2 installed?'}"
-            if phase == "Failed":
-                raise JobError(sentence)
+        lost = 0
+        while True:
+            try:
+                sentence, lost = self._obstacle(), 0
+            except _LostError as error:
+                sentence, lost = f"{error}", lost + 1
+                if lost == MOST_LOST:
+                    raise
+            if not sentence:
+                return self
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(sentence)
             time.sleep(every)
-        return self
+
+    def _obstacle(self) -> str:
+        """Return why the job has not succeeded yet; nothing if it has. Raises JobError if it has failed."""
+        status = self.status()
+        if (phase := status.get("phase")) == "Succeeded":
+            return ""
+        sentence = f"{self.name} is {phase or 'not seen yet'}: {status.get('message') or 'is stage2 installed?'}"
+        if phase == "Failed":
+            raise JobError(sentence)
+        return sentence
 
     def logs(self, *, servers: bool = False) -> str:
         """Return the log of the job's learner, or of its servers, so far."""
@@ -86,5 +113,6 @@ class Job:
     def _ask(self, words: Sequence[str]) -> str:
         code, output, error = kubectl([*words, *self._options, PATIENCE], stdout=subprocess.PIPE)
         if code:
-            raise JobError(f"kubectl {words[0]} of {self.name}: {error}")
+            kind = JobError if REFUSED.search(error) else _LostError
+            raise kind(f"kubectl {words[0]} of {self.name}: {error}")
         return output

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,32 @@ def test_a_failed_job_raises_its_message_and_one_that_takes_longer_its_phase(clu
     cluster(status("Pending", message="no node fits"))
     with pytest.raises(TimeoutError, match="job-3v1-tiny is Pending: no node fits"):
         Job.from_file(JOB).wait(timeout=0)
+
+
+FLAKY = """#!/bin/sh
+cd "${0%/*}"
+echo "$@" >> asked
+if test $(wc -l < asked) -gt FAILURES; then cat 1.json; else echo 'MESSAGE' >&2; exit 1; fi
+"""
+LOST = "Unable to connect to the server: net/http: TLS handshake timeout"
+
+
+@pytest.mark.parametrize(
+    ("message", "failures", "asked", "raised"),
+    [
+        (LOST, 9, 10, None),
+        (LOST, 10, 10, "kubectl get of job-3v1-tiny: Unable to connect"),
+        ("error: You must be logged in to the server (Unauthorized)", 1, 1, "Unauthorized"),
+    ],
+)
+def test_waiting_outlasts_an_api_server_that_is_lost_for_a_while_and_no_refusal(
+    cluster: Statuses, message: str, failures: int, asked: int, raised: str | None
+) -> None:
+    folder = cluster(status("Succeeded"))
+    (folder / "kubectl").write_text(FLAKY.replace("FAILURES", str(failures)).replace("MESSAGE", message))
+    with pytest.raises(JobError, match=raised) if raised else nullcontext():
+        Job.from_file(JOB).wait(every=0.01)
+    assert len((folder / "asked").read_text().splitlines()) == asked
 
 
 def test_the_status_of_an_earlier_write_does_not_count(cluster: Statuses) -> None:
