@@ -36,7 +36,8 @@ def learn_once(
     changes: of `--set`. node: which of several machines this is, as `Node.parse` reads it; each has so many processes.
     """
     config = load_addressed(path, changes)
-    if processes > 1 or node:
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    if processes > 1 or node or (config.uses_deepspeed and not launched):  # without torchrun DeepSpeed looks for MPI
         from stage2_trainer.main import check
         from stage2_trainer.process.torchrun import Node, run_processes
 
@@ -44,7 +45,7 @@ def learn_once(
         if code := check(config, world_size=processes * (this.count if this else 1), overwrite=overwrite):
             return code  # every process would find this mistake
         return run_processes("stage2_cli", ["learn", str(path), *_again(changes)], processes=processes, node=this)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's workers have their own sessions, which nobody else ends
+    if launched:  # torchrun's workers have their own sessions, which nobody else ends
         end_with_parent()
     from stage2_trainer.main import learn
 

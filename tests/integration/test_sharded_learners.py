@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from tests import forked
 from tests.integration.runs import learn
-from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, losses, zero
+from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, zero
 from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.timeout(400)
@@ -79,26 +80,50 @@ def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
     expected, _ = learn(config_of(one, learners="one", **whole))
     where = {"processes": 1, "machines": 2} if scope == ON_TWO_MACHINES else {"processes": 2}
     steps, log = learn(config_of(two, learners="sharded", **whole), **where)
-    for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
-        assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
+    assert_same_figures(steps, expected)
     assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)
     assert answers(two) == answers(one)
     assert log.count("answers as the learner does") >= STEPS, "each sync is proved, by one process"
 
 
+def assert_same_figures(steps, expected):
+    for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
+        assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
+
+
+def zero_with_weights(stage):
+    """ZeRO whose checkpoints have whole weights as well."""
+    config = zero(stage)
+    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    return config
+
+
 def test_zero_3_learns_what_one_process_does(config_of, tmp_path):
-    few = {"max_steps": 2, "save_strategy": "no"}
-    expected, _ = learn(config_of(tmp_path / "one", learners="one", training=few, **FULL))
-    config = config_of(tmp_path / "two", learners="sharded", training=few, deepspeed=zero(3), **FULL)
+    one, two, few = tmp_path / "one", tmp_path / "two", {"max_steps": 2}
+    expected, _ = learn(config_of(one, learners="one", training=few, **FULL))
+    config = config_of(two, learners="sharded", training=few, deepspeed=zero_with_weights(3), **FULL)
     steps, log = learn(config, processes=2, imports=DEEPSPEED)
-    assert losses(steps) == pytest.approx(losses(expected), rel=ALIKE)
+    assert_same_figures(steps, expected)
+    assert_same_weights(weights(one, 2), weights(two, 2), ALIKE)
     assert log.count("answers as the learner does") >= 2
 
 
-def test_a_run_goes_on_with_another_number_of_processes(config_of, tmp_path):
+@pytest.mark.parametrize("stage", [None, 2, 3], ids=["DDP", "ZeRO-2", "ZeRO-3"])
+def test_a_run_goes_on_with_another_number_of_processes(config_of, tmp_path, stage):
+    """Decayed weights and biases, which are not, have options and counts of steps of their own."""
     whole, changing = tmp_path / "whole", tmp_path / "changing"
-    learn(config_of(whole, learners="sharded"))
+    deepspeed, imports = {}, forked.LEARNER
+    if stage:
+        deepspeed, imports = {**FULL, "deepspeed": zero_with_weights(stage)}, DEEPSPEED
+
+    def run(output, processes, steps):
+        few = {"max_steps": steps, "weight_decay": 0.1}
+        config = config_of(output, learners="sharded", training=few, **deepspeed)
+        return learn(config, processes=processes, imports=imports)[0]
+
+    expected = run(whole, 2, STEPS)
     for step, processes in ((1, 2), (2, 1), (3, 2)):
-        steps, _ = learn(config_of(changing, learners="sharded", training={"max_steps": step}), processes=processes)
-    assert [step["step"] for step in steps] == [1, 2, 3]
+        steps = run(changing, processes, step)
+    assert_same_figures(steps, expected)
     assert_same_weights(weights(whole, STEPS), weights(changing, STEPS), ALIKE)
+    assert not list(changing.rglob("*universal")), "the state in one piece is removed"

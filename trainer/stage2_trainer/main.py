@@ -27,7 +27,7 @@ from stage2_trainer.process.checkpoints import (
     CheckpointError,
     NonFiniteError,
     check_course,
-    check_shards,
+    divided_among,
     ends_training,
     flaw_of,
     newest_whole,
@@ -136,7 +136,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         _remove_earlier_run(config)
     config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
-    checkpoint = _checkpoint(config, course, world_size)
+    checkpoint = _checkpoint(config, course)
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
@@ -187,6 +187,10 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
     if checkpoint is not None:
         logger.info("resuming from %s", checkpoint)
         trainer.args.eval_on_start = False
+        if trainer.is_deepspeed_enabled and divided_among(Path(checkpoint)) not in (0, trainer.args.world_size):
+            from stage2_trainer.process.deepspeed_compat import load_undivided
+
+            load_undivided(trainer, Path(checkpoint))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except (CheckpointError, NonFiniteError):
@@ -237,10 +241,10 @@ def _remove_earlier_run(config: RunConfig) -> None:
         logger.warning("--overwrite: removed %s", removed)
 
 
-def _checkpoint(config: RunConfig, course: Mapping[str, Any], world_size: int) -> str | None:
+def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
     """Return the checkpoint to resume from: the configured one, else the newest whole one of the output folder.
 
-    Raises ConfigError for one that is not whole, of another run, or that so many processes cannot load.
+    Raises ConfigError for one that is not whole, or of another run.
     """
     training = config.training
     if (path := training.resume_from_checkpoint) is None:
@@ -251,7 +255,6 @@ def _checkpoint(config: RunConfig, course: Mapping[str, Any], world_size: int) -
         raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
     if path is not None:
         check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
-        check_shards(Path(path), world_size=world_size)
     return path
 
 

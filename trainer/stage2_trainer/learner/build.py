@@ -114,7 +114,7 @@ def _rollouts(
         return NoRollouts(config.training.seed)
     if in_process(config):
         return local_rollouts(config, policy, cache, context, state)
-    if _divides_rows(config):
+    if _divides_rows(config) or shards_weights(config):  # ZeRO-3 parts with the weights of a single process, too
         whole = state.whole if shards_weights(config) else None
         connect = partial(server_rollouts, config, policy, context, stack)
         return FirstProcessRollouts(connect, context.interrupt, whole=whole)

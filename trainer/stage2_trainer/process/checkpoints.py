@@ -235,16 +235,9 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
         logger.warning("%s: %r, and %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
 
 
-def check_shards(checkpoint: Path, *, world_size: int) -> None:
-    """Raise ConfigError for a checkpoint in which DeepSpeed divided the optimizer's state among other processes."""
-    shards = len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
-    if shards in (0, world_size):
-        return
-    rule = (
-        f"DeepSpeed divided the optimizer's state of {checkpoint} among {shards} processes, and divides it anew never"
-    )
-    way_out = f"start {shards} learner processes (spec.learner.gpus, --processes), or name another training.output_dir"
-    raise ConfigError([Problem("WORLD_SIZE", world_size, rule, way_out)])
+def divided_among(checkpoint: Path) -> int:
+    """Return among how many processes DeepSpeed divided the optimizer's state of a checkpoint; 0: it did not."""
+    return len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
 
 
 def _manifest(checkpoint: Path) -> Any:

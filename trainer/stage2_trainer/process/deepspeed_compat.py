@@ -6,16 +6,33 @@ they are removed meanwhile, through DeepSpeed's private fields, as `unwrap_model
 (huggingface/trl#1617, deepspeedai/DeepSpeed#5658). Restoring them leaves the coordinator's trace stale unless DeepSpeed
 drops it (deepspeedai/DeepSpeed#8043, in 0.19.8). It goes when DeepSpeed has a public context manager for this that
 takes the engine.
+
+`load_undivided` resumes with another number of processes. ZeRO-3 (deepspeedai/DeepSpeed#5475, as of 0.19.8) then gives
+all parameter groups the options of the first, weight decay too, and one count of steps, which each group's step raises.
+The mend goes when it restores each group's own; no upstream issue found.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 
 GatherWeights = Callable[[Any], AbstractContextManager[object]]
 """Returns a context in which all weights of a model are whole in this process."""
+_UNDIVIDED = "universal"
+"""The folder of a checkpoint that holds its state in one piece while it is loaded."""
 
 
 def compile_nothing() -> None:
@@ -57,3 +74,70 @@ def _remove(hooks: Any) -> None:
     for hook in (*hooks.forward_hooks, *hooks.backward_hooks, hooks.fwd_pre_hook):
         hook.remove()
     hooks.forward_hooks, hooks.backward_hooks = [], []
+
+
+def load_undivided(trainer: Any, checkpoint: Path) -> None:
+    """Let a trainer resume from a checkpoint whose state DeepSpeed divided among another number of processes.
+
+    The first process writes the state in one piece into the checkpoint's folder (DeepSpeed's universal checkpoint), of
+    which each process loads its part; it is removed once training begins. All processes must call it.
+
+    Raises:
+        ConfigError: the state cannot be divided anew.
+    """
+    group, why = host_group(), None
+    if trainer.args.load_best_model_at_end:
+        why = "training.load_best_model_at_end may name a checkpoint of other processes at the end"
+    elif rank() == 0:
+        try:
+            _write_undivided(checkpoint)
+        except (LookupError, AssertionError, RuntimeError, ValueError) as error:  # an optimizer other than Adam, say
+            why = f"{type(error).__name__}: {error}"
+    for reason in filter(None, gathered(why, group)):
+        rule = f"another number of processes wrote {checkpoint}, and DeepSpeed cannot divide its state anew ({reason})"
+        way_out = "start as many as then (spec.learner.gpus, --processes), or name another training.output_dir"
+        raise ConfigError([Problem("WORLD_SIZE", world_size(), rule, way_out)])
+    trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+    trainer.add_callback(_UndividedState(trainer, checkpoint, group))
+
+
+def _write_undivided(checkpoint: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    _remove_undivided(checkpoint)
+    tag = (checkpoint / "latest").read_text(encoding="utf-8").strip()
+    options = {
+        "input_folder": str(checkpoint / tag),
+        "output_folder": str(checkpoint / _UNDIVIDED),
+        "num_extract_workers": 1,  # others would load what a pickle names
+        "num_merge_workers": 1,
+        "keep_temp_folder": False,
+        "strict": True,
+        "inject_missing_state": True,
+    }
+    with redirect_stdout(sys.stderr):
+        ds_to_universal.main(Namespace(**options))
+
+
+def _remove_undivided(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint / _UNDIVIDED, ignore_errors=True)
+    (checkpoint / f"latest_{_UNDIVIDED}").unlink(missing_ok=True)
+
+
+class _UndividedState(TrainerCallback):
+    """Mends what was loaded of an undivided state, and removes it."""
+
+    def __init__(self, trainer: Any, checkpoint: Path, group: Any) -> None:
+        self._trainer, self._checkpoint, self._group = trainer, checkpoint, group
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restore each parameter group's own options, and give each its own count of steps."""
+        saved = torch.load(self._checkpoint / _UNDIVIDED / "zero" / "optimizer_state.pt", map_location="cpu")
+        optimizer = self._trainer.model_wrapped.optimizer.optimizer
+        for group, options in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            group |= {key: value for key, value in options.items() if key != "params"}
+        for moments in optimizer.state.values():
+            moments["step"] = deepcopy(moments["step"])
+        gathered(None, self._group)  # a barrier
+        if rank() == 0:
+            _remove_undivided(self._checkpoint)

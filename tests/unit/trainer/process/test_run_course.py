@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.model_files import SAMPLE_BYTES, model_fingerprint
-from stage2_trainer.process.checkpoints import check_course, check_shards, write_course
+from stage2_trainer.process.checkpoints import check_course, divided_among, write_course
+from stage2_trainer.process.deepspeed_compat import load_undivided
 from stage2_trainer.telemetry.run_log import remove_run
 
 COURSE = {"training.seed": 1, "training.lr_scheduler_kwargs": {"min_lr": 1e-6}, "model.model": "sha256 a"}
@@ -50,13 +53,19 @@ def test_differences_that_are_allowed_are_logged(checkpoint, caplog):
     assert "training.seed: 2, and 1" in caplog.text
 
 
-def test_what_deepspeed_divided_among_other_processes_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("best", "reason"), [(False, "KeyError: 'optimizer_state_dict'"), (True, "load_best_model_at")]
+)
+def test_what_deepspeed_cannot_divide_anew_is_refused_with_the_reason(tmp_path, best, reason):
+    pytest.importorskip("deepspeed")
     (tmp_path / "global_step2").mkdir()
+    (tmp_path / "latest").write_text("global_step2")
     for rank in range(2):
-        (tmp_path / "global_step2" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").touch()
-    check_shards(tmp_path, world_size=2)
-    with pytest.raises(ConfigError, match="among 2 processes"):
-        check_shards(tmp_path, world_size=1)
+        torch.save({}, tmp_path / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    assert divided_among(tmp_path) == 2
+    trainer = SimpleNamespace(args=SimpleNamespace(load_best_model_at_end=best))
+    with pytest.raises(ConfigError, match=reason):
+        load_undivided(trainer, tmp_path)
 
 
 def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):
