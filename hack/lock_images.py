@@ -46,10 +46,13 @@ class Lock:
         return FOLDER / f"{self.name}.txt"
 
 
-OF_MODELS = ("numpy", "scipy", "pycocotools", "pillow", "contourpy", "matplotlib", "jinja2", "safetensors")
+OF_COMMANDS = (
+    *("numpy", "scipy", "pycocotools", "pillow", "contourpy", "matplotlib", "jinja2", "safetensors"),
+    *("typer", "rich"),
+)
 LOCKS = (
-    # What the trainer and its reports need, and the controller never imports: 250 MB less.
-    Lock("controller", ("controller",), (BUILD_BACKEND,), OF_MODELS),
+    # What the commands and their reports need, and the controller never imports: 270 MB less.
+    Lock("controller", ("controller",), left_out=OF_COMMANDS),
     # Triton has no use on a CPU, and nothing here hears or films: 700 MB less.
     Lock("cpu", ("trainer",), (BUILD_BACKEND,), ("triton", "torchaudio", "torchcodec"), groups=("cpu",)),
     Lock("gpu", ("trainer", "gpu", "deepspeed", "mlflow", "swanlab", "trackio", "wandb"), (BUILD_BACKEND,)),

@@ -51,6 +51,11 @@ RUN set -eu; \
     fi; \
     rm -rf /src/*
 
+LABEL org.opencontainers.image.title="stage2 trainer" \
+    org.opencontainers.image.description="Rollout servers and learner of a RolloutMatchingJob" \
+    org.opencontainers.image.licenses=Apache-2.0 \
+    org.opencontainers.image.revision=$COMMIT
+
 # A name for a user without an entry in /etc/passwd, whatever its number: kopf, PyTorch and others ask for one.
 ENV USER=stage2 LOGNAME=stage2
 USER 10001:10001

@@ -17,10 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import registry
 from tests.shared import shared
 from tests.tools import LOCAL_CLUSTER, tool
 
 ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "stage2"
+NAMED = ("STAGE2_CONTROLLER_IMAGE", "STAGE2_TRAINER_IMAGE")
 BUILD_TIMEOUT_S = 3600
 """The first run on a machine builds Kubernetes and the trainer's image."""
 JOB_TIMEOUT_S = 900
@@ -37,11 +40,12 @@ ON_A_KUBELET = {
 
 
 @dataclass(frozen=True)
-class Images:
-    """References that a pod can use."""
+class Published:
+    """Images that a pod can use, and what helm installs."""
 
     controller: str
     trainer: str
+    chart: Sequence[str]
 
 
 class LocalCluster:
@@ -145,34 +149,49 @@ def on_local_cluster(kubeconfig: Path, local_cluster: LocalCluster) -> Path:
 @pytest.fixture(scope="session")
 def controller_image(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> str:
     """Image of the controller: STAGE2_CONTROLLER_IMAGE, else built and loaded into the local cluster."""
-    return _image(request, local_cluster, "controller")
-
-
-@pytest.fixture(scope="session")
-def stage2_images(request: pytest.FixtureRequest, local_cluster: LocalCluster, controller_image: str) -> Images:
-    """Both images: STAGE2_CONTROLLER_IMAGE and STAGE2_TRAINER_IMAGE, else built and loaded into the local cluster."""
-    return Images(controller=controller_image, trainer=_image(request, local_cluster, "trainer"))
-
-
-def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: str) -> str:
-    if named := os.environ.get(f"STAGE2_{name.upper()}_IMAGE"):
+    if named := os.environ.get(NAMED[0]):
         return named
     request.getfixturevalue("on_local_cluster")
-    local_cluster("build", name)
-    return f"stage2/{name}:dev"
+    local_cluster("build", "controller")
+    return "stage2/controller:dev"
 
 
 @pytest.fixture(scope="session")
-def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder: Path) -> Iterator[Path]:
-    """The kubeconfig of a cluster on which the chart is installed with these images, removed at the session's end."""
+def published(request: pytest.FixtureRequest, local_cluster: LocalCluster, session_folder: Path) -> Iterator[Published]:
+    """STAGE2_CONTROLLER_IMAGE, STAGE2_TRAINER_IMAGE and this chart; else all three built here, in a registry."""
+    if (controller := os.environ.get(NAMED[0])) and (trainer := os.environ.get(NAMED[1])):
+        yield Published(controller, trainer, (str(CHART),))
+        return
+    request.getfixturevalue("on_local_cluster")
+    helm, folder = request.getfixturevalue("helm"), session_folder / "registry"
+
+    def publish(host: str) -> list[str]:
+        local_cluster("build")
+        subprocess.run([helm, "package", CHART, f"--destination={folder}"], check=True)
+        (packed,) = folder.glob("stage2-*.tgz")
+        subprocess.run([helm, "push", packed, f"oci://{host}/charts", "--plain-http"], check=True)
+        return local_cluster("push", f"{host}/stage2", "--plain-http").stdout.split()
+
+    def start() -> tuple[int, int]:
+        return registry.start(tool("docker-registry"), folder)
+
+    with shared(session_folder, "registry", start, lambda started: registry.stop(started[0], folder)) as (_, port):
+        host = f"127.0.0.1:{port}"
+        with shared(session_folder, "published", lambda: publish(host), lambda _: None) as (controller, trainer):
+            yield Published(controller, trainer, (f"oci://{host}/charts/stage2", "--plain-http"))
+
+
+@pytest.fixture(scope="session")
+def installed(kubeconfig: Path, published: Published, helm: str, session_folder: Path) -> Iterator[Path]:
+    """The kubeconfig of a cluster on which the published chart is installed, removed at the session's end."""
     command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
     chosen = {
-        "image.controller": stage2_images.controller,
-        "image.trainer": stage2_images.trainer,
+        "image.controller": published.controller,
+        "image.trainer": published.trainer,
         "controller.progressSeconds": "1",  # a job of these tests trains for seconds, and is seen while it does
     }
     values = [f"--set={name}={value}" for name, value in chosen.items()]
-    install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
+    install = ["upgrade", "--install", "stage2", *published.chart, "--create-namespace", "--take-ownership"]
 
     def create() -> None:
         subprocess.run([*command, *install, "--wait", "--timeout=10m", *values], check=True)

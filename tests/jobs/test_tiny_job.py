@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.clusters import Images, whole_record
+from tests.clusters import Published, whole_record
 
 ROOT = Path(__file__).parents[2]
 JOB = "job-3v1-tiny"
@@ -19,14 +19,15 @@ RISE = 0.02
 
 
 @pytest.fixture(scope="module")
-def demo(installed: Path, stage2_images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def demo(installed: Path, published: Published, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The output folder of `make demo-cluster`, run to its end beside another job; its own is removed afterwards."""
     folder = tmp_path_factory.mktemp("demo")
     environment = {
         **os.environ,
         "KUBECONFIG": str(installed),
-        "STAGE2_CONTROLLER_IMAGE": stage2_images.controller,
-        "STAGE2_TRAINER_IMAGE": stage2_images.trainer,
+        "STAGE2_CONTROLLER_IMAGE": published.controller,
+        "STAGE2_TRAINER_IMAGE": published.trainer,
+        "STAGE2_CHART": " ".join(published.chart),
     }
     try:
         done = subprocess.run(
@@ -63,6 +64,17 @@ def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubec
     digests = {image["name"]: image["digest"] for image in status["images"]}
     assert set(digests) == {"server-0", "server-1", "server-2", "learner"}
     assert all("sha256:" in digest for digest in digests.values()), digests
+
+
+def test_pods_run_the_images_that_were_pushed(demo: Path, kubeconfig: Path, published: Published) -> None:
+    """The images that this session built are in a registry, from which pods pull them by their digests."""
+    if "@" not in published.trainer:
+        pytest.skip("the images of this cluster are named without digests")
+    status = json.loads(_kubectl(kubeconfig, "get", "rmj", JOB, "--output=json"))["status"]
+    assert {image["digest"] for image in status["images"]} == {published.trainer.partition("@")[2]}
+    pods = _kubectl(kubeconfig, "get", "pods", "--namespace=stage2-system", "--output=json")
+    ran = [one["imageID"] for pod in json.loads(pods)["items"] for one in pod["status"]["containerStatuses"]]
+    assert set(ran) == {published.controller}
 
 
 def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:

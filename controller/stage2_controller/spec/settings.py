@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -161,8 +160,8 @@ def _lies_in(folder: str, allowed: tuple[str, ...]) -> bool:
     return ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed)
 
 
-DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
-"""The image of jobs that name none, unless the chart sets another."""
+DEFAULT_IMAGE = "registry.invalid/trainer:none"
+"""Stands for the image of jobs that name none where no chart names one: nobody can own the host (RFC 6761)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands: up, down, cut-off, mend, status, enable, disable, tool, load, build, check-gpu-image, cache."""
+"""The commands: up, down, cut-off, mend, status, enable, disable, tool, load, build, push, check-gpu-image, cache."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from local_cluster import buildah, cluster, containerd, gpu_image, images, locks, packaged, teardown
 from local_cluster import cache as kept
-from local_cluster import cluster, containerd, gpu_image, images, locks, packaged, teardown
 from local_cluster.addons import ADDONS, Addon
 from local_cluster.layout import MAX_NODES, ClusterError, Layout
 from local_cluster.processes import recorded
@@ -202,6 +202,24 @@ def build(
             if containerd.containerd_answers(layout):
                 with console.status(f"loading {image.name}"):
                     images.load_built(layout, image.reference)
+    except ClusterError as error:
+        raise _fail(error) from error
+
+
+@app.command()
+def push(
+    repository: Annotated[str, typer.Argument(help="The folder of a registry, such as registry.example/team.")],
+    home: Home = None,
+    tag: Annotated[str, typer.Option(help="The tag of both images.")] = "dev",
+    plain_http: Annotated[bool, typer.Option("--plain-http", help="Speak no TLS.")] = False,
+) -> None:
+    """Push stage2's images as they were built, and print the name of each by its digest."""
+    layout = _layout(home)
+    try:
+        for image in images.PROJECT_IMAGES:
+            target = f"{repository}/{image.name}:{tag}"
+            with console.status(f"pushing {target}"):
+                typer.echo(buildah.push(layout, image.reference, target, plain_http=plain_http))
     except ClusterError as error:
         raise _fail(error) from error
 

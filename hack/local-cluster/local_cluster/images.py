@@ -230,10 +230,14 @@ def _drop_packed(layout: Layout, layers: Sequence[buildah.Layer]) -> None:
 
 
 def _forget_superseded(layout: Layout) -> None:
-    """Remove images whose name a newer one has taken: the kubelet is configured to keep all images."""
+    """Remove images whose name a newer one has taken, or that came from a registry on this machine, which tests start.
+
+    The kubelet is configured to keep all images.
+    """
     rows = [line.split() for line in ctr(layout, "images", "list").splitlines()[1:]]
-    named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
-    superseded = [name for name, _, digest, *_ in rows if name.startswith("sha256:") and digest not in named]
+    passing = ("sha256:", "127.0.0.1:")
+    named = {digest for name, _, digest, *_ in rows if not name.startswith(passing)}
+    superseded = [name for name, _, digest, *_ in rows if name.startswith(passing) and digest not in named]
     if superseded:
         ctr(layout, "images", "remove", *superseded)
 
