@@ -1,4 +1,4 @@
-"""Write the generated files: YAML and schemas of `crds`, reference, the page of commands, the chart's README, pictures.
+"""Write the generated files: YAML and schemas of `crds`, pages of the reference, the chart's README, pictures.
 
 python hack/generate.py           write the files
 python hack/generate.py --check   write nothing; show the difference and end with 1 if a file is stale
@@ -22,6 +22,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from chart_readme import chart_readme
 from concept_pictures import pictures
+from controller_pages import conditions_page, metrics_page
 from stage2_api.admission import known_keys_policy
 from stage2_api.crd import custom_resource_definition
 from stage2_api.job import RolloutMatchingJob
@@ -68,6 +69,8 @@ def generated() -> dict[Path, str]:
         Path("crds/schema/training.json"): _schema(_training_schema()),
         Path("docs/reference.md"): reference_markdown(),
         Path("docs/cli.md"): "\n".join([_COMMANDS, *_commands(app, "stage2"), *_commands(plugin, "kubectl stage2")]),
+        Path("docs/conditions.md"): conditions_page(),
+        Path("docs/metrics.md"): metrics_page(),
         Path("charts/stage2/README.md"): chart_readme(),
         **pictures(),
     }

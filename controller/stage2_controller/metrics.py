@@ -22,12 +22,20 @@ _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RESULTS = ("done", "retry", "error")
 _ROLLOUT, _LEARNER = RolloutSpec(), LearnerSpec()  # with the contract's defaults
 _UNFINISHED = (reasons.PENDING, reasons.STARTING, reasons.RUNNING)
-# Each has the labels namespace and name, and those given here, whose values are few.
-_OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "stage2_job_phase": ("1 for the phase of the job, and for why it does not train.", ("phase", "reason")),
-    "stage2_job_problem": ("1 for each condition that an unfinished job does not meet.", ("condition", "reason")),
+OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "stage2_job_phase": (
+        "1: the phase, and the reason of the condition Training, or of Failed; one series for each job.",
+        ("phase", "reason"),
+    ),
+    "stage2_job_problem": (
+        "1 for each condition that a job which has not ended does not meet, and for NoLongerValid.",
+        ("condition", "reason"),
+    ),
     "stage2_job_gpus_held": ("GPUs of the job's pods that have a node.", ()),
-    "stage2_job_first_step_seconds": ("Seconds from the start or last resume to the first optimizer step.", ()),
+    "stage2_job_first_step_seconds": (
+        "Seconds from the start or last resume to the first optimizer step (status.firstStepTime).",
+        (),
+    ),
     "stage2_job_report_age_seconds": ("Seconds since the running learner last gave a report.", ()),
     "stage2_job_server_restarts": ("Restarts of the server that has most of them.", ()),
     "stage2_job_restarts": ("Times that the learner was started again.", ()),
@@ -36,6 +44,7 @@ _OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stage2_job_loss": ("Loss of the last optimizer step.", ()),
     "stage2_job_sync_seconds": ("Seconds of the last weight sync.", ()),
 }
+"""Text, and labels besides namespace and name, whose values are few."""
 
 
 class Metrics:
@@ -48,7 +57,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self.passes = Counter("stage2_reconcile", "Passes over jobs, by result.", ["result"], registry=self.registry)
+        self.passes = Counter(
+            "stage2_reconcile", "Passes over jobs, by result: done, retry or error.", ["result"], registry=self.registry
+        )
         for result in _RESULTS:  # start at 0: Prometheus sees no increase in a counter that starts at 1
             self.passes.labels(result)
         self.pass_seconds = Histogram(
@@ -56,7 +67,7 @@ class Metrics:
         )
         self.requests = Counter(
             "stage2_api_requests",
-            "Requests to the API server, besides watches.",
+            "Requests to the API server besides watches, by verb, resource and code (0: no answer).",
             ["verb", "resource", "code"],
             registry=self.registry,
         )
@@ -99,7 +110,7 @@ class _Jobs:
         """Yield each metric with its values of all jobs."""
         families = {
             name: GaugeMetricFamily(name, text, labels=["namespace", "name", *more])
-            for name, (text, more) in _OF_JOB.items()
+            for name, (text, more) in OF_JOB.items()
         }
         for job in self._store.all_of(names.KIND):
             key = Key(job["metadata"]["namespace"], job["metadata"]["name"])

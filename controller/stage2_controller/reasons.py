@@ -88,12 +88,12 @@ TRAINING: Final = "Training"
 TRAINS: Final = "Trains"
 NO_STEP_YET: Final = "NoStepYet"
 
-# Conditions Ready, Reconciling and Stalled, as kstatus reads them. The last two are present only when true.
+# Conditions Ready, Reconciling and Stalled: as kstatus reads them. The last two are present only when true.
 READY: Final = "Ready"  # the job is as its spec says: it works, is suspended, or has succeeded
 RECONCILING: Final = "Reconciling"  # it is on its way there
 STALLED: Final = "Stalled"  # it does not get there unless somebody acts
 
-# Condition Suspended, present while spec.suspend is true.
+# Condition Suspended: present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 PODS_ENDING: Final = "PodsEnding"  # of a suspended job: its learner writes its checkpoint
 
