@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any
@@ -202,7 +203,7 @@ class StepAnswers:
         Raises as `micro_steps`, except for bad samples.
         """
         for index in self._own:
-            self._wait([index])
+            self._wait(self._segments[index])
         with self.stopwatch.measure("rollout_generate"):
             self._answers.result()
         return [(index, self._segment(index)) for index in self._own]
@@ -227,7 +228,7 @@ class StepAnswers:
         for start, end in pairwise(accumulate(self._sizes, initial=0)):
             segments = []
             for index in range(start, end):
-                self._wait([index])
+                self._wait(self._segments[index])
                 segments.append(self._segment(index))
             if end == len(self):
                 self._finish()
@@ -235,20 +236,20 @@ class StepAnswers:
 
     def as_they_come(self) -> Iterator[tuple[int, Segment]]:
         """Yield all segments with their places in the step, each as soon as it is encoded. Raises as `micro_steps`."""
-        left = list(range(len(self)))
+        left = dict.fromkeys(range(len(self)))
+        encoded = _Done(self._segments)
         while left:
-            self._wait(left)
+            self._wait(encoded.next)
             # if all rollouts have arrived and none is encoded yet, block on the first
-            for index in [index for index in left if self._segments[index].done()] or left[:1]:
-                left.remove(index)
+            for index in [index for index in encoded.take() if index in left] or [next(iter(left))]:
+                del left[index]
                 yield index, self._segment(index)
         self._finish()
 
-    def _wait(self, indices: Sequence[int]) -> None:
-        """Wait until one of these segments is encoded, or all rollouts have arrived."""
-        some = [self._segments[index] for index in indices]
+    def _wait(self, segment: Future[Any]) -> None:
+        """Wait until this segment is encoded, or all rollouts have arrived."""
         with self.stopwatch.measure("rollout_generate"):
-            while not self._answers.wait_for(some, patience_s=CHECK_S):
+            while not self._answers.wait_for([segment], patience_s=CHECK_S):
                 self._check()
 
     def _segment(self, index: int) -> Segment:
@@ -322,3 +323,30 @@ class StepAnswers:
             return encoded.result()  # this thread has encoded it before
         record = self._records[index]
         return self._supervisor.prompt(record, self._supervisor.chat(record), self._thread_stopwatch)
+
+
+class _Done:
+    """The futures of a list that are done, by number; finding the next costs the same however many there are.
+
+    next: done as soon as one is that `take` has not returned.
+    """
+
+    def __init__(self, futures: Sequence[Future[Any]]) -> None:
+        self.next: Future[None] = Future()
+        self._lock = Lock()
+        self._numbers: list[int] = []
+        for number, future in enumerate(futures):
+            future.add_done_callback(partial(self._note, number))
+
+    def take(self) -> list[int]:
+        """Return those that are done since the last call, in rising order."""
+        with self._lock:
+            numbers, self._numbers = self._numbers, []
+            self.next = Future()
+        return sorted(numbers)
+
+    def _note(self, number: int, future: Future[Any]) -> None:
+        with self._lock:
+            self._numbers.append(number)
+            if not self.next.done():
+                self.next.set_result(None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
@@ -83,18 +86,20 @@ class SeedPlan:
         >>> [SeedPlan(17, 0, 4, sizes=(2, 0, 1)).position(i) for i in range(3)]
         [(4, 0), (4, 1), (6, 0)]
         """
-        start = 0
-        for offset, size in enumerate(self.sizes):
-            if index < start + size:
-                return self.micro_step + offset, index - start
-            start += size
-        return self.micro_step + max(len(self.sizes) - 1, 0), index - start + (self.sizes[-1] if self.sizes else 0)
+        starts = self._starts
+        offset = min(bisect_right(starts, index, lo=1), max(len(self.sizes), 1)) - 1
+        return self.micro_step + offset, index - starts[offset]
 
     def seed(self, index: int) -> int:
         """Return the seed of request `index`; it does not depend on the requests around it."""
         micro_step, own = self.position(index)
         others = self._others(micro_step - self.micro_step)
         return request_seed(self.training_seed + others, self.global_step, micro_step, own)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """The first request of each micro-step, and the number of all."""
+        return tuple(accumulate(self.sizes, initial=0))
 
     def _others(self, offset: int) -> int:
         return self.before[offset] if self.before else 0

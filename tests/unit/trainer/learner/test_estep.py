@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.learner.estep import StepAnswers
 from stage2_trainer.learner.listeners import ParseFailureLog, sample_document
 from stage2_trainer.learner.supervise import sample_stats
 from stage2_trainer.matching import supervision
+from stage2_trainer.rollouts.rollout_source import Answers
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import ScriptedBackend, build_e_step, only_first, segments_of, shifted
 
@@ -95,3 +99,32 @@ def test_only_the_first_parse_failures_are_logged(matcher, records, caplog):
     broken = [matcher.match(one, Rollout([1], [300, 301], "", "s", 0, "stop")) for one in records]
     ParseFailureLog(2)(broken)
     assert [record.sample_id in caplog.text for record in records] == [True, True, False]
+
+
+class Numbers(StepAnswers):
+    """Answers whose segments are their numbers."""
+
+    def _segment(self, index):
+        return index
+
+    def _finish(self):
+        pass
+
+
+def test_each_answer_is_awaited_at_the_same_cost_however_many_there_are():
+    count, awaited, batch = 40, [], Future()
+
+    class Counted(Answers):
+        def wait_for(self, some, *, patience_s=None):
+            awaited.extend(some)
+            return super().wait_for(some, patience_s=patience_s)
+
+    step = Numbers([[None]] * count, SimpleNamespace(supervisor=None), None, model=None, global_step=1)
+    step._answers = Counted(lambda error, tries: batch)
+    come = step.as_they_come()
+    for index in reversed(range(1, count)):
+        step._segments[index].set_result(None)
+        assert next(come) == (index, index)
+    batch.set_result(None)  # the last is not encoded yet
+    assert [*come] == [(0, 0)]
+    assert len(awaited) == count

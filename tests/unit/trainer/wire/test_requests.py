@@ -30,6 +30,19 @@ def test_a_plan_gives_the_seeds_of_its_micro_step():
     assert plan.seed(3) == request_seed(5, 2, 1, 3)
 
 
+def test_the_seeds_of_a_step_cost_no_more_each_where_there_are_many():
+    class Counted(tuple):
+        reads = 0
+
+        def __iter__(self):
+            Counted.reads += len(self)
+            return super().__iter__()
+
+    plan = SeedPlan(17, 3, 0, sizes=Counted((1,) * 1000))
+    assert [plan.position(index) for index in range(1000)] == [(index, 0) for index in range(1000)]
+    assert Counted.reads == 1000
+
+
 def check(size, times=2):
     return RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=size, ngram_repeats=times))
 
