@@ -29,8 +29,8 @@ def lost(monkeypatch, before, policy):
     """A layer is not sent at all."""
     honest = Shipment.for_servers
 
-    def shipment(source, merged_there):
-        whole = honest(source, merged_there)
+    def shipment(source, *others):
+        whole = honest(source, *others)
         kept = tuple(entry for entry in whole.source.entries if LAYER not in entry.name)
         return dataclasses.replace(whole, source=dataclasses.replace(whole.source, entries=kept))
 

@@ -9,9 +9,11 @@ from stage2_api.errors import ConfigError
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.sync.fleet import push as full_push
 from stage2_trainer.sync.fleet.adapter import resolve_mode
+from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import DigestError, SyncReport
 from stage2_trainer.sync.fleet.server import ServerSession, Update
+from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.wire.errors import ServerError
 
@@ -272,3 +274,19 @@ def test_a_push_says_whether_some_server_was_sent_everything(monkeypatch):
         if session:
             session.held = HeldVersions.from_source(merged_weights(model))
     assert said == [True, True, False]
+
+
+def test_what_servers_merge_is_merged_here_once_though_one_of_them_needs_more():
+    merged = []
+
+    class Noted(WeightSource):
+        def __iter__(self):
+            merged.extend(entry.name for entry in self.entries)
+            return super().__iter__()
+
+    weights = Noted(tuple(WeightEntry(name, torch.ones(2), None, trains=True) for name in ("a", "b")))
+    digests = Digests()
+    shipments = [Shipment(weights, {}, made, made.names(), digests) for made in (weights.only({"a"}), weights)]
+    for shipment in shipments:
+        shipment.digest_what_servers_merge()
+    assert merged == ["a", "b"]

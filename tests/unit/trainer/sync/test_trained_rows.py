@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from stage2_trainer.process.policy import adapt, output_table
 from stage2_trainer.sync.fleet.delivery import Shipment
+from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.merge_math import Rounding
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
@@ -90,7 +91,7 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     policy = moved(adapt(copy.deepcopy(base), ["vit", "aligner"], LORA, token_rows=ROWS))
     source = merged_weights(policy, rounding=rounding)
     made = frozenset(entry.name for entry in source.entries if entry.change is not None)
-    shipment = Shipment.for_servers(source, made)
+    shipment = Shipment.for_servers(source, made, Digests())
     server, loaded = ServerMerge(str(tmp_path), torch.device("cpu")), {}
     server.update(
         shipment.header["merge"],

@@ -46,8 +46,8 @@ class Shipment:
     """The tensors that are sent to servers that need the same.
 
     source: what is sent. header: what the announcement has beside names, dtypes and shapes. made: what the servers make
-    of it and of their own model folder; the learner makes it too, for its digest. names, digests: what the servers must
-    hold after it, and the digests of that; None = they are not compared.
+    of it and of their own model folder; the learner makes it too, for its digest. names: what the servers must hold
+    after it. digests: those of the push so far, by which that is compared; None = it is not.
     """
 
     source: WeightSource
@@ -57,17 +57,18 @@ class Shipment:
     digests: Digests | None = None
 
     @classmethod
-    def for_servers(cls, source: WeightSource, merged_there: frozenset[str]) -> Shipment:
+    def for_servers(cls, source: WeightSource, merged_there: frozenset[str], digests: Digests) -> Shipment:
         """Return the shipment after which servers hold `source`.
 
         They merge `merged_there` of it from adapter parts and their own model folder, and get the rest merged.
+        digests: of all shipments of the push.
         """
         recipe, whole = source.only(merged_there), source.only(source.names() - merged_there)
         parts = [part for entry in recipe.entries for part in _parts(entry)]
         tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in recipe.entries]
         header = Recipe(tensors, source.rounding.version).to_wire()
         sent = WeightSource((*parts, *whole.entries), source.rounding, source.kept)
-        return cls(sent, header, recipe, source.names(), Digests())
+        return cls(sent, header, recipe, source.names(), digests)
 
     @cached_property
     def metas(self) -> list[TensorMeta]:
@@ -90,9 +91,9 @@ class Shipment:
 
     @torch.no_grad()
     def digest_what_servers_merge(self) -> None:
-        """Digest what the servers make: each tensor is merged here too, and dropped."""
+        """Digest what the servers make: each tensor is merged here too, once in a push, and dropped."""
         if self.made is not None and self.digests is not None:
-            for name, tensor in self.made:
+            for name, tensor in self.made.only(self.made.names() - self.digests.names()):
                 self.digests.add(name, tensor)
 
     def digest_request(self) -> str | None:

@@ -39,6 +39,7 @@ from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation,
 from stage2_trainer.sync.fleet.proof import Prover
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
+from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES, plan_buckets
@@ -302,8 +303,9 @@ class FullPush:
         for session in update.fit:
             base = session.proven_base if self.location.at_server else None
             alike.setdefault(needs(session.held, base), []).append(session)
+        digests = Digests()
         return [
-            (Shipment.for_servers(weights.only(names), merged_there), sessions)
+            (Shipment.for_servers(weights.only(names), merged_there, digests), sessions)
             for (names, merged_there), sessions in alike.items()
         ]
 

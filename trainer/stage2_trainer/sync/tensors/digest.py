@@ -54,6 +54,10 @@ class Digests:
         """Digest one tensor; a later one of the same name replaces it."""
         self._found[name] = (tensor.dtype, tensor.shape, _bytes_digest(_words(tensor.detach())))
 
+    def names(self) -> frozenset[str]:
+        """Return the names of the tensors."""
+        return frozenset(self._found)
+
     def by_tensor(self) -> dict[str, str]:
         """Return the digest of each tensor, its name, dtype and shape included."""
         numbers = [number.cpu() for *_, number in self._found.values()]
