@@ -127,7 +127,7 @@ def tokens_of(rollout: Rollout) -> int:
 def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
     """Return the learner's source of rollouts over these servers."""
     weights = WeightSync("full", full=TimedPush(backend.base_urls))
-    return ServerRollouts(backend, weights, seed=seed, wait=lambda: None, reporter=Reporter())
+    return ServerRollouts(backend, weights, seed=seed, wait=lambda error: None, reporter=Reporter())
 
 
 class TimedLearner:

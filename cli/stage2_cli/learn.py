@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -17,8 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from stage2_api import log_lines
-from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE
+from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE, ConfigError
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from stage2_cli.config_files import load_addressed
 from stage2_cli.processes import end_with_parent
 
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S = 10.0  # before the first restart; doubled each time, as a Job does
 LONGEST_PAUSE_S = 360.0
+LIST_AGAIN_S = 60.0  # between looks at the list of servers that are waited for
 
 
 def learn_once(
@@ -49,7 +53,39 @@ def learn_once(
         end_with_parent()
     from stage2_trainer.main import learn
 
-    return learn(config, overwrite=overwrite)
+    return learn(config, overwrite=overwrite, servers=ServerList(path, config, changes))
+
+
+class ServerList:
+    """The list of servers in a configuration file, which is read again when the file changes: servers come and go.
+
+    config: what the file says now.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, changes: Sequence[str] = ()) -> None:
+        self._path = path
+        self._changes = changes
+        self._servers = config.rollout_matching.vllm.server.resolved_servers()
+        self._read = self._stamp()
+
+    def __call__(self) -> Sequence[ServerAddress]:
+        """Return the servers that are listed now; the last list where the file is not valid any more."""
+        if (stamp := self._stamp()) != self._read:
+            self._read = stamp
+            try:
+                config = load_addressed(self._path, self._changes)
+                self._servers = config.rollout_matching.vllm.server.resolved_servers() or self._servers
+            except ConfigError as error:
+                logger.warning("the list of servers stays as it was: %s", error)
+        return self._servers
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Return what changes with the content of a file, also behind a link; None of a pipe, which is read once."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return self._read
+        return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def learn_with_restarts(
@@ -70,14 +106,22 @@ def wait_for_servers(path: Path) -> None:
 
     A learner's pod runs this first, so that it holds its node and GPU while the servers load.
     """
-    server = load_addressed(path).rollout_matching.vllm.server
+    config = load_addressed(path)
+    servers = ServerList(path, config)
     from stage2_trainer.wire.client import wait_until_healthy
     from stage2_trainer.wire.credentials import read_token
+    from stage2_trainer.wire.errors import ServerError
 
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
-    urls = [address.base_url for address in server.resolved_servers()]
-    wait_until_healthy(urls, read_token(os.environ), protocol=server.protocol)
+    token, protocol = read_token(os.environ), config.rollout_matching.vllm.server.protocol
+    while True:
+        try:
+            wait_until_healthy([one.base_url for one in servers()], token, timeout_s=LIST_AGAIN_S, protocol=protocol)
+            return
+        except ServerError as error:
+            if error.phase != "health":
+                raise
 
 
 class Restarts:

@@ -5,6 +5,7 @@ tests/unit/trainer/rollouts/test_http, ports and tokens in test_serve and test_s
 """
 
 import contextlib
+import itertools
 import json
 import signal
 import threading
@@ -17,6 +18,7 @@ import yaml
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.members import Members
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, ServerRollouts
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.telemetry.progress import Reporter
@@ -42,17 +44,30 @@ def learner(token):
 
         def make(*served, patience_s=90.0):
             timeout_s = patience(STANDSTILL_S)
-            urls = [server.base_url for server in served]
             addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
             full = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
             stack.callback(full.close)
+            urls = [server.base_url for server in served]
             backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
             stack.callback(backend.close)
+
+            def wait(found, timeout_s=patience_s):
+                wait_until_healthy([one.base_url for one in found], token, timeout_s=timeout_s, some_after_s=0)
+                return found
+
+            def tell(found):
+                full.fleet.set_servers(found)
+                backend.set_servers([one.base_url for one in found])
+
+            members = Members(
+                addresses, listed=lambda: addresses, greet=lambda one: wait([one], 0) and None, wait=wait, tell=tell
+            )
             return ServerRollouts(
                 backend,
                 WeightSync("full", full=full),
                 seed=17,
-                wait=lambda: wait_until_healthy(urls, token, timeout_s=patience_s),
+                wait=lambda error: members.follow(error.servers | backend.lost),
+                follow=lambda: members.follow(backend.lost),
                 reporter=Reporter(),
             )
 
@@ -92,43 +107,32 @@ def restarted(start_server, served):
     return start_server("stub", ports=ports_of(served))
 
 
-def test_a_server_killed_while_it_generates_is_awaited_and_updated(servers, start_server, learner, base, token):
+def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(servers, start_server, learner, base, token):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     before = generate(rollouts, base, 1).rollouts
+    assert {one.server for one in before} == {healthy.base_url, struck.base_url}
     rollouts._reporter.update(phase="training")
-
-    def wait():
-        restarted(start_server, struck)
-
-    rollouts._wait = wait
     with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGKILL)):
         after = generate(rollouts, base, 2)
-    assert [one.version for one in after.rollouts] == [2] * len(CHATS)
+    assert {(one.version, one.server) for one in after.rollouts} == {(2, healthy.base_url)}
     assert [one.token_ids for one in after.rollouts] == [one.token_ids for one in before]
-    assert after.sync is not None
-    assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
+    restarted(start_server, struck)
+    steps = itertools.count(3)
+    while generate(rollouts, base, step := next(steps)).origin["servers"] == [healthy.base_url]:
+        time.sleep(0.05)
+    assert {version_of(one, token) for one in (healthy, struck)} == {str(step)}, "it has everything again"
 
 
-def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(servers, start_server, learner, base, token):
+def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(servers, start_server, learner, base):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     generate(rollouts, base, 1)
     rollouts._reporter.update(phase="training")
-    messages = []
-
-    def wait():
-        messages.append(rollouts._reporter.current.message)
-        strike(struck, signal.SIGCONT)
-        wait_until_healthy([healthy.base_url, struck.base_url], token, timeout_s=60)
-
-    rollouts._wait = wait
     with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGSTOP)):
         after = generate(rollouts, base, 2)
-    assert len(after.rollouts) == len(CHATS)
-    assert f"server {struck.base_url}, phase rollout" in messages[0]
-    assert "does not respond" in messages[0]
-    assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
+    assert {one.server for one in after.rollouts} == {healthy.base_url}
+    assert generate(rollouts, base, 3).origin["servers"] == [healthy.base_url], "nobody waits for it"
 
 
 def test_a_server_killed_while_idle_costs_a_wait_and_nothing_else(servers, start_server, learner, base, token):
@@ -142,9 +146,9 @@ def test_a_server_killed_while_idle_costs_a_wait_and_nothing_else(servers, start
     assert version_of(struck, token) == "2"
 
 
-def test_a_server_that_does_not_come_back_is_named_when_the_wait_is_over(servers, start_server, learner, base):
-    healthy, struck = servers("stub"), start_server("stub")
-    rollouts = learner(healthy, struck, patience_s=2.0)
+def test_the_last_server_is_named_when_it_does_not_come_back_in_time(start_server, learner, base):
+    struck = start_server("stub")
+    rollouts = learner(struck, patience_s=2.0)
     generate(rollouts, base, 1)
     stop(struck.process)
     with pytest.raises(ServerError, match="not healthy within 2 s") as caught:
@@ -152,12 +156,12 @@ def test_a_server_that_does_not_come_back_is_named_when_the_wait_is_over(servers
     assert (caught.value.server, caught.value.phase) == (struck.base_url, "health")
 
 
-def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:
+def learner_config(folder: Path, servers, model_path, *, held_out: int = 2, **training: object) -> Path:
     make_shapes(folder / "shapes", train=4, held_out=held_out)
     vllm = {
         "mode": "server",
         "max_model_len": 512,
-        "server": {"timeout_s": 5.0, "servers": [{"base_url": served.base_url, "group_port": served.group_port}]},
+        "server": {"timeout_s": 5.0, "servers": addresses(servers)},
     }
     config = {
         "model": {"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},
@@ -169,12 +173,13 @@ def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Pa
             "per_device_train_batch_size": 1,
             "effective_batch_size": 1,
             "save_strategy": "no",
+            **training,
         },
         "custom": {
             "trainer_variant": "rollout_matching_sft",
             "train_jsonl": str(folder / "shapes" / "train.jsonl"),
             "user_prompt": "List the shapes.",
-            "extra": {"rollout_matching": {"max_new_tokens": 16, "vllm": vllm}},
+            "extra": {"rollout_matching": {"max_new_tokens": 16, "runaway": {"enabled": False}, "vllm": vllm}},
         },
     }
     path = folder / "config.yaml"
@@ -184,7 +189,7 @@ def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Pa
 
 def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_server, token_file, model_path):
     served = start_server("stub")
-    config, log = learner_config(tmp_path, served, model_path), tmp_path / "learner.log"
+    config, log = learner_config(tmp_path, [served], model_path), tmp_path / "learner.log"
     with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:
         while '"event": "step"' not in log.read_text():
             assert process.poll() is None, log.read_text()
@@ -197,3 +202,46 @@ def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_se
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     steps = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
     assert int(checkpoint.name.partition("-")[2]) == max(one["step"] for one in steps if one["event"] == "step")
+
+
+def addresses(servers):
+    """The servers as a configuration lists them."""
+    return [{"base_url": one.base_url, "group_port": one.group_port} for one in servers]
+
+
+def answers_of(output: Path) -> dict:
+    """The ids of each answer of a run, by step and record."""
+    lines = map(json.loads, (output / "rollouts.jsonl").read_text().splitlines())
+    return {(one["version"], one["sample_id"], one["seed"]): one["token_ids"] for one in lines}
+
+
+def wait_until_answered(output: Path, *servers, process) -> None:
+    """Return once each of these servers has answered."""
+    path = output / "rollouts.jsonl"
+    while not all(path.exists() and f'"server": "{one.base_url}"' in path.read_text() for one in servers):
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def test_answers_do_not_depend_on_servers_that_come_and_go(tmp_path, servers, start_server, token_file, model_path):
+    stays, goes, comes = servers("stub"), start_server("stub"), start_server("stub")
+    found = []
+    for disturbed in (False, True):
+        folder = tmp_path / str(disturbed)
+        folder.mkdir()
+        steps = {"max_steps": 40, "effective_batch_size": 4, "learning_rate": 1e-3}
+        config, log = learner_config(folder, [stays, goes], model_path, **steps), folder / "learner.log"
+        output = folder / "out"
+        with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:
+            if disturbed:
+                wait_until_answered(output, stays, goes, process=process)
+                strike(goes, signal.SIGKILL)
+                document = yaml.safe_load(config.read_text())
+                server = document["custom"]["extra"]["rollout_matching"]["vllm"]["server"]
+                server["servers"] = addresses([stays, comes])
+                config.write_text(yaml.safe_dump(document))
+                wait_until_answered(output, comes, process=process)
+            assert process.wait(timeout=240) == 0, log.read_text()
+        found.append(answers_of(output))
+    assert len(found[0]) == 160
+    assert found[0] == found[1]

@@ -71,7 +71,7 @@ def stage2(tmp_path, model_path):
     """A function that returns a configuration of stage 2 for a server."""
 
     def config(served):
-        found = yaml.safe_load(learner_config(tmp_path, served, model_path).read_text())
+        found = yaml.safe_load(learner_config(tmp_path, [served], model_path).read_text())
         found["training"]["learning_rate"] = 5e-3
         vllm = found["custom"]["extra"]["rollout_matching"]["vllm"]
         vllm["sync"], vllm["server"]["timeout_s"] = {"verify_every": EVERY}, PATIENCE_S

@@ -30,7 +30,7 @@ def learn(tmp_path, token_file, model_path):
     """A function that starts a learner on a server, with keys of `training` and `rollout_matching` changed."""
 
     def start(served, *, held_out=2, training=(), matching=()):
-        path = learner_config(tmp_path, served, model_path, held_out=held_out)
+        path = learner_config(tmp_path, [served], model_path, held_out=held_out)
         config = yaml.safe_load(path.read_text())
         config["training"] |= dict(training)
         section = config["custom"]["extra"]["rollout_matching"]

@@ -112,7 +112,7 @@ def test_a_learner_trains_and_reports_progress_over_tls(tmp_path, start_server, 
     environment = {**files.environment(), "STAGE2_TOKEN_FILE": token_file, "STAGE2_PROGRESS_PORT": port}
     trusted, log = ssl.create_default_context(cafile=files.authority), tmp_path / "learner.log"
     with overheard(served) as (reached, heard):
-        path = learner_config(tmp_path, reached, model_path)
+        path = learner_config(tmp_path, [reached], model_path)
         config = yaml.safe_load(path.read_text())
         config["training"]["max_steps"] = STEPS
         path.write_text(yaml.safe_dump(config))

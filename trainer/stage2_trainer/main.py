@@ -42,7 +42,7 @@ from stage2_trainer.sync.fleet.report import DigestError, ProofError
 from stage2_trainer.sync.transports import nccl_choice
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
-from stage2_trainer.telemetry.run_context import RunContext
+from stage2_trainer.telemetry.run_context import Listed, RunContext
 from stage2_trainer.telemetry.run_log import STEP_LOG, logged_end, open_logs, remove_run
 from stage2_trainer.telemetry.timeline import TIMELINE, open_trace
 from stage2_trainer.wire import credentials
@@ -63,10 +63,11 @@ MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the ne
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
-def learn(config: RunConfig, *, overwrite: bool = False) -> int:
+def learn(config: RunConfig, *, overwrite: bool = False, servers: Listed | None = None) -> int:
     """Train as the configuration says.
 
     overwrite: remove the earlier run in the output folder, once configuration and records are known to be good.
+    servers: see `RunContext`.
 
     Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
     lost, a number was not finite or the process was asked to stop: the next start resumes from the last checkpoint; 1
@@ -76,7 +77,7 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
     reporter = Reporter(restarts=int(os.environ.get(RESTARTS_VARIABLE, "0")))
     try:
         with ExitStack() as stack:
-            _learn(config, reporter, stack, overwrite=overwrite)
+            _learn(config, reporter, stack, overwrite=overwrite, servers=servers)
         reporter.update(phase="done", message="")
         return os.EX_OK
     except (ConfigError, PackingError) as error:
@@ -121,7 +122,7 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
     return os.EX_OK
 
 
-def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite: bool) -> None:
+def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite: bool, servers: Listed | None) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_supported(config, world_size=world_size)
     _check_output(config)
@@ -143,7 +144,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     log = metered(log, reporter, os.environ, host=host, stack=stack)
     stack.enter_context(logged_end(log, reporter))
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
-    context = RunContext(token, reporter, interrupt, log, rollout_log)
+    context = RunContext(token, reporter, interrupt, log, rollout_log, servers=servers)
     with interrupt.stoppable(nothing_to_save=True):
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:

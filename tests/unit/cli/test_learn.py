@@ -26,6 +26,8 @@ class Loading(QuietHandler):
         type(self).asked += self.path == "/health"
         self.send_response(200 if self.asked > 2 else 503)
         self.end_headers()
+        if self.path == "/weight_info":
+            self.wfile.write(b'{"weight_version": "default"}')
 
 
 @pytest.fixture

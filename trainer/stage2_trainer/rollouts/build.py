@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
@@ -25,11 +25,12 @@ from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
+from stage2_trainer.rollouts.members import Members
 from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.serve.server_command import ON_CPU, PRECOMPILED, UNCOMPILED
 from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_obstacle, resolve_mode
-from stage2_trainer.sync.fleet.proof import Prover, server_logprobs, swift_logprobs
+from stage2_trainer.sync.fleet.proof import Ask, Prover, server_logprobs, swift_logprobs
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
@@ -40,7 +41,7 @@ from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_confi
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE, describe, first_difference
-from stage2_trainer.wire.requests import RolloutRequest, Sampling, ServedBackend
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 logger = logging.getLogger(__name__)
 PHASE = "identity"
@@ -60,93 +61,118 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         ServerError: a server did not come up.
     """
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
-    clients = [ServerClient(one.base_url, token, timeout_s=server.timeout_s) for one in server.resolved_servers()]
-    full = _full_push(config, policy, token, stack)
-    adapter = _adapter_push(config, policy, full)
-    backend = _backend(config, clients, token, stack)
-    urls = [client.base_url for client in clients]
-    wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
     reporter.update(phase="waiting-for-servers")
-    wait()
-    probe, ids = policy.probe, policy.probe.inputs["input_ids"][0].tolist()
     if server.protocol == "swift":
-        check_swift_identity(clients, probe.messages, ids)
-    else:
-        check_identity(clients, policy.encoder.processor, probe.messages, ids)
-    if isinstance(full, FullPush) and adapter is None:
+        return _swift_rollouts(config, policy, context, stack)
+    listed, timeout_s = context.servers or server.resolved_servers, server.timeout_s
+    full = FullPush(
+        listed(),
+        token=token,
+        timeout_s=timeout_s,
+        device=policy.device,
+        how=config.rollout_matching.vllm.sync,
+        adapted=config.tuner.train_type == "lora",
+    )
+    stack.callback(full.close)
+    adapter = _adapter_push(config, policy, full)
+
+    def clients_of(servers: Sequence[ServerAddress]) -> list[ServerClient]:
+        return [ServerClient(one.base_url, token, timeout_s=timeout_s) for one in servers]
+
+    def answering(servers: Sequence[ServerAddress], some_after_s: float = 0.0) -> list[ServerAddress]:
+        urls = [one.base_url for one in servers]
+        found = wait_until_healthy(urls, token, timeout_s=timeout_s, some_after_s=some_after_s)
+        return [one for one in servers if one.base_url in found]
+
+    def greet(*servers: ServerAddress) -> None:
+        ids = policy.probe.inputs["input_ids"][0].tolist()
+        check_identity(clients_of(servers), policy.encoder.processor, policy.probe.messages, ids)
+
+    def tell(servers: Sequence[ServerAddress]) -> None:
+        full.fleet.set_servers(servers)
+        backend.set_servers([one.base_url for one in servers])
+        prover.clients = clients_of(servers)
+
+    present = answering(listed(), timeout_s)
+    prover = _prover(config, policy, clients_of(present), context.proved, server_logprobs)
+    backend = _backend(config, present, token, stack)
+    full.fleet.set_servers(present)
+    greet(*present)
+    if adapter is None:
         full.choose_location(policy.model)
-    synchronizer = _weight_sync(config, policy, clients, full, adapter, context.proved)
-    rollouts = ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
-    if server.protocol == "vllm":
-        rollouts.engines = [str(_identity(client).get(ENGINE, "")) for client in clients]
-        logger.info("the servers compute with %s", "; ".join(sorted(set(rollouts.engines))))
+    members = Members(present, listed=listed, greet=greet, wait=answering, tell=tell)
+    rollouts = ServerRollouts(
+        backend,
+        _weight_sync(config, full, adapter, prover),
+        seed=config.training.seed,
+        wait=lambda error: members.follow(error.servers | backend.lost),
+        follow=lambda: members.follow(backend.lost),
+        reporter=reporter,
+    )
+    rollouts.engines = [str(_identity(client).get(ENGINE, "")) for client in prover.clients]
+    logger.info("the servers compute with %s", "; ".join(sorted(set(rollouts.engines))))
     return rollouts
 
 
-def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:
+def _swift_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> ServerRollouts:
+    """Return the rollouts of `swift rollout` servers, which all take part from the beginning to the end."""
+    vllm, token = config.rollout_matching.vllm, context.token
+    server, timeout_s = vllm.server, vllm.server.timeout_s
+    servers = server.resolved_servers()
+    clients = [ServerClient(one.base_url, token, timeout_s=timeout_s) for one in servers]
+    full = SwiftPush(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
+    stack.callback(full.close)
+    resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=SWIFT_OBSTACLE)
+
+    def wait(_: ServerError | None = None) -> None:
+        wait_until_healthy([one.base_url for one in servers], token, timeout_s=timeout_s, protocol="swift")
+
+    wait()
+    check_swift_identity(clients, policy.probe.messages, policy.probe.inputs["input_ids"][0].tolist())
+    sampling = Sampling.from_config(config.rollout_matching)
+    backend = SwiftBackend(clients, sampling=sampling, infer_timeout_s=_request_limit(config))
+    prover = _prover(config, policy, clients, context.proved, swift_logprobs)
+    synchronizer = _weight_sync(config, full, None, prover)
+    return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=context.reporter)
+
+
+def _request_limit(config: RunConfig) -> float | None:
+    limit = config.rollout_matching.vllm.server.infer_timeout_s
+    return limit if limit and limit > 0 else None
+
+
+def _backend(config: RunConfig, servers: Sequence[ServerAddress], token: str, stack: ExitStack) -> ServerBackend:
     matching = config.rollout_matching
-    server = matching.vllm.server
-    sampling = Sampling.from_config(matching)
-    limit = server.infer_timeout_s if server.infer_timeout_s and server.infer_timeout_s > 0 else None
-    if server.protocol == "swift":
-        return SwiftBackend(clients, sampling=sampling, infer_timeout_s=limit)
     backend = ServerBackend(
-        [client.base_url for client in clients],
+        [one.base_url for one in servers],
         token=token,
-        sampling=sampling,
-        timeout_s=server.timeout_s,
-        infer_timeout_s=limit,
+        sampling=Sampling.from_config(matching),
+        timeout_s=matching.vllm.server.timeout_s,
+        infer_timeout_s=_request_limit(config),
         in_flight=matching.vllm.max_num_seqs * config.data_parallel_size,
     )
     stack.callback(backend.close)
     return backend
 
 
-def _full_push(config: RunConfig, policy: Policy, token: str, stack: ExitStack) -> FullPush | SwiftPush:
-    vllm = config.rollout_matching.vllm
-    servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
-    full: FullPush | SwiftPush
-    if vllm.server.protocol == "swift":
-        full = SwiftPush(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
-    else:
-        full = FullPush(
-            servers,
-            token=token,
-            timeout_s=timeout_s,
-            device=policy.device,
-            how=vllm.sync,
-            adapted=config.tuner.train_type == "lora",
-        )
-    stack.callback(full.close)
-    return full
-
-
-def _adapter_push(config: RunConfig, policy: Policy, full: FullPush | SwiftPush) -> AdapterPush | None:
+def _adapter_push(config: RunConfig, policy: Policy, full: FullPush) -> AdapterPush | None:
     """Return the push of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
     vllm = config.rollout_matching.vllm
-    obstacle = adapter_obstacle(policy.model) if isinstance(full, FullPush) else SWIFT_OBSTACLE
-    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle)
-    return AdapterPush(full.fleet) if isinstance(full, FullPush) and mode == "adapter" else None
+    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=adapter_obstacle(policy.model))
+    return AdapterPush(full.fleet) if mode == "adapter" else None
+
+
+def _prover(config: RunConfig, policy: Policy, clients: Sequence[ServerClient], proved: ProvedStep, ask: Ask) -> Prover:
+    vllm = config.rollout_matching.vllm
+    every, tolerance = vllm.sync.verify_every, vllm.proof_tolerance
+    return Prover(policy.probe, clients, every=every, tolerance=tolerance, ask=ask, proved=proved)
 
 
 def _weight_sync(
-    config: RunConfig,
-    policy: Policy,
-    clients: Sequence[ServerClient],
-    full: FullPush | SwiftPush,
-    adapter: AdapterPush | None,
-    proved: ProvedStep,
+    config: RunConfig, full: FullPush | SwiftPush, adapter: AdapterPush | None, prover: Prover
 ) -> WeightSync:
     """Return the sync of weights to the servers, which are up."""
     sync = config.rollout_matching.vllm.sync
-    prover = Prover(
-        policy.probe,
-        clients,
-        every=sync.verify_every,
-        tolerance=config.rollout_matching.vllm.proof_tolerance,
-        ask=swift_logprobs if isinstance(full, SwiftPush) else server_logprobs,
-        proved=proved,
-    )
     return WeightSync(
         sync.mode,
         full=full,

@@ -1,7 +1,8 @@
 """Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
 
 A server gets as many requests at once as it can work on, so that it always has the next one. The client notices a
-server that hangs even where a request has no time limit.
+server that hangs even where a request has no time limit. What a lost server was asked the others are asked, with the
+same seeds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self, TypeVar
@@ -20,7 +21,8 @@ import aiohttp
 
 from stage2_api.errors import shortened
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.rollouts.rollout_source import contiguous_chunks
+from stage2_trainer.rollouts.rollout_source import ATTEMPTS
+from stage2_trainer.rollouts.speeds import Speeds
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
@@ -77,6 +79,8 @@ class ServerBackend:
     way on one server.
 
     One call at a time, from any thread; connections stay open until `close`, which ends a call that is under way.
+
+    base_urls: the servers that are asked. lost: those of them that failed since they were set.
     """
 
     def __init__(
@@ -98,17 +102,23 @@ class ServerBackend:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._infer_timeout = aiohttp.ClientTimeout(sock_read=infer_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._runner = asyncio.Runner()
-        self.base_urls = tuple(base_urls)
-        TIMELINE.set_servers(self.base_urls)
         self._token = token
-        self._sessions: list[aiohttp.ClientSession] = []
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._speeds = Speeds()
         self._logged_step: int | None = None
+        self.set_servers(base_urls)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def set_servers(self, base_urls: Sequence[str]) -> None:
+        """Set the servers that are asked from now on; no call may be under way."""
+        self.base_urls = tuple(base_urls)
+        self.lost: set[str] = set()
+        TIMELINE.set_servers(self.base_urls)
 
     def close(self) -> None:
         """Close the connections."""
@@ -131,60 +141,91 @@ class ServerBackend:
         """Return one rollout for each request, or its refusal, in order. No requests: no call.
 
         Raises:
-            ServerError: a server did not answer, answered with something other than a rollout, or holds other weights
-                than `version`. Requests under way on the other servers are cancelled.
+            ServerError: no server is left, or three in a row were lost with the same requests. A server is lost that
+                does not answer, answers with something other than a rollout, or holds other weights than `version`.
         """
         if not requests:
             return []
-        chunks = contiguous_chunks(len(requests), len(self.base_urls))
-        self._log_plan(chunks, seed_plan)
         self._idle.clear()
         try:
-            return self._runner.run(self._generate(chunks, _Work(requests, seed_plan, version, on_rollout)))
-        except ExceptionGroup as failures:  # none of them a ServerError
-            raise _leaves(failures)[0] from None
+            return self._runner.run(self._generate(_Work(requests, seed_plan, version, on_rollout)))
+        except ExceptionGroup as failures:
+            leaves = _leaves(failures)
+            raise next((one for one in leaves if not isinstance(one, ServerError)), leaves[0]) from None
         except asyncio.CancelledError:
             raise ServerError(", ".join(self.base_urls), PHASE, "ended: the learner closes its connections") from None
-        except ServerError:
-            # A failed server closes its connections; the next try must not use one of them.
-            self._runner.run(self._close())
-            raise
         finally:
+            if self.lost:
+                # A failed server closes its connections; the next try must not use one of them.
+                self._runner.run(self._close())
             self._idle.set()
 
-    def _connect(self, url: str) -> aiohttp.ClientSession:
-        tls = credentials.trust(url, os.environ) or True
-        return open_session(url, self._token, limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls)
+    def _session(self, url: str) -> aiohttp.ClientSession:
+        if url not in self._sessions:
+            tls = credentials.trust(url, os.environ) or True
+            self._sessions[url] = open_session(url, self._token, limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls)
+        return self._sessions[url]
 
-    async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Outcome]:
+    async def _generate(self, work: _Work) -> list[Outcome]:
         task = asyncio.current_task()
         assert task is not None, "it runs as one"
         self._call = asyncio.get_running_loop(), task
-        self._sessions = self._sessions or [self._connect(url) for url in self.base_urls]
+        outcomes: dict[int, Outcome] = {}
+        failures: list[ServerError] = []
+        room = {url: asyncio.Semaphore(self._in_flight) for url in self.base_urls}
+
+        def divide(indices: Sequence[int], tries: int) -> None:
+            fit = [url for url in self.base_urls if url not in self.lost]
+            if not fit or tries == ATTEMPTS:
+                raise join_errors(failures)
+            shares = {url: indices[start:end] for url, (start, end) in self._speeds.chunks(len(indices), fit).items()}
+            self._log_plan(shares, work.seed_plan)
+            for url, share in shares.items():
+                if share:
+                    group.create_task(give(url, share, tries))
+
+        async def give(url: str, share: Sequence[int], tries: int) -> None:
+            found = await self._share(url, share, room[url], work)
+            if isinstance(found, ServerError):
+                self.lost.add(url)
+                failures.append(found)
+                divide(share, tries + 1)
+            else:
+                outcomes.update(found)
+
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [
-                    group.create_task(self._chunk(server, range(start, end), work))
-                    for server, (start, end) in enumerate(chunks)
-                    if start < end
-                ]
-        except* ServerError as failures:
-            raise join_errors(_leaves(failures)) from None
+                if self.lost.issuperset(self.base_urls):  # they may be back
+                    self.lost.clear()
+                divide(range(len(work.requests)), 0)
         finally:
             self._call = None
-        return [rollout for part in parts for rollout in part.result()]
+        self._speeds.measure([one for one in outcomes.values() if isinstance(one, Rollout)])
+        return [outcomes[index] for index in range(len(work.requests))]
 
-    async def _chunk(self, server: int, indices: range, work: _Work) -> list[Outcome]:
+    async def _share(
+        self, url: str, indices: Sequence[int], room: asyncio.Semaphore, work: _Work
+    ) -> Mapping[int, Outcome] | ServerError:
+        """Return the outcomes of a server's share, or why the server is lost."""
+        error: ServerError | None = None
+        try:
+            return await self._outcomes(url, indices, room, work)
+        except* ServerError as found:
+            error = join_errors(_leaves(found))
+        return error
+
+    async def _outcomes(
+        self, server: str, indices: Sequence[int], room: asyncio.Semaphore, work: _Work
+    ) -> Mapping[int, Outcome]:
         """Send a server its share, as many requests at once as it takes; its weights must not change meanwhile."""
         before = await self._version(server)
         if work.version is not None and before != work.version:
             raise self._error(
                 server, f"holds weight version {before}, not {work.version}: it was restarted or missed a sync"
             )
-        free = asyncio.Semaphore(self._in_flight)
 
         async def request(index: int) -> Outcome:
-            async with free:  # before the request is built, whose images take memory
+            async with room:  # before the request is built, whose images take memory
                 found = await self._outcome(server, index, work, before)
             if work.on_rollout is not None:
                 work.on_rollout(index, found)
@@ -198,9 +239,9 @@ class ServerBackend:
         after = await self._version(server)
         if after != before:
             raise self._error(server, f"changed from weight version {before} to {after} while it generated")
-        return [task.result() for task in tasks]
+        return dict(zip(indices, (task.result() for task in tasks), strict=True))
 
-    async def _watch(self, server: int, tasks: Sequence[asyncio.Task[Outcome]]) -> None:
+    async def _watch(self, server: str, tasks: Sequence[asyncio.Task[Outcome]]) -> None:
         """Poll a server while it generates; warn when it takes long."""
         start = time.monotonic()
         while True:
@@ -215,13 +256,13 @@ class ServerBackend:
                 logger.warning(
                     "server %s: %d of %d requests still under way after %.0f s; vllm.server.infer_timeout_s would "
                     "bound them",
-                    self.base_urls[server],
+                    server,
                     waiting,
                     len(tasks),
                     seconds,
                 )
 
-    async def _outcome(self, server: int, index: int, work: _Work, version: int) -> Outcome:
+    async def _outcome(self, server: str, index: int, work: _Work, version: int) -> Outcome:
         try:
             request = work.requests[index]
         except ImageError as error:
@@ -233,10 +274,10 @@ class ServerBackend:
                 raise
             return Refused(error)
 
-    async def _request(self, server: int, index: int, request: RolloutRequest, seed: int, version: int) -> Rollout:
+    async def _request(self, server: str, index: int, request: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()
         body = chat_body(request, self._sampling, seed)
-        with TIMELINE.request(self.base_urls[server]):
+        with TIMELINE.request(server):
             content = await self._call_server(
                 server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
             )
@@ -245,9 +286,9 @@ class ServerBackend:
         except ValueError as error:
             raise self._error(server, f"request {index}: unusable answer: {error}") from error
         seconds = time.monotonic() - start
-        return answer.rollout(server=self.base_urls[server], version=version, seed=seed, seconds=seconds)
+        return answer.rollout(server=server, version=version, seed=seed, seconds=seconds)
 
-    async def _version(self, server: int) -> int:
+    async def _version(self, server: str) -> int:
         content = await self._call_server(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)
         try:
             info = read_object(content)
@@ -258,14 +299,14 @@ class ServerBackend:
         found = str(info["weight_version"])
         return int(found) if found.isdecimal() else UNSYNCED
 
-    async def _call_server(self, server: int, method: str, path: str, what: str, **options: Any) -> bytes:
+    async def _call_server(self, server: str, method: str, path: str, what: str, **options: Any) -> bytes:
         """Return the content of an answer. Raises ServerError for none, and for any status but 200."""
-        url = self.base_urls[server].rstrip("/") + path
+        url = server.rstrip("/") + path
         try:
-            async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
+            async with self._session(server).request(method, url, allow_redirects=False, **options) as response:
                 content = await read_content(response, MAX_ANSWER_BYTES, timeout_s=self._timeout_s)
         except FAILED_CALL as error:  # first: a certificate that is refused is a ValueError too
-            reason = await asyncio.to_thread(explain_failure, error, self.base_urls[server])
+            reason = await asyncio.to_thread(explain_failure, error, server)
             raise self._error(server, f"{what.removesuffix(':')}: {reason}") from error
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
@@ -274,26 +315,25 @@ class ServerBackend:
         return content
 
     async def _close(self) -> None:
-        for session in self._sessions:
+        for session in self._sessions.values():
             await session.close()
-        self._sessions = []
+        self._sessions = {}
 
-    def _error(self, server: int, detail: str, status: int | None = None) -> ServerError:
-        return ServerError(self.base_urls[server], PHASE, detail, status=status)
+    def _error(self, server: str, detail: str, status: int | None = None) -> ServerError:
+        return ServerError(server, PHASE, detail, status=status)
 
-    def _log_plan(self, chunks: Sequence[tuple[int, int]], seed_plan: SeedPlan) -> None:
+    def _log_plan(self, shares: Mapping[str, Sequence[int]], seed_plan: SeedPlan) -> None:
         """Log once for each optimizer step which server answers which requests with which seeds."""
         if self._logged_step == seed_plan.global_step:
             return
         self._logged_step = seed_plan.global_step
         plan = "; ".join(
-            f"server {i} {self.base_urls[i]} requests {start}..{end - 1} seeds from {seed_plan.seed(start)}"
-            for i, (start, end) in enumerate(chunks)
-            if start < end
+            f"server {url} requests {share[0]}..{share[-1]} seeds from {seed_plan.seed(share[0])}"
+            for url, share in shares.items()
+            if share
         )
-        logger.info(
-            "step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, chunks[-1][1], seed_plan.base, plan
-        )
+        count = sum(map(len, shares.values()))
+        logger.info("step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, count, seed_plan.base, plan)
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 NONE = "none"  # the sync mode where nothing generates
-ATTEMPTS = 3  # a restarted server comes back empty: it gets the weights again, and the requests again
+ATTEMPTS = 3  # of a request, and of a push, before lost servers end the run
 T = TypeVar("T")
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -205,10 +205,15 @@ class NoRollouts(RolloutSource):
         return Answers.complete(RolloutBatch([nothing] * len(request.chats), None, request.seeds(self._seed)))
 
 
-class ServerRollouts(RolloutSource):
-    """Rollouts from servers; lost servers are waited for and brought back into the run.
+def _unchanged() -> bool:
+    return False
 
-    `wait` returns when all servers are healthy, and raises ServerError after a time-out.
+
+class ServerRollouts(RolloutSource):
+    """Rollouts from servers; a run goes on without lost ones, and they come back into it.
+
+    follow: takes in servers that have come, before a push; returns whether any has. wait: called with the error after
+    servers were lost; returns when some answer, and raises ServerError after a time-out.
     """
 
     def __init__(
@@ -217,13 +222,15 @@ class ServerRollouts(RolloutSource):
         synchronizer: WeightSync,
         *,
         seed: int,
-        wait: Callable[[], None],
+        wait: Callable[[ServerError], object],
         reporter: Reporter,
+        follow: Callable[[], bool] = _unchanged,
     ) -> None:
         self._backend = backend
         self._synchronizer = synchronizer
         self._seed = seed
         self._wait = wait
+        self._follow = follow
         self._reporter = reporter
         self._version = -1
         self._asked: list[Answers] = []
@@ -279,6 +286,8 @@ class ServerRollouts(RolloutSource):
     def _push_once(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
+            if self._follow():
+                self._synchronizer.invalidate()
             report = self._synchronizer.ensure_synced(model, global_step)
         self.sync_state = self._synchronizer.report
         self._version = global_step
@@ -286,13 +295,13 @@ class ServerRollouts(RolloutSource):
         return report
 
     def _wait_for_lost(self, error: ServerError, attempt: int, global_step: int) -> None:
-        """Wait for lost servers; raise the error after the last attempt."""
+        """Go on without lost servers, or wait for them if none is left; raise the error after the last attempt."""
         if attempt == ATTEMPTS:
             raise error
         logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
         self._synchronizer.invalidate()
         self._reporter.update(phase="waiting-for-servers", message=str(error))
-        self._wait()
+        self._wait(error)
 
     def _answer(
         self, request: GenerationRequest, version: int, sync: SyncReport | None, after: Sequence[Answers]
@@ -306,21 +315,8 @@ class ServerRollouts(RolloutSource):
         start, state = time.monotonic(), self.sync_state
         rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=request.on_rollout)
         seconds = time.monotonic() - start
-        return RolloutBatch(rollouts, sync, plan, self._origin(plan, state, len(requests), seconds))
-
-    def _origin(self, plan: SeedPlan, sync: SyncReport, count: int, seconds: float) -> dict[str, Any]:
-        """Return the record of a request: the same for each of its rollouts."""
-        urls = self._backend.base_urls
-        return {
-            "servers": list(urls),
-            "sync": sync.record(),
-            "chunks": [
-                {"server": server, "start": start, "end": end, "seed": plan.seed(start)}
-                for server, (start, end) in enumerate(contiguous_chunks(count, len(urls)))
-                if start < end
-            ],
-            "generate_s": seconds,
-        }
+        origin = {"servers": list(self._backend.base_urls), "sync": state.record(), "generate_s": seconds}
+        return RolloutBatch(rollouts, sync, plan, origin)
 
 
 def contiguous_chunks(n: int, servers: int) -> list[tuple[int, int]]:

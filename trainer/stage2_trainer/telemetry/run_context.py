@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
 from stage2_api.pod.report import EVENT, DatasetDigest, ReproducibilityRecord, SyncModes, SyncStatus
 from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.supported import in_process
@@ -19,12 +20,16 @@ from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
+Listed = Callable[[], Sequence[ServerAddress]]
+"""Returns the servers that may take part in a run, as they are listed now."""
+
 
 @dataclass(frozen=True)
 class RunContext:
     """What a run gets from outside, and where it reports.
 
     token: the job's bearer token. proved: the newest step whose sync was proved, for those who keep checkpoints.
+    servers: the run's list of servers; None: that of the configuration, for good.
     """
 
     token: str
@@ -33,6 +38,7 @@ class RunContext:
     log: EventLog
     rollout_log: JsonLines
     proved: ProvedStep = field(default_factory=ProvedStep)
+    servers: Listed | None = None
 
 
 def report_reproducibility(

@@ -249,7 +249,7 @@ class Timeline:
     def set_servers(self, servers: Sequence[str]) -> None:
         """Set the servers to report on; a server without requests counts too."""
         with self._lock:
-            self._done = {server: [] for server in servers}
+            self._done = {server: self._done.get(server, []) for server in servers}
 
     def begin(self) -> None:
         """Begin an optimizer step."""

@@ -222,11 +222,17 @@ class ServerClient:
 
 
 def wait_until_healthy(
-    base_urls: Sequence[str], token: str, *, timeout_s: float | None = None, protocol: ServerProtocol = "vllm"
-) -> None:
-    """Return once every server answers its health route; log from time to time which ones do not, and why.
+    base_urls: Sequence[str],
+    token: str,
+    *,
+    timeout_s: float | None = None,
+    some_after_s: float | None = None,
+    protocol: ServerProtocol = "vllm",
+) -> list[str]:
+    """Return the servers once all of them answer the health route; log from time to time which do not, and why.
 
     timeout_s: counted once for all servers, which must accept the token then; None = wait for as long as it takes.
+    some_after_s: seconds after which those that answer are returned, if there are any; None = never.
 
     Raises:
         ServerError: a server did not answer in time, or refuses the token.
@@ -236,6 +242,9 @@ def wait_until_healthy(
     start = logged = time.monotonic()
     while failures := _failing(waiting, HEALTH_ROUTES[protocol]):
         waiting, errors, now = [client for client, _ in failures], [error for _, error in failures], time.monotonic()
+        if some_after_s is not None and now >= start + some_after_s and len(waiting) < len(clients):
+            logger.warning("goes on without %d of %d servers: %s", len(waiting), len(clients), join_errors(errors))
+            break
         if timeout_s is not None and now > start + timeout_s:
             late = f"not healthy within {timeout_s:g} s"
             raise join_errors([ServerError(error.server, "health", f"{late}: {error.detail}") for error in errors])
@@ -243,8 +252,10 @@ def wait_until_healthy(
             logged = now
             logger.info("%d of %d servers do not answer yet: %s", len(errors), len(clients), join_errors(errors))
         time.sleep(POLL_INTERVAL_S)
+    there = [client for client in clients if not failures or client not in waiting]
     if timeout_s is not None:
-        all_at_once(_log_workers if protocol == "swift" else _log_version, clients)
+        all_at_once(_log_workers if protocol == "swift" else _log_version, there)
+    return [client.base_url for client in there]
 
 
 def open_session(base_url: str, token: str, **connections: Any) -> aiohttp.ClientSession:

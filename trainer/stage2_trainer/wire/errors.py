@@ -18,19 +18,22 @@ class ServerError(RuntimeError):
 
     phase: what the call is part of, as the message names it; the `PHASES` of a push's report are another list.
     status: the HTTP status of a refusal; None if the server did not answer, or is unavailable (503, as when its engine
-    has died): the learner waits for it.
+    has died): the learner waits for it. others: more servers that failed.
     """
 
-    def __init__(self, server: str, phase: str, detail: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, server: str, phase: str, detail: str, *, status: int | None = None, others: frozenset[str] = frozenset()
+    ) -> None:
         detail = one_line(detail)  # it may come from the server
         super().__init__(f"server {server}, phase {phase}: {detail}")
         self.server = server
         self.phase = phase
         self.detail = detail
         self.status = status
+        self.servers = others | {server}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), status=self.status), (self.server, self.phase, self.detail)
+        return partial(type(self), status=self.status, others=self.servers), (self.server, self.phase, self.detail)
 
 
 def join_errors(errors: list[ServerError]) -> ServerError:
@@ -47,6 +50,7 @@ def join_errors(errors: list[ServerError]) -> ServerError:
         first.phase,
         "; also ".join([first.detail, *map(str, others)]),
         status=None if None in statuses else first.status,
+        others=frozenset().union(*(error.servers for error in errors)),
     )
 
 

@@ -31,6 +31,7 @@ from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
@@ -156,7 +157,9 @@ def read_log(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
     return [line for line in lines if event in (None, line["event"])]
 
 
-def fresh_rollouts(backend: Any, sync: RecordingPush, reporter: Reporter, wait: Callable[[], None]) -> ServerRollouts:
+def fresh_rollouts(
+    backend: Any, sync: RecordingPush, reporter: Reporter, wait: Callable[[ServerError], None]
+) -> ServerRollouts:
     weights = WeightSync("full", full=sync, planned=sync.planned)
     return ServerRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
 
@@ -183,7 +186,7 @@ def build_e_step(
     **options: Any,
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
-    rollouts = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda: None)
+    rollouts = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda error: None)
     supervisor = Supervisor(sample_tools(encoder, **options), model)
     return EStep(model, Teaching(rollouts, supervisor, on_matched), check=check)
 
@@ -212,7 +215,7 @@ def build(
     """
     backend = backend or ScriptedBackend(encoder, records, answer)
     sync, reporter, interrupt, log = RecordingPush(), Reporter(), Interrupt(), RunLog(folder)
-    rollouts = fresh_rollouts(backend, sync, reporter, lambda: None)
+    rollouts = fresh_rollouts(backend, sync, reporter, lambda error: None)
     bad, matched = BadSamples(most_bad, log), []
     tools = sample_tools(encoder, bad)
     stage1 = dict(supervised or {})

@@ -131,7 +131,9 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     rollouts = JsonLines(tmp_path / "rollouts.jsonl")
     evaluation = Evaluation(
         tools=sample_tools(encoder),
-        rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingPush(), Reporter(), lambda: None),
+        rollouts=fresh_rollouts(
+            ScriptedBackend(encoder, records, answer), RecordingPush(), Reporter(), lambda error: None
+        ),
         batch_size=2,
         on_matched=log_held_out_rollouts(SilentLog(), rollouts, lambda step, answers: None),
     )

@@ -76,7 +76,7 @@ def batches(records):
 def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines, encoder, records, backend, model):
     segments = segments_of(e_step, batches(records), global_step=STEP)
     together, backend.seeds = backend.seeds, []
-    source = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda: None)
+    source = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda error: None)
     alone = []
     for micro_step, batch in enumerate(batches(records)):
         chats = [PROMPTS.chat(one) for one in batch]

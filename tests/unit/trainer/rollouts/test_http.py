@@ -98,13 +98,13 @@ def test_the_request_carries_the_sampling_and_its_own_seed(serve):
 
 
 def test_a_bad_answer_names_server_phase_and_request(serve):
-    second = serve(lambda body: (refuse if letter(body) == "c" else good)(body))
+    only = serve(lambda body: (refuse if letter(body) == "c" else good)(body))
     with (
-        backend(serve(), second) as client,
+        backend(only) as client,
         pytest.raises(ServerError, match=r"request 2 answered 503.*cache exhausted") as caught,
     ):
         client.generate(requests("abcd"), seed_plan=PLAN)
-    assert (caught.value.server, caught.value.phase) == (second.url, "rollout")
+    assert (caught.value.server, caught.value.phase) == (only.url, "rollout")
 
 
 class Silent(AnsweringHandler):
@@ -131,23 +131,57 @@ def test_a_request_that_takes_too_long_is_given_up(silent):
         client.generate(requests("a"), seed_plan=PLAN)
 
 
-def test_when_one_server_fails_the_requests_of_the_others_are_cancelled(serve, silent):
-    def refuse_once_the_other_is_busy(body):
-        assert silent.asked.wait(WAIT_S)
-        return refuse(body)
+def test_what_a_lost_server_was_asked_the_others_answer_with_the_same_seeds(serve):
+    answered = threading.Event()
 
-    with backend(silent, serve(refuse_once_the_other_is_busy)) as client, pytest.raises(ServerError, match="503"):
-        client.generate(requests("ab"), seed_plan=PLAN)
-    assert silent.hung_up.wait(WAIT_S)
+    def then_refuse(body):
+        return good(body) if letter(body) == "a" and not answered.set() else answered.wait(WAIT_S) and refuse(body)
+
+    lost, fit, seen = serve(then_refuse), [serve(), serve()], {}
+    with backend(lost, fit[0], gone(), fit[1]) as client:
+        found = client.generate(requests("abcdefgh"), seed_plan=PLAN, version=3, on_rollout=seen.__setitem__)
+        assert client.lost == {lost.url, client.base_urls[2]}
+        assert [one.token_ids for one in found] == [[PLAN.seed(i)] for i in range(8)]
+        assert {one.server for one in found} == {one.url for one in fit}, "not even what it had answered counts"
+        assert seen == dict(enumerate(found)), "the last answer to each request"
+        again = client.generate(requests("ab"), seed_plan=PLAN, version=3)
+    assert {one.server for one in again} == {one.url for one in fit}, "it is asked nothing before the next push"
 
 
-def test_a_server_that_is_not_there_is_named(serve):
+def test_a_request_that_costs_three_servers_costs_no_fourth(serve):
+    def fall(body):
+        return refuse(body) if letter(body) == "b" else good(body)
+
+    with backend(*(serve(fall) for _ in range(5))) as client:
+        with pytest.raises(ServerError, match="request 1 answered 503") as caught:
+            client.generate(requests("abcde"), seed_plan=PLAN)
+        assert caught.value.servers == client.lost
+        assert len(client.lost) == 3
+
+
+def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
+    def slow(body):
+        time.sleep(0.2)
+        return good(body)
+
+    servers = [serve(slow), serve()]
+    with backend(*servers) as client:
+        client.generate(requests("abcd"), seed_plan=PLAN)
+        found = client.generate(requests("abcdefgh"), seed_plan=PLAN)
+    assert sum(one.server == servers[1].url for one in found) > 4
+
+
+def gone():
+    """The address of a server that is not there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        gone = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with backend(serve(), gone) as client, pytest.raises(ServerError, match="ClientConnectorError") as caught:
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_there_is_named():
+    with backend(gone()) as client, pytest.raises(ServerError, match="ClientConnectorError") as caught:
         client.generate(requests("ab"), seed_plan=PLAN)
-    assert caught.value.server == gone
+    assert caught.value.server == client.base_urls[0]
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ class Prover(ProofSchedule):
     ) -> None:
         super().__init__(probe, **options)
         self._ask = ask or server_logprobs
-        self._clients = clients
+        self.clients = clients
 
     def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> None:
         """Prove a push to all servers at once, as `prove` does. adapter: the one that must answer; None = none."""
@@ -195,7 +195,7 @@ class Prover(ProofSchedule):
     def _ask_all(self, adapter: str | None) -> Answers:
         return {
             f"server {client.base_url}": in_background(self._ask, client, self.probe, adapter=adapter).result
-            for client in self._clients
+            for client in self.clients
         }
 
 

@@ -303,24 +303,34 @@ class Fleet:
     ) -> None:
         shared = one_group_for(device, len(servers), requested=transport, timeout_s=timeout_s) if one_group else None
         self._shared = shared
+        self._token = token
         self.timeout_s = timeout_s
-        self.sessions = [
-            ServerSession(
-                ServerClient(address.base_url, token, timeout_s=timeout_s),
-                transfer_for(
-                    device,
-                    address.group_port,
-                    requested=transport,
-                    token=token,
-                    bucket_bytes=bucket_bytes,
-                    timeout_s=timeout_s,
-                    shared=None if shared is None else (shared, seat),
-                ),
-            )
-            for seat, address in enumerate(servers)
-        ]
         self.bucket_bytes = bucket_bytes
+        self._transfer_for = partial(
+            transfer_for, device, requested=transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
+        )
+        self._servers = tuple(servers)
+        self.sessions = [self._session(address, seat) for seat, address in enumerate(servers)]
         self.packer = Packer(device, self.sessions[0].transfer.staging)
+
+    def _session(self, address: ServerAddress, seat: int | None = None) -> ServerSession:
+        shared = None if self._shared is None or seat is None else (self._shared, seat)
+        client = ServerClient(address.base_url, self._token, timeout_s=self.timeout_s)
+        return ServerSession(client, self._transfer_for(address.group_port, shared=shared))
+
+    def set_servers(self, servers: Sequence[ServerAddress]) -> None:
+        """Set the servers that pushes go to from now on. A new one gets everything; a group of all servers ends."""
+        if tuple(servers) == self._servers:
+            return
+        if self._shared is not None:
+            self._shared.end()
+            self.leave_ended_group()
+        known = dict(zip(self._servers, self.sessions, strict=True))
+        for address in known.keys() - set(servers):
+            known[address].lose()
+            known[address].transfer.close()
+        self._servers = tuple(servers)
+        self.sessions = [known.get(address) or self._session(address) for address in servers]
 
     @property
     def carrier(self) -> str:

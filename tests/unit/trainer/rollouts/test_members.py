@@ -1,0 +1,95 @@
+"""The servers that take part in a run come and go, and nobody waits for one as long as another answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import ServerAddress
+from stage2_trainer.rollouts.members import Members
+from stage2_trainer.wire.errors import ServerError
+
+A, B, C = (ServerAddress(f"http://{name}:1", 50 + place) for place, name in enumerate("abc"))
+WAIT_S = 10
+
+
+class Servers:
+    """A list of servers, of which some answer, and what members are told."""
+
+    def __init__(self) -> None:
+        self.listed, self.answering, self.told = [A, B], {A, B}, []
+        self.refused: ConfigError | None = None
+        self.members = Members(
+            [A, B],
+            listed=lambda: self.listed,
+            greet=self.greet,
+            wait=self.wait,
+            tell=lambda servers: self.told.append(list(servers)),
+        )
+
+    def greet(self, server):
+        if server not in self.answering:
+            raise ServerError(server.base_url, "health", "is not there")
+        if self.refused:
+            raise self.refused
+
+    def wait(self, servers):
+        if there := [one for one in servers if one in self.answering]:
+            return there
+        raise ServerError(servers[0].base_url, "health", "not healthy within 1 s")
+
+    def follow(self, *lost, asked=()):
+        """Follow, once those that were asked in the background have answered."""
+        joined = self.members.follow({one.base_url for one in lost})
+        for one in asked:
+            future = self.members._greeted[one]
+            done = threading.Event()
+            future.add_done_callback(lambda _, done=done: done.set())
+            assert done.wait(WAIT_S)
+        return joined
+
+
+@pytest.fixture
+def servers():
+    return Servers()
+
+
+def test_a_run_whose_servers_stay_hears_nothing(servers):
+    assert not servers.follow()
+    assert servers.told == []
+
+
+def test_a_lost_server_leaves_at_once_and_is_back_with_the_push_after_it_answers(servers):
+    servers.answering = {A}
+    assert not servers.follow(B, asked=[B])
+    assert not servers.follow(asked=[])
+    servers.answering = {A, B}
+    assert not servers.follow(asked=[B])
+    assert servers.follow()
+    assert servers.told == [[A], [A, B]]
+
+
+def test_servers_follow_the_list_in_its_order(servers):
+    servers.listed, servers.answering = [C, A], {A, C}
+    assert not servers.follow(asked=[C])
+    assert servers.follow()
+    assert servers.told == [[A], [C, A]]
+
+
+def test_only_where_none_is_left_a_server_is_waited_for(servers):
+    servers.answering = {B}
+    assert servers.follow(A, B)
+    assert servers.told == [[B]]
+    servers.answering = set()
+    with pytest.raises(ServerError, match="not healthy within 1 s"):
+        servers.follow(B)
+
+
+def test_a_new_server_that_reads_prompts_in_another_way_ends_the_run(servers):
+    servers.listed, servers.answering = [A, B, C], {A, B, C}
+    servers.refused = ConfigError([Problem("server http://c:1", "x", "differs", "change it")])
+    assert not servers.follow(asked=[C])
+    with pytest.raises(ConfigError, match="http://c:1"):
+        servers.follow()
