@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_cli.imports import imports
 from stage2_cli.jobs import AsJson, explain, logs
 
@@ -199,7 +199,11 @@ def serve(
 
     found = load_addressed(config)
     require("trainer")
-    start(found, server + (first_of_pod(found, pod) if pod is not None else 0), engine=engine, host=host)
+    first = first_of_pod(found, pod) if pod is not None else 0
+    if first is None:
+        typer.echo(f"host {pod} is not in the list of servers: it was added or removed a moment ago", err=True)
+        raise typer.Exit(EXIT_RETRYABLE)
+    start(found, server + first, engine=engine, host=host)
 
 
 @app.command()

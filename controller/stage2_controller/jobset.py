@@ -21,7 +21,6 @@ SETTLES_S = 2.0
 """Seconds until the next look at a JobSet whose learner has ended: it ends a moment later, and nobody watches it."""
 QUEUED_S = 15.0
 """Seconds between looks at a JobSet without pods."""
-_POD_OF_JOB = "batch.kubernetes.io/job-completion-index"
 _OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
 
 
@@ -43,13 +42,19 @@ def on_one_node(observed: Observed, *, pods: int, per_pod: int) -> Observed:
     return replace(observed, learner=job, deployment=deployment, pods=(*one_each, *ending))
 
 
-def quota(raw: Object, found: Object | None) -> Condition | None:
-    """Return the condition QuotaReserved of a job that names a queue: Kueue itself suspends and resumes its JobSet."""
+def quota(raw: Object, found: Object | None, wanted: int, may_have: int) -> Condition | None:
+    """Return the condition QuotaReserved of a job that names a queue: Kueue itself suspends and resumes its JobSet.
+
+    wanted, may_have: pods of servers.
+    """
     queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
     if not queue or found is None or "suspend" not in found["spec"]:  # Kueue writes it into each JobSet of a queue
         return None
     if not found["spec"].get("suspend"):
-        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the JobSet through {queue}")
+        message = f"Kueue admitted the JobSet through {queue}"
+        if may_have < wanted:
+            message += f" with {may_have} rollout pods; suspend and resume the job to ask for all {wanted}"
+        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, message)
     message = f"waits in queue {queue}: Kueue has not admitted JobSet {found['metadata']['name']}"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
@@ -66,7 +71,7 @@ def _ends(found: Object) -> Iterable[Mapping[str, str]]:
 
 def _learner(pods: Iterable[Object]) -> list[Object]:
     """Return the learner's pod that reports: the first, unless another one refused its configuration."""
-    standing = list(_newest(pods, _POD_OF_JOB).values())
+    standing = list(_newest(pods).values())
     refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
     return (refused or standing)[:1]
 
@@ -74,7 +79,7 @@ def _learner(pods: Iterable[Object]) -> list[Object]:
 def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object]:
     """Return one pod with the containers of all rollout pods; none where there is none."""
     of_servers = [pod for pod in observed if role_of(pod) == names.ROLE_ROLLOUT]
-    standing = _newest(of_servers, names.LABEL_JOB_INDEX)
+    standing = {index: pod for index, pod in _newest(of_servers).items() if index < pods}
     if not standing:
         return []
     first = next((pod for pod in standing.values() if _unscheduled(pod)), next(iter(standing.values())))
@@ -88,13 +93,16 @@ def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object
     return [{"metadata": first["metadata"], "spec": spec, "status": {**status, **kept}}]
 
 
-def _newest(pods: Iterable[Object], index: str) -> dict[int, Object]:
-    """Return the newest pod of each index, which a label or annotation has, in their order; none that is deleted."""
+def _newest(pods: Iterable[Object]) -> dict[int, Object]:
+    """Return the newest pod of each index, in their order; none that is deleted.
+
+    Pods of a role are all in one Job, or alone in one of several.
+    """
     found: dict[int, Object] = {}
     for pod in sorted((pod for pod in pods if not terminating(pod)), key=age_rank):
         metadata = pod["metadata"]
         marks = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
-        found[int(marks.get(index, 0))] = pod
+        found[int(marks.get(names.LABEL_POD_INDEX, 0)) + int(marks.get(names.LABEL_JOB_INDEX, 0))] = pod
     return dict(sorted(found.items()))
 
 

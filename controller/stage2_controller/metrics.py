@@ -155,10 +155,11 @@ def _gpus_held(spec: Mapping[str, Any], pods: Iterable[Object]) -> int:
     """Return the GPUs of the pods that have a node."""
     if value_at(spec, "gpuResource") == "" and value_at(spec, "learner", "resourceClaimTemplate") is None:
         return 0  # the job runs on the CPU
+    wide = spec.get("engine") == names.JOBSET
+    of_pod = ("serversPerPod", _ROLLOUT.servers_per_pod) if wide else ("servers", _ROLLOUT.servers)
     of_role: dict[str | None, int] = {
-        names.ROLE_ROLLOUT: _count(spec, "rollout", "servers", _ROLLOUT.servers)
-        * _count(spec, "rollout", "gpusPerServer", _ROLLOUT.gpus_per_server)
-        // _count(spec, "rollout", "pods", _ROLLOUT.pods),
+        names.ROLE_ROLLOUT: _count(spec, "rollout", *of_pod)
+        * _count(spec, "rollout", "gpusPerServer", _ROLLOUT.gpus_per_server),
         names.ROLE_LEARNER: _count(spec, "learner", "gpus", _LEARNER.gpus),
     }
     return sum(of_role.get(role_of(pod), 0) for pod in pods if pod["spec"].get("nodeName") and not ended(pod))

@@ -27,6 +27,7 @@ class Observed:
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
     jobset: Object | None = None  # of another controller, in place of Deployment and Job
+    rollout_job: Object | None = None  # JobSet's, with the servers' pods
     pods: tuple[Object, ...] = ()
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event

@@ -13,6 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_controller import conditions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
+from stage2_controller.children.jobset import pods_it_may_have, rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
@@ -42,6 +43,7 @@ class Plan:
 
     status: dict[str, Any]
     children: Manifests = ()  # the writer decides their order
+    scaled: Manifest | None = None  # the Job of a JobSet's servers, with another number of pods
     deletions: tuple[str, ...] = ()  # kinds of children
     placement: Place | None = None  # None: the job needs no place
     keeps_place: bool = False  # room kept for the job stays without a `placement`, and the job stops waiting for room
@@ -73,7 +75,7 @@ def plan(
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
     if parsed.of_jobset:
-        observed = jobset.on_one_node(observed, pods=parsed.job.spec.rollout.pods, per_pod=parsed.processes.per_pod)
+        observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
     parsed = replace(parsed, spec_hash=_known_hash(raw, parsed.current_hash, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
     starts = not context.stands or context.spec_changed
@@ -214,8 +216,10 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     JobSet ends the servers of a learner that has ended. A new JobSet waits for all pods of the one before, because two
     learners would write the same checkpoints.
     """
-    observed = context.observed
-    context = replace(context, quota=jobset.quota(context.raw, observed.jobset))
+    observed, parsed = context.observed, context.parsed
+    wanted = rollout_pods(parsed.job)
+    may_have = pods_it_may_have(observed.jobset, wanted)
+    context = replace(context, quota=jobset.quota(context.raw, observed.jobset, wanted, may_have))
     status = statuses.valid_status(context)
     if context.outcome:
         unwanted = () if observed.learner_ended() else (names.JOBSET,)
@@ -233,6 +237,7 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     return Plan(
         status=status,
         children=() if context.blocked else children,
+        scaled=None if stop or context.blocked or parsed.refused else scaled(parsed.owner, parsed.job, observed),
         deletions=deletions,
         again_after_s=0.0 if "Secret" in deletions else _soonest(*looks),
     )

@@ -201,6 +201,8 @@ class Reconciler:
         """
         refusals = await self._writer.delete(key, made.deletions, seen)
         refusals += await self._writer.write(key, raw, made.children, seen)
+        if made.scaled and not refusals:  # a new server must find itself in the list
+            refusals += await self._writer.scale(made.scaled)
         return refusals
 
     async def _write_status(self, key: Key, raw: Object, made: Plan, refusals: list[str], now: datetime) -> Object:

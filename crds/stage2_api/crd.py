@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from stage2_api import job
 from stage2_api.job_status import JobStatus, Phase
@@ -39,7 +40,8 @@ _FAILED: Phase = "Failed"
 UNOBSERVED: Final = -1
 """`status.observedGeneration` until the controller has seen the job: without one, GitOps tools take it for ready."""
 FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image", "tls")
-"""Keys of the spec that cannot change while the job has pods."""
+"""Keys of the spec that cannot change while the job has pods, but for the number of servers in one Job of a JobSet."""
+_SCALED = ("rollout", "servers")
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -70,7 +72,14 @@ def _version() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "schema": {"openAPIV3Schema": _object_schema()},
-        "subresources": {"status": {}},
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.rollout.servers",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
         "additionalPrinterColumns": [
             {"name": name, "type": kind, "jsonPath": path, "description": text} for name, kind, path, text in _COLUMNS
         ],
@@ -114,12 +123,22 @@ def _immutable() -> list[dict[str, str]]:
     no_pods = f"{suspended} || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
     return [
         {
-            "rule": f"{no_pods} || ({_same('.spec', key)})",
+            "rule": f"{no_pods} || ({_same('.spec', key)}){_scaled() if key == _SCALED[0] else ''}",
             "message": f"cannot change while the job is not suspended; {way_out}",
             "fieldPath": f".spec.{key}",
         }
         for key in FROZEN
     ]
+
+
+def _scaled() -> str:
+    """Return in CEL that with engine JobSet no other key of the section has changed than the number of servers."""
+    section, scaled = _SCALED
+    others = [to_camel(key) for key in job.RolloutSpec.model_fields if key != scaled]
+    both = f"has(self.spec.{section}) && has(oldSelf.spec.{section})"
+    same = " && ".join(f"({_same(f'.spec.{section}', key)})" for key in others)
+    elastic = "self.spec.?engine.orValue('') == 'JobSet' && self.spec.?placement.?topology.orValue('') != 'Exclusive'"
+    return f" || {elastic} && {both} && {same}"
 
 
 def _forever(key: str) -> dict[str, str]:

@@ -41,9 +41,10 @@ class RolloutSpec(KubernetesObject):
 
     servers: Annotated[int, Field(ge=0, le=512)] = 0
     """Number of vLLM servers: at least one with `vllm.mode: server`; otherwise 0, because the learner makes the
-    rollouts. A pod has at most 16."""
-    pods: Annotated[int, Field(ge=1, le=256)] = 1
-    """Number of pods among which the servers are divided evenly. More than one needs engine JobSet."""
+    rollouts. Engine Node has at most 16. With engine JobSet the number may change while the job runs
+    (`kubectl scale`)."""
+    servers_per_pod: Annotated[int, Field(ge=1, le=16)] = 1
+    """Number of servers in each pod of engine JobSet; must divide `servers`. Engine Node has one pod with all."""
     gpus_per_server: Annotated[int, Field(ge=0, le=16)] = 1
     """GPUs of each server; must equal `vllm.tensor_parallel_size`."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 8000

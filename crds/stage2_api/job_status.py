@@ -79,8 +79,12 @@ class JobStatus(ReportPart):
     """Name of the node of servers and learner."""
     rollout: _Word | None = None
     """Ready servers, of all servers, such as `3/3`."""
-    servers: list[ServerStatus] = Field(default=[], max_length=64)
+    servers: list[ServerStatus] = Field(default=[], max_length=512)
     """List of the rollout servers."""
+    replicas: Count | None = None
+    """Number of rollout servers that the job's pods have, ready or not; `kubectl scale` and autoscalers read it."""
+    selector: _Word | None = None
+    """Label selector of the servers' pods, for autoscalers."""
     step: Count | None = None
     """Optimizer steps done."""
     max_steps: Count | None = None

@@ -96,7 +96,7 @@ stage2.dev/role: controller
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, delete]
+  verbs: [get, list, watch, create, patch, delete]  # patch: the number of servers with engine JobSet
 - apiGroups: [jobset.x-k8s.io]
   resources: [jobsets]
   verbs: [get, create, delete]  # of jobs with engine JobSet

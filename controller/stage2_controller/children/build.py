@@ -19,14 +19,14 @@ from stage2_api.validation.size import require_shallow
 from stage2_api.validation.validate import form_of
 from stage2_api.vllm import resolve_transport
 from stage2_controller.children import manifest, network, pods
-from stage2_controller.children.jobset import jobset
+from stage2_controller.children.jobset import jobset, rollout_pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
 from stage2_controller.spec import credentials, names, objects, template_rules
-from stage2_controller.spec.containers import Processes, containers
+from stage2_controller.spec.containers import Processes, containers, is_elastic
 from stage2_controller.spec.objects import Amounts
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.spec.template_rules import Misshapen
@@ -109,9 +109,11 @@ def build(
     owner, processes = parsed.owner, parsed.processes
     attempt, spec_hash = (control.attempt, control.spec_hash) if control else (None, None)
     inputs = replace(parsed.pod_inputs(additions), control=control)
+    # Files and ports follow the number of servers.
+    of_files = manifest.digest([spec_hash, len(processes.servers)]) if spec_hash and parsed.of_jobset else spec_hash
     children = [
-        manifest.configmap(owner, processes.config_text, spec_hash=spec_hash),
-        _network_policy(parsed, settings.namespace, spec_hash),
+        manifest.configmap(owner, processes.config_text, spec_hash=of_files),
+        _network_policy(parsed, settings.namespace, of_files),
     ]
     if parsed.of_jobset:
         return (*children, jobset(owner, inputs))
@@ -158,7 +160,10 @@ def is_large(raw: Mapping[str, Any]) -> bool:
 def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
     metadata = raw["metadata"]
     owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
-    spec_hash = manifest.digest(job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude_defaults=True))
+    # The number of servers of a JobSet may change while its pods stay.
+    scaled = {"rollout": {"servers"}} if is_elastic(job) else None
+    hashed = job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude=scaled, exclude_defaults=True)
+    spec_hash = manifest.digest(hashed)
     return _with_processes(settings.policy.shortened(job), owner, settings.image, spec_hash)
 
 
@@ -166,7 +171,7 @@ def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash
     of_one_node = job.spec.engine != names.JOBSET
     processes = (_of_one_node if of_one_node else _of_jobset)(job, owner)
     templates = pods.templates(PodInputs(job, processes, image))
-    copies = {names.ROLE_ROLLOUT: job.spec.rollout.pods, names.ROLE_LEARNER: job.spec.learner.nodes}
+    copies = {names.ROLE_ROLLOUT: 1 if of_one_node else rollout_pods(job), names.ROLE_LEARNER: job.spec.learner.nodes}
     of_pods = (objects.pod_requests(one["spec"]) for role, one in templates.items() for _ in range(copies[role]))
     requested = objects.add_amounts((*of_pods, _claimed(job)))
     need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource) if of_one_node else Need(())
@@ -182,10 +187,11 @@ def _of_jobset(job: RolloutMatchingJob, owner: Owner) -> Processes:
     rollout = job.spec.rollout
 
     def host_for(server: int) -> str:
-        pod = server * rollout.pods // rollout.servers
-        return names.jobset_host(owner.name, owner.namespace, names.ROLE_ROLLOUT, pod)
+        pod = server // rollout.servers_per_pod
+        place = (0, pod) if is_elastic(job) else (pod, 0)
+        return names.jobset_host(owner.name, owner.namespace, names.ROLE_ROLLOUT, *place)
 
-    meeting = names.jobset_host(owner.name, owner.namespace, names.ROLE_LEARNER, 0)
+    meeting = names.jobset_host(owner.name, owner.namespace, names.ROLE_LEARNER, 0, 0)
     return containers(job, host_for=host_for, tls=job.spec.tls.enabled, meeting=meeting)
 
 

@@ -1,30 +1,38 @@
 """The JobSet of a job with engine JobSet: Jobs that have the pods of servers and learner. Pure."""
 
+from stage2_api.job import RolloutMatchingJob
 from stage2_controller.children import manifest, pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.pods import PodInputs
+from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.spec import kinds, names
+from stage2_controller.spec.containers import is_elastic
 
 _NO_LIMIT = 2**31 - 1  # of failures; the kubelet's restarts count
+_MOST_PODS = 256  # by the rule of spec.rollout.servers
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _PASSED_ON = (names.LABEL_QUEUE, names.LABEL_PRIORITY)  # labels of the job, by which Kueue admits the JobSet
 
 
 def jobset(owner: Owner, inputs: PodInputs) -> Manifest:
-    """Return JobSet `<job>-jobset`: a Job for each rollout pod, and one for all pods of the learner.
+    """Return JobSet `<job>-jobset`: a Job for all pods of the learner, and for the rollout pods one, or one for each.
 
-    The kubelet restarts a server alone, and a lost rollout pod is replaced by its own Job, without limit. The learner's
-    Job replaces each of its pods `backoffLimit` times, and fails at once after exit code 64. Its end is the JobSet's:
-    no rule restarts the JobSet, and so servers stay warm.
+    The kubelet restarts a server alone, and its Job replaces a lost rollout pod, without limit. The learner's Job
+    replaces each of its pods `backoffLimit` times, and fails at once after exit code 64. Its end is the JobSet's: no
+    rule restarts the JobSet, and so servers stay warm.
+
+    The number of rollout pods changes in their Job (`scaled_job`): a JobSet's cannot. It has more completions than
+    pods, so that JobSet's feature ElasticJobSet (0.12, off by default) does not set the number back.
     """
     job, templates = inputs.job, pods.templates(inputs)
     learner, nodes = pods.learner_job_spec(inputs), job.spec.learner.nodes
     learner |= {"parallelism": nodes, "completions": nodes, "backoffLimit": learner["backoffLimit"] * nodes}
     replicated = [_replicated(names.ROLE_LEARNER, 1, learner)]
     if names.ROLE_ROLLOUT in templates:
-        servers: Manifest = {"parallelism": 1, "completions": 1, "backoffLimit": _NO_LIMIT}
-        servers |= {"template": templates[names.ROLE_ROLLOUT]}
-        replicated.insert(0, _replicated(names.ROLE_ROLLOUT, job.spec.rollout.pods, servers))
+        jobs, of_each = (1, rollout_pods(job)) if is_elastic(job) else (rollout_pods(job), 1)
+        servers: Manifest = {"parallelism": of_each, "completions": _MOST_PODS + 1 if is_elastic(job) else 1}
+        servers |= {"backoffLimitPerIndex": _NO_LIMIT, "template": templates[names.ROLE_ROLLOUT]}
+        replicated.insert(0, _replicated(names.ROLE_ROLLOUT, jobs, servers))
     of_learner = {"targetReplicatedJobs": [names.ROLE_LEARNER]}
     refused = {"name": "ConfigurationError", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec: Manifest = {
@@ -46,6 +54,40 @@ def jobset(owner: Owner, inputs: PodInputs) -> Manifest:
     )
     made["metadata"]["labels"] |= {key: labels[key] for key in _PASSED_ON if labels.get(key)}
     return made
+
+
+def rollout_pods(job: RolloutMatchingJob) -> int:
+    """Return the number of pods with the job's servers."""
+    return job.spec.rollout.servers // job.spec.rollout.servers_per_pod
+
+
+def scaled_job(owner: Owner, pods: int) -> Manifest:
+    """Return what is applied to the rollout pods' Job so that it has so many: the highest ones go, and the others stay.
+
+    Kubernetes allows it of Indexed Jobs with as many completions as pods (elastic Indexed Jobs).
+    """
+    metadata = {"name": names.jobset_job(owner.name, names.ROLE_ROLLOUT), "namespace": owner.namespace}
+    job = kinds.LEARNER_JOB
+    spec = {"parallelism": pods, "completions": pods}
+    return {"apiVersion": job.api_version, "kind": job.kind, "metadata": metadata, "spec": spec}
+
+
+def scaled(owner: Owner, job: RolloutMatchingJob, observed: Observed) -> Manifest | None:
+    """Return what gives the servers' Job another number of pods, if it has the wrong one."""
+    found, of_servers = observed.jobset, observed.rollout_job
+    if not is_elastic(job) or found is None or of_servers is None or terminating(found) or terminating(of_servers):
+        return None
+    may_have = pods_it_may_have(found, rollout_pods(job))
+    return None if of_servers["spec"]["parallelism"] == may_have else scaled_job(owner, may_have)
+
+
+def pods_it_may_have(found: Object | None, wanted: int) -> int:
+    """Return how many of the wanted rollout pods a JobSet may have now: with a queue, no more than Kueue admitted."""
+    if found is None or "suspend" not in found["spec"]:  # Kueue writes it into each JobSet of a queue
+        return wanted
+    of_servers = [one for one in found["spec"]["replicatedJobs"] if one["name"] == names.ROLE_ROLLOUT]
+    admitted: list[int] = [one["replicas"] * one["template"]["spec"]["parallelism"] for one in of_servers]
+    return min([wanted, *admitted])
 
 
 def _replicated(name: str, replicas: int, spec: Manifest) -> Manifest:

@@ -18,7 +18,7 @@ from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import HOSTNAME, Avoided
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.containers import Container, Processes, wait_container
+from stage2_controller.spec.containers import Container, Processes, is_elastic, wait_container
 from stage2_controller.spec.objects import merge_by, strategic_merge
 
 FS_GROUP = 10001
@@ -48,8 +48,6 @@ _MOUNTS = (
     {"name": layout.SHARED_MEMORY_VOLUME, "mountPath": layout.SHARED_MEMORY_FOLDER},
 )
 _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
-_INDEX_FIELD = f"metadata.labels['{names.LABEL_JOB_INDEX}']"
-_POD_INDEX = {"name": layout.POD_INDEX_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}}
 _FAIL_AT_ONCE = {
     "action": "FailJob",
     "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG, EXIT_EXHAUSTED]},
@@ -152,8 +150,10 @@ def _rollout_template(inputs: PodInputs) -> Manifest:
     containers = [{**_container(inputs, role, server), **_probes(job, server)} for server in inputs.processes.of_pod]
     if job.spec.engine != names.JOBSET:
         return _template(inputs, role, containers, {})
+    label = names.LABEL_POD_INDEX if is_elastic(job) else names.LABEL_JOB_INDEX
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
     for container in containers:
-        container["env"].append(_POD_INDEX)
+        container["env"].append({"name": layout.POD_INDEX_VARIABLE, "valueFrom": index})
     return _template(inputs, role, containers, {"restartPolicy": "OnFailure"})
 
 

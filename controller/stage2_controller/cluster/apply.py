@@ -49,6 +49,11 @@ class ChildWriter:
             refusals += [] if refusals else await self._write_all([write], key, job)
         return refusals
 
+    async def scale(self, job: Manifest) -> list[str]:
+        """Give a Job of a JobSet another number of pods."""
+        logger.info("%s: %s pods", job["metadata"]["name"], job["spec"]["parallelism"])
+        return await _refusals([(job["kind"], job, _dropped(self._api.apply(job)))])
+
     async def _delete(self, kind: str, child: Object, key: Key) -> None:
         metadata = child["metadata"]
         logger.info("%s: delete %s %s", key, kind, metadata["name"])
@@ -84,6 +89,10 @@ class ChildWriter:
         if created is None:  # somebody was quicker
             raise NameTaken
         return created
+
+
+async def _dropped(request: Awaitable[Object]) -> None:
+    await request
 
 
 async def _refusals(requests: Sequence[tuple[str, Object, Awaitable[None]]]) -> list[str]:

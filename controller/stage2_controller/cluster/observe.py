@@ -75,9 +75,14 @@ class Observer:
         )
 
     async def _with_jobset(self, key: Key, job: Object, watched: Observed) -> Observed:
-        """Return also the JobSet of a job, as it is now: no watch shows it, for it need not be installed."""
+        """Return also the JobSet of a job, as it is now: no watch shows it, for it need not be installed.
+
+        With it comes its Job of the servers, whose number of pods may have to change.
+        """
         found = comparison.owned(Observed(jobset=await self.read_now(names.JOBSET, key)), job["metadata"])
-        return replace(watched, jobset=found.jobset, **_with_others(watched, found))
+        servers = names.jobset_job(key.name, names.ROLE_ROLLOUT)
+        of_servers = await self._api.get("Job", key.namespace, servers) if found.jobset else None
+        return replace(watched, jobset=found.jobset, rollout_job=of_servers, **_with_others(watched, found))
 
     def watched(self, key: Key, job: Object) -> Observed:
         """Return what the watches have shown of a job."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from stage2_api.errors import shortened
 from stage2_controller import diagnose, jobset, reasons
+from stage2_controller.children import manifest
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
@@ -36,6 +37,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "node": _node(context),
         "rollout": _ready_of_all(context),
         "servers": _servers(context, report.get("sync") or {}),
+        **(_replicas(context) if context.server_names else {}),
         "images": _images(context),
         "restarts": _restarts(context),
         **{key: _without_nulls(report.get(key)) for key in _REPORTED},
@@ -212,6 +214,13 @@ def _ready_of_all(context: PlanContext) -> str | None:
     names_, statuses = context.server_names, _container_statuses(context)
     ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
     return f"{ready}/{len(names_)}" if names_ else None
+
+
+def _replicas(context: PlanContext) -> dict[str, Any]:
+    """Return what the scale subresource reads."""
+    there = not context.outcome and context.observed.pod(names.ROLE_ROLLOUT) is not None
+    labels = manifest.selector(context.job.metadata.name, names.ROLE_ROLLOUT).items()
+    return {"replicas": there * len(context.server_names), "selector": ",".join(f"{key}={one}" for key, one in labels)}
 
 
 def _restarts(context: PlanContext) -> int:

@@ -109,7 +109,7 @@ def containers(
     """
     scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
     rollout = job.spec.rollout
-    per_pod = rollout.servers // rollout.pods if meeting else rollout.servers
+    per_pod = rollout.servers_per_pod if meeting else rollout.servers
     servers = tuple(_server(job, index, index % per_pod, env, apart=bool(meeting)) for index in range(rollout.servers))
     addresses = tuple(
         ServerAddress(f"{scheme}://{host_for(index)}:{server.port}", learner_ports.group + index)
@@ -122,6 +122,14 @@ def containers(
         config_text=_config_text(job.spec.config, addresses),
         per_pod=per_pod,
     )
+
+
+def is_elastic(job: RolloutMatchingJob) -> bool:
+    """Return whether the number of the job's servers may change while it runs: one Job has all of their pods.
+
+    Where each pod gets a domain to itself, it needs a Job of its own, and the number of JobSet's Jobs is fixed.
+    """
+    return job.spec.engine == names.JOBSET and job.spec.placement.topology != "Exclusive"
 
 
 def _config_text(config: RunConfig, addresses: Sequence[ServerAddress]) -> str:

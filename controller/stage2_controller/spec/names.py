@@ -31,7 +31,8 @@ LABEL_ROLE = "stage2.dev/role"
 LABEL_ATTEMPT = "stage2.dev/attempt"  # of the servers' pods: which attempt of which job they belong to
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # of a job; Kueue itself may give it to a learner's Job
 LABEL_PRIORITY = "kueue.x-k8s.io/priority-class"  # of a job: its rank in the queue
-LABEL_JOB_INDEX = "jobset.sigs.k8s.io/job-index"  # of a pod: its Job's among the replicas of its role
+LABEL_JOB_INDEX = "jobset.sigs.k8s.io/job-index"  # of a pod: its Job's among those of JobSet for its role
+LABEL_POD_INDEX = "batch.kubernetes.io/job-completion-index"  # of a pod: its own in its Job
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "stage2"
 
@@ -55,7 +56,7 @@ ROLE_JOBSET = "jobset"  # of one object that has the pods of both roles
 JOBSET = "JobSet"  # spec.engine of a job whose pods another controller runs
 
 MAX_NAME = 63  # a label value and a DNS label hold no more (RFC 1123)
-_JOBSET_MAX_NAME = MAX_NAME - len("-rollout-255-0-abcde")  # JobSet builds its pods' names so
+_JOBSET_MAX_NAME = MAX_NAME - len("-rollout-0-255-abcde")  # JobSet builds its pods' names so
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -105,7 +106,12 @@ def service_host(job: str, namespace: str) -> str:
     return f"{child_name(job, ROLE_ROLLOUT)}.{namespace}.svc"
 
 
-def jobset_host(job: str, namespace: str, role: str, index: int) -> str:
-    """Return the name of the first pod of one of JobSet's Jobs: <jobset>-<role>-<Job>-<pod>.<its headless Service>."""
+def jobset_job(job: str, role: str) -> str:
+    """Return the name of JobSet's first Job of a role."""
+    return f"{child_name(job, ROLE_JOBSET)}-{role}-0"
+
+
+def jobset_host(job: str, namespace: str, role: str, of_jobs: int, of_pods: int) -> str:
+    """Return the name of a pod of JobSet: <jobset>-<role>-<Job>-<pod>.<its headless Service>."""
     jobset = child_name(job, ROLE_JOBSET)
-    return f"{jobset}-{role}-{index}-0.{jobset}.{namespace}.svc"
+    return f"{jobset}-{role}-{of_jobs}-{of_pods}.{jobset}.{namespace}.svc"

@@ -134,7 +134,8 @@ def _templates(job: RolloutMatchingJob) -> dict[str, Mapping[str, Any]]:
 
 
 def _own_containers(job: RolloutMatchingJob) -> dict[str, set[str]]:
-    of_pod = job.spec.rollout.servers // job.spec.rollout.pods
+    rollout = job.spec.rollout
+    of_pod = rollout.servers_per_pod if job.spec.engine == names.JOBSET else rollout.servers
     return {
         "rollout": {"server", *(f"server-{index}" for index in range(of_pod))},
         "learner": {names.ROLE_LEARNER},

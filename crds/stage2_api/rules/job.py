@@ -144,19 +144,18 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         )
         for path, of_one_node, otherwise in (
             ("rollout.servers", "$(rollout.servers) <= 16", "spec.rollout.servers to at most 16"),
-            ("rollout.pods", "$(rollout.pods) == 1", "spec.rollout.pods to 1"),
+            ("rollout.serversPerPod", "$(rollout.serversPerPod) == 1", "remove spec.rollout.serversPerPod"),
             ("learner.nodes", "$(learner.nodes) == 1", "spec.learner.nodes to 1"),
             ("placement.topologyKey", "!$?(placement.topologyKey)", "remove spec.placement.topologyKey"),
         )
     ),
     Rule(
-        path="rollout.pods",
+        path="rollout.servers",
         cel=(
-            "$(rollout.servers) == 0 && $(rollout.pods) == 1 || $(rollout.servers) > 0 &&"
-            " $(rollout.servers) % $(rollout.pods) == 0 && $(rollout.servers) <= 16 * $(rollout.pods)"
+            "$(rollout.servers) % $(rollout.serversPerPod) == 0 && $(rollout.servers) <= 256 * $(rollout.serversPerPod)"
         ),
-        rule="must divide spec.rollout.servers into pods of at most 16 servers each",
-        way_out="change spec.rollout.pods, or spec.rollout.servers to a multiple of it",
+        rule="must fill at most 256 pods of spec.rollout.serversPerPod servers each",
+        way_out="set spec.rollout.servers to a multiple of spec.rollout.serversPerPod, or change that",
     ),
     Rule(
         path="placement.topology",

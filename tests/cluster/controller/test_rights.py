@@ -12,8 +12,12 @@ from tests.cluster.controller.test_availability import Replica
 pytestmark = pytest.mark.timeout(300)
 
 # Used by the API server on the controller's behalf: whoever sets blockOwnerDeletion must be allowed to finalize. Those
-# on JobSets are used where there are some (kueue/test_jobset.py).
-IMPLIED = {("update", "rolloutmatchingjobs/finalizers"), *((verb, "jobsets") for verb in ("get", "create", "delete"))}
+# on JobSets, and on their Jobs, are used where there are some (kueue/test_jobset.py).
+IMPLIED = {
+    ("update", "rolloutmatchingjobs/finalizers"),
+    ("patch", "jobs"),
+    *((verb, "jobsets") for verb in ("get", "create", "delete")),
+}
 # Used on nobody's grant: every account may ask which groups are served.
 ANYBODYS = {("get", "apis")}
 # An apply that creates needs both verbs.

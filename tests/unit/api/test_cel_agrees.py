@@ -197,6 +197,7 @@ SAMPLES: dict[str, st.SearchStrategy[Any]] = {
     "placement": st.fixed_dictionaries({}, optional={"nodeSelector": st.just({"a": "b"})}),
     "config": st.fixed_dictionaries({"global_max_length": st.integers(1, 2)}),
     "ttlSecondsAfterFinished": st.integers(1, 2),
+    "engine": st.sampled_from(["Node", "JobSet"]),
 }
 SPECS = st.fixed_dictionaries({}, optional=SAMPLES)
 PHASES = [None, "Pending", "Running", "Failed"]
@@ -214,8 +215,12 @@ def changes_refused(old: Mapping[str, Any], new: Mapping[str, Any], phase: str |
 
 def may_change(key: str, old: Mapping[str, Any], new: Mapping[str, Any], phase: str | None) -> bool:
     """Return whether a key of a job's spec may get another value."""
-    if key == "managedBy":
+    if key in ("managedBy", "engine"):
         return False
+    if key == "rollout" and new.get("engine") == "JobSet" and {"rollout"} <= old.keys() & new.keys():
+        before, after = ({**one["rollout"], "servers": 0} for one in (old, new))
+        if before == after:
+            return True
     suspended = old.get("suspend", False) or new.get("suspend", False)
     return key not in FROZEN or suspended or phase == "Failed"
 

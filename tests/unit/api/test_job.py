@@ -36,7 +36,7 @@ def test_defaults_of_the_job() -> None:
         "imagePullPolicy": "IfNotPresent",
         "imagePullSecrets": [],
         "gpuResource": "nvidia.com/gpu",
-        "rollout": {"servers": 1, "pods": 1, "gpusPerServer": 1, "port": 8000, "template": {}},
+        "rollout": {"servers": 1, "serversPerPod": 1, "gpusPerServer": 1, "port": 8000, "template": {}},
         "learner": {"nodes": 1, "gpus": 1, "template": {}, "backoffLimit": 3, "startDeadlineSeconds": 3600},
         "placement": {
             "nodeSelector": {},

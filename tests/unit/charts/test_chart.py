@@ -398,6 +398,7 @@ def test_values_that_cannot_be_meant_are_refused_before_anything_is_made(templat
 
 READ = {"get", "list", "watch"}
 WRITE = {"create", "update", "patch", "delete"}
+SCALE = {"get", "update", "patch"}
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,8 @@ WRITE = {"create", "update", "patch", "delete"}
 def test_rights_over_a_namespace_include_its_jobs(template: Template, role: str, verbs: set[str]) -> None:
     made = template()["ClusterRole", f"stage2-{role}"]
     assert made["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
-    (rule,) = made["rules"]
+    rule, scale = made["rules"]
+    assert (scale["resources"], set(scale["verbs"])) == (["rolloutmatchingjobs/scale"], verbs & SCALE)
     assert (rule["apiGroups"], rule["resources"]) == (["stage2.dev"], ["rolloutmatchingjobs"])
     assert set(rule["verbs"]) == verbs
     grants = made["metadata"]["annotations"]["stage2.dev/grants"]

@@ -155,14 +155,11 @@ def _servers_here(config: RunConfig, server: int) -> int:
     return hosts.count(hosts[server])
 
 
-def first_of_pod(config: RunConfig, pod: int) -> int:
-    """Return the index of the first server on host number `pod`. Raises ConfigError."""
+def first_of_pod(config: RunConfig, pod: int) -> int | None:
+    """Return the index of the first server on host number `pod`; None where the list has fewer hosts (by now)."""
     hosts = [host_and_port(a.base_url)[0] for a in config.rollout_matching.vllm.server.resolved_servers()]
     different = list(dict.fromkeys(hosts))
-    if not 0 <= pod < len(different):
-        rule = f"must be the index of a host; the servers of {SERVERS_PATH} have {len(different)}"
-        raise ConfigError((Problem("--pod", pod, rule, "number the hosts from 0"),))
-    return hosts.index(different[pod])
+    return hosts.index(different[pod]) if 0 <= pod < len(different) else None
 
 
 def _address(config: RunConfig, server: int) -> ServerAddress:

@@ -37,7 +37,7 @@ def plain(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
 def wide(name: str, *, queued: bool = True) -> Object:
     """A job of two rollout pods and a learner, three GPUs in all."""
     placement = {"nodeSelector": HERE, "topologyKey": "kubernetes.io/hostname"}
-    made = job(name, engine="JobSet", rollout={"servers": 2, "pods": 2}, placement=placement)
+    made = job(name, engine="JobSet", rollout={"servers": 2}, placement=placement)
     made["metadata"]["labels"] = {QUEUE: "team"} if queued else {}
     return made
 
@@ -45,7 +45,7 @@ def wide(name: str, *, queued: bool = True) -> Object:
 def runs(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
     """Play the pods of a job until it runs."""
     for index in (0, 1):
-        kubelet.servers_answer(name, role=f"rollout,jobset.sigs.k8s.io/job-index={index}")
+        kubelet.servers_answer(name, role=f"rollout,batch.kubernetes.io/job-completion-index={index}")
     kubelet.learner_runs(name)
     eventually(lambda: phase(kubectl, name) == "Running", why=f"{name} runs", timeout_s=60)
 
@@ -80,7 +80,7 @@ def test_kueue_admits_jobsets_in_turn_and_a_learners_end_is_the_jobs(
     assert kubelet.pod("first", "learner") is not None, "its log stays"
     runs(kubectl, kubelet, "second")
     pods = kubectl.list("pods", selector="stage2.dev/job=second,stage2.dev/role=rollout")
-    assert {one["spec"]["hostname"] for one in pods} == {f"second-jobset-rollout-{index}-0" for index in (0, 1)}
+    assert {one["spec"]["hostname"] for one in pods} == {f"second-jobset-rollout-0-{index}" for index in (0, 1)}
     kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec":{"suspend":true}}')
     eventually(lambda: reason(kubectl, "second", "Suspended") == "SuspendedBySpec", why="it is suspended", timeout_s=60)
     assert kubectl.list("jobsets") == [kubectl.get("jobset", "first-jobset")]
@@ -104,4 +104,42 @@ def test_a_learner_that_refuses_its_configuration_ends_all(
     assert "can never change" in kubectl.run("patch", "rmj", "wrong", "--type=merge", "-p", TO_NODE).stderr
 
 
-TO_NODE = '{"spec":{"engine":"Node","rollout":{"pods":1},"placement":{"topologyKey":null}}}'
+def test_kubectl_scale_adds_and_removes_servers_beside_those_that_stay(
+    kubectl: Kubectl, node: str, jobset: None, plain: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(wide("elastic", queued=False))
+    runs(kubectl, kubelet, "elastic")
+    before = {(one["metadata"]["name"], one["metadata"]["uid"]) for one in kubectl.list("pods")}
+    for servers in (3, 2):
+        kubectl("scale", "rmj/elastic", f"--replicas={servers}")
+        if servers == 3:
+            kubelet.servers_answer("elastic", role="rollout,batch.kubernetes.io/job-completion-index=2")
+        ready = f"{servers}/{servers}"
+        eventually(lambda ready=ready: rollout(kubectl) == ready, why=f"{ready} servers answer", timeout_s=60)
+        eventually(lambda: len(names_of(kubectl)) == servers + 1, why="the pods are as many", timeout_s=60)  # noqa: B023
+        assert kubectl("get", "rmj/elastic", "-o", "jsonpath={.status.replicas}").strip() == str(servers)
+        listed = kubectl("get", "configmap/elastic-config", "-o", "jsonpath={.data}")
+        assert listed.count("base_url") == servers
+    assert before == names_of(kubectl), "neither the learner nor the other servers notice"
+    assert phase(kubectl, "elastic") == "Running"
+    refused = kubectl.run("scale", "rmj/elastic", "--replicas=0").stderr
+    assert "vllm.mode server needs rollout servers" in refused
+
+
+def test_on_one_node_the_number_of_servers_changes_while_the_job_is_suspended(kubectl: Kubectl) -> None:
+    kubectl.apply(job("fixed", rollout={"servers": 1}))
+    assert "set spec.suspend to true" in kubectl.run("scale", "rmj/fixed", "--replicas=2").stderr
+
+
+def rollout(kubectl: Kubectl) -> str:
+    """The ready servers, of all servers, of `elastic`."""
+    return str((kubectl.get("rmj", "elastic") or {}).get("status", {}).get("rollout"))
+
+
+def names_of(kubectl: Kubectl) -> set[tuple[str, str]]:
+    """The names and uids of the pods that are not being deleted."""
+    there = [one["metadata"] for one in kubectl.list("pods") if "deletionTimestamp" not in one["metadata"]]
+    return {(one["name"], one["uid"]) for one in there}
+
+
+TO_NODE = '{"spec":{"engine":"Node","rollout":{"serversPerPod":1},"placement":{"topologyKey":null}}}'

@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from stage2_controller.place.capacity import Capacity
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers
+from stage2_controller.spec.settings import AdminPolicy
 from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
@@ -27,13 +29,14 @@ from tests.unit.controller.fake_server import KEY, Life, Object, Server, reconci
 
 OWN_SCHEDULING = tuple(str(Path(jobset.__file__).parent / room) for room in ("place", "queue"))
 JOBSET = "job-3v1-jobset"
+SERVERS = f"{JOBSET}-rollout-0"
 QUEUED = {names.LABEL_QUEUE: "team", names.LABEL_PRIORITY: "urgent"}
 
 
 def job(*, labels: Object | None = None, **spec: Any) -> Object:
     """A job with four servers in two pods."""
     made = b.job()
-    made["spec"] |= {"engine": "JobSet", "rollout": {"servers": 4, "pods": 2}, **spec}
+    made["spec"] |= {"engine": "JobSet", "rollout": {"servers": 4, "serversPerPod": 2}, **spec}
     return {**made, "metadata": {**made["metadata"], "labels": labels or {}}}
 
 
@@ -53,12 +56,13 @@ def test_every_pod_has_the_same_servers_and_finds_its_own_by_its_index() -> None
     assert set(made) == {"Secret", "ConfigMap", "NetworkPolicy", "JobSet"}
     replicas, rollout = replicated(made["JobSet"], "rollout")
     pod = rollout["template"]["spec"]
-    assert (replicas, [one["name"] for one in pod["containers"]]) == (2, ["server-0", "server-1"])
+    assert (replicas, rollout["parallelism"]) == (1, 2)
+    assert [one["name"] for one in pod["containers"]] == ["server-0", "server-1"]
     assert pod["containers"][1]["command"][-2:] == ["1", "--pod=$(STAGE2_POD)"]
-    assert pod["containers"][1]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"].endswith("job-index']")
+    assert pod["containers"][1]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"].endswith("/job-completion-index']")
     config = yaml.safe_load(made["ConfigMap"]["data"][layout.CONFIG_KEY])
     servers = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
-    where = f"https://{JOBSET}-rollout-{{}}-0.{JOBSET}.team-a.svc:{{}}"
+    where = f"https://{JOBSET}-rollout-0-{{}}.{JOBSET}.team-a.svc:{{}}"
     assert [one["base_url"] for one in servers] == [where.format(pod, port) for pod in (0, 1) for port in (8000, 8001)]
     assert [one["group_port"] for one in servers] == [layout.GROUP_PORT + index for index in range(4)]
 
@@ -73,7 +77,7 @@ def test_the_learners_end_is_the_jobsets_and_a_server_restarts_alone() -> None:
     assert (learner["completions"], learner["backoffLimit"]) == (1, 3)
     _, rollout = replicated({"spec": spec}, "rollout")
     assert rollout["template"]["spec"]["restartPolicy"] == "OnFailure"
-    assert rollout["backoffLimit"] == 2**31 - 1
+    assert rollout["backoffLimitPerIndex"] == 2**31 - 1
 
 
 SHARDED = {"custom": {"extra": {"rollout_matching": {"vllm": {"server": {"learners": "sharded"}}}}}}
@@ -105,21 +109,26 @@ def test_domains_queue_and_time_to_live_are_passed_on() -> None:
         assert term["podAffinityTerm"]["topologyKey"] == key
     own = written(placement={"topologyKey": key, "topology": "Exclusive"}, suspend=True, ttlSecondsAfterFinished=0)
     assert own["JobSet"]["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == key
+    replicas, rollout = replicated(own["JobSet"], "rollout")
+    assert (replicas, rollout["parallelism"], rollout["completions"]) == (2, 1, 1), "a domain for each pod"
+    index = rollout["template"]["spec"]["containers"][0]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert index.endswith("/job-index']")
+    assert f"{JOBSET}-rollout-1-0.{JOBSET}" in own["ConfigMap"]["data"][layout.CONFIG_KEY]
     assert (own["JobSet"]["spec"]["suspend"], own["JobSet"]["spec"]["ttlSecondsAfterFinished"]) == (True, 0)
 
 
 @pytest.mark.parametrize(
     ("spec", "path"),
     [
-        ({"engine": "Node"}, "spec.rollout.pods"),
+        ({"engine": "Node"}, "spec.rollout.serversPerPod"),
         ({"engine": "Node", "rollout": {"servers": 17}}, "spec.rollout.servers"),
         ({"engine": "Node", "rollout": {"servers": 1}, "learner": {"nodes": 2}}, "spec.learner.nodes"),
         (
             {"engine": "Node", "rollout": {"servers": 1}, "placement": {"topologyKey": "a"}},
             "spec.placement.topologyKey",
         ),
-        ({"rollout": {"servers": 4, "pods": 3}}, "spec.rollout.pods"),
-        ({"rollout": {"servers": 34, "pods": 2}}, "spec.rollout.pods"),
+        ({"rollout": {"servers": 4, "serversPerPod": 3}}, "spec.rollout.servers"),
+        ({"rollout": {"servers": 257}}, "spec.rollout.servers"),
         ({"learner": {"nodes": 2}}, "spec.learner.nodes"),
         ({"placement": {"topology": "Exclusive"}}, "spec.placement.topology"),
     ],
@@ -169,9 +178,9 @@ def traced() -> Iterator[set[str]]:
 
 def pod(life: Life, role: str, index: int, *statuses: Object, node: str | None = "n", **status: Any) -> None:
     """A pod of the JobSet, as a watch reports it."""
-    made = b.pod(role, *statuses, node=node, name=f"{JOBSET}-{role}-{index}-0-x", **status)
+    made = b.pod(role, *statuses, node=node, name=f"{JOBSET}-{role}-0-{index}-x", **status)
     annotations = {names.ANNOTATION_JOB: KEY.name, names.ANNOTATION_JOB_UID: "uid-of-job-3v1"}
-    labels = {**made["metadata"]["labels"], names.LABEL_JOB_INDEX: str(index)}
+    labels = {**made["metadata"]["labels"], names.LABEL_POD_INDEX: str(index)}
     owner = {"kind": "Job", "controller": True, "uid": "j", "apiVersion": "batch/v1"}
     metadata = {**made["metadata"], "annotations": annotations, "labels": labels, "ownerReferences": [owner]}
     life.server.add({**made, "kind": "Pod", "metadata": metadata})
@@ -189,11 +198,13 @@ def ends(life: Life, kind: str, reason: str = "") -> None:
     life.server.put(found)
 
 
-async def runs(life: Life) -> None:
+async def runs(life: Life, *, queued: bool = True) -> None:
     """Kueue admits the JobSet, two pods answer, and the learner runs."""
     await life.one_pass()
     made = life.server.objects["JobSet", JOBSET]
-    life.server.put({**made, "spec": {**made["spec"], "suspend": False}})
+    life.server.put({**made, "spec": {**made["spec"], **({"suspend": False} if queued else {})}})
+    _, servers = replicated(made, "rollout")
+    life.server.put({"kind": "Job", "metadata": {"name": SERVERS, "namespace": "team-a"}, "spec": servers})
     for index in (0, 1):
         pod(life, "rollout", index, b.up("server-0"), b.up("server-1"))
     pod(life, "learner", 0, b.up("learner"))
@@ -233,7 +244,7 @@ async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pod
     await life.one_pass()
     assert ("JobSet", JOBSET) not in life.server.objects, "the old learner still writes its checkpoint"
     for role, index in (("rollout", 0), ("rollout", 1), ("learner", 0)):
-        life.server.remove("Pod", f"{JOBSET}-{role}-{index}-0-x")
+        life.server.remove("Pod", f"{JOBSET}-{role}-0-{index}-x")
     await life.one_pass()
     assert ("JobSet", JOBSET) in life.server.objects
 
@@ -264,7 +275,7 @@ async def test_a_server_that_refuses_its_configuration_ends_all(life: Life) -> N
 
 async def test_a_lost_rollout_pod_counts_as_servers_that_do_not_answer(life: Life) -> None:
     await runs(life)
-    life.server.remove("Pod", f"{JOBSET}-rollout-1-0-x")
+    life.server.remove("Pod", f"{JOBSET}-rollout-0-1-x")
     await life.one_pass()
     status = life.server.objects[names.KIND, KEY.name]["status"]
     assert (status["rollout"], status["phase"]) == ("2/4", "Running")
@@ -279,3 +290,63 @@ async def test_without_jobset_on_the_cluster_the_job_names_the_command_that_inst
     found = life.server.objects[names.KIND, KEY.name]
     assert jobset.INSTALL in found["status"]["message"]
     assert explanation.first(explanation.chain(found)).fix.startswith("the command")
+
+
+def scaled(life: Life, servers: int) -> None:
+    """Somebody sets the number of servers, as `kubectl scale` does."""
+    life.server.requests.clear()
+    made = life.server.objects[names.KIND, KEY.name]
+    rollout = {**made["spec"]["rollout"], "servers": servers}
+    life.server.add({**made, "spec": {**made["spec"], "rollout": rollout}}, generation=servers)
+
+
+def size(life: Life) -> tuple[int, int]:
+    """The pods of the servers' Job, and its completions."""
+    spec = life.server.objects["Job", SERVERS]["spec"]
+    return spec["parallelism"], spec["completions"]
+
+
+@pytest.mark.parametrize("servers", [8, 2])
+async def test_another_number_of_servers_changes_their_job_their_list_and_nothing_else(
+    life: Life, servers: int
+) -> None:
+    await runs(life, queued=False)
+    scaled(life, servers)
+    await life.one_pass()
+    assert size(life) == (servers // 2, servers // 2)
+    assert life.server.written() == ["ConfigMap", "NetworkPolicy", "Job"], "files come first"
+    assert "delete" not in {verb for verb, _ in life.server.requests}
+    config = yaml.safe_load(life.server.objects["ConfigMap", "job-3v1-config"]["data"][layout.CONFIG_KEY])
+    listed = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    assert (len(listed), status["replicas"], status["phase"]) == (servers, servers, "Running")
+    assert status["selector"] == "stage2.dev/job=job-3v1,stage2.dev/role=rollout"
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.written() == []
+
+
+async def test_with_a_queue_there_are_no_more_servers_than_kueue_admitted(life: Life) -> None:
+    await runs(life)
+    scaled(life, 8)
+    await life.one_pass()
+    assert size(life)[0] == 2
+    found = life.server.objects[names.KIND, KEY.name]["status"]["conditions"]
+    (reserved,) = [one for one in found if one["type"] == reasons.QUOTA_RESERVED]
+    assert reserved["message"].endswith("with 2 rollout pods; suspend and resume the job to ask for all 4")
+    scaled(life, 2)
+    await life.one_pass()
+    assert size(life) == (1, 1)
+    scaled(life, 4)
+    await life.one_pass()
+    assert size(life) == (2, 2), "what it gave back is still its own"
+
+
+async def test_the_admins_largest_job_holds_for_a_job_that_grows(life: Life) -> None:
+    five = replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 5}))
+    life.reconciler._settings = five
+    await runs(life, queued=False)
+    scaled(life, 6)
+    await life.one_pass()
+    assert size(life)[0] == 2
+    assert condition(life, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)

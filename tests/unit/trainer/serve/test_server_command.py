@@ -205,6 +205,4 @@ def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
     urls = [f"https://pod-{pod}.x:{port}" for pod in (0, 1, 2) for port in (8000, 8001)]
     servers = [{"base_url": url, "group_port": 51216 + index} for index, url in enumerate(urls)]
     found = config(vllm={"server": {"servers": servers}})
-    assert [launch.first_of_pod(found, pod) for pod in range(3)] == [0, 2, 4]
-    with pytest.raises(ConfigError, match="--pod"):
-        launch.first_of_pod(found, 3)
+    assert [launch.first_of_pod(found, pod) for pod in range(4)] == [0, 2, 4, None]
