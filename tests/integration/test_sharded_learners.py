@@ -44,10 +44,10 @@ def with_token(token_file, monkeypatch):
 
 @pytest.fixture
 def config_of(servers, shapes):
-    """A function that returns the configuration of a run on the stub server."""
+    """A function that returns the configuration of a run on one server."""
 
-    def config(output, *, learners, training=None, matching=None, vllm=None, **top):
-        served = servers("stub", enable_lora=bool((vllm or {}).get("enable_lora")))
+    def config(output, *, learners, engine="stub", training=None, matching=None, vllm=None, **top):
+        served = servers(engine, enable_lora=bool((vllm or {}).get("enable_lora")))
         address = {"base_url": served.base_url, "group_port": served.group_port}
         server = {"servers": [address], "learners": learners}
         vllm = {"mode": "server", "server": server, "sync": {"verify_every": 1}, **(vllm or {})}
@@ -89,6 +89,17 @@ def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
 def assert_same_figures(steps, expected):
     for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
         assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
+
+
+@pytest.mark.vllm
+def test_two_processes_train_with_the_answers_of_vllm_as_one_does(config_of, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    few = {"engine": "vllm", "training": {"max_steps": 2, "save_strategy": "no"}}
+    expected, _ = learn(config_of(one, learners="one", **few))
+    steps, log = learn(config_of(two, learners="sharded", **few), processes=2)
+    assert_same_figures(steps, expected)
+    assert answers(two) == answers(one)
+    assert log.count("answers as the learner does") == 2, "each sync is proved, by one process"
 
 
 def zero_with_weights(stage):
