@@ -2,9 +2,10 @@
 
     python -m bench.many_sinks MODEL PORT...
 
-Each port is a server with the routes of an update. Its worker proves itself as any does, and what it is sent ends in
-the kernel (MSG_TRUNC): neither merged, nor checked, nor copied, as that is the work of other machines. Digests of the
-model folder are computed once for all.
+Each port is a server with the routes of an update, over TLS where the environment names a certificate. Its worker
+proves itself as any does. What it is sent is decrypted and dropped (without TLS it ends in the kernel: MSG_TRUNC):
+neither merged, nor checked, as that is the work of other machines. Digests of the model folder are computed once for
+all. GET /spent, of any of them, says what all have cost so far.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,20 +25,22 @@ from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
 from stage2_trainer.sync.transports.link import dial
 from stage2_trainer.sync.transports.protocol import GroupInfo, bucket_bytes, from_wire, plan_buckets
 from stage2_trainer.wire.calls import CALLS_ROUTE, CallAnswer
-from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.requests import POLICY_MODEL
 
-LOOPBACK = "127.0.0.1"
+HOST = "127.0.0.1"
+SPENT_ROUTE = "/spent"
 AT_ONCE = 4 * 2**20
 CONNECTIONS = 1024
 
 
 class Folder:
-    """The model folder that all servers have."""
+    """The model folder that all servers have, and how many requests they have answered."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._digests: dict[str, str] = {}
+        self.requests = 0
 
     def digests(self, tensors: list[tuple[str, str]]) -> dict[str, str]:
         """Return the digests of tensors."""
@@ -51,6 +56,7 @@ class ManySinks:
         self._folder = folder
         self._version = "default"
         self._link = socket.socket()
+        self._flags = 0
         self._bucket_bytes = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,6 +69,7 @@ class ManySinks:
             answer = b"".join([await self._call(call) for call in body["calls"]])
         else:
             answer = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
+        self._folder.requests += path != SPENT_ROUTE
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
         await writer.drain()
         writer.close()
@@ -84,6 +91,8 @@ class ManySinks:
                 self._version = body["weight_version"]
             case _ if path == FOLDER_ROUTE:
                 return {"digests": await asyncio.to_thread(self._folder.digests, body["tensors"])}
+            case _ if path == SPENT_ROUTE:
+                return {"cpu_s": time.process_time(), "requests": self._folder.requests}
         return {"success": True}
 
     async def _call(self, call: Mapping[str, Any]) -> bytes:
@@ -92,23 +101,26 @@ class ManySinks:
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()
-        self._link = dial(info, info.rank_offset, token=read_token(os.environ), certificate=None)._socket
+        certificate = own_certificate(os.environ) if info.certificate else None
+        self._link = dial(info, info.rank_offset, token=read_token(os.environ), certificate=certificate)._socket
         self._link.setblocking(False)
+        self._flags = 0 if info.certificate else int(socket.MSG_TRUNC)
         self._bucket_bytes = info.packed_buffer_size_bytes
 
     async def _drain(self, info: Mapping[str, Any]) -> None:
         metas = from_wire(info["names"], info["dtype_names"], info["shapes"])
         left = sum(bucket_bytes(bucket) for bucket in plan_buckets(metas, self._bucket_bytes))
         while left:
-            left -= await self._discard(left)
+            try:
+                left -= self._link.recv_into(NOTHING, min(left, AT_ONCE), self._flags)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                await self._readable()
 
-    async def _discard(self, left: int) -> int:
-        """Let the kernel drop what has come, at most so many bytes; returns how many."""
+    async def _readable(self) -> None:
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._link, ready.set)
         await ready.wait()
         loop.remove_reader(self._link)
-        return self._link.recv_into(NOTHING, min(left, AT_ONCE), socket.MSG_TRUNC)
 
 
 NOTHING = bytearray(AT_ONCE)
@@ -116,10 +128,9 @@ NOTHING = bytearray(AT_ONCE)
 
 async def main(model: str, *ports: str) -> None:
     """Serve until terminated."""
-    folder = Folder(model)
-    started = [
-        await asyncio.start_server(ManySinks(folder).serve, LOOPBACK, int(port), backlog=CONNECTIONS) for port in ports
-    ]
+    folder, certificate = Folder(model), own_certificate(os.environ)
+    options: dict[str, Any] = {"backlog": CONNECTIONS, "ssl": certificate and certificate.context()}
+    started = [await asyncio.start_server(ManySinks(folder).serve, HOST, int(port), **options) for port in ports]
     await asyncio.gather(*(one.serve_forever() for one in started))
 
 

@@ -1,8 +1,8 @@
 """Rollout servers that take as long as an 8B on an H100: `python -m bench.slow_servers COUNT`; prints their ports.
 
-They speak the chat route as vLLM does and generate nothing. Answers share each server as a continuous batch does: the
-prompts that come are read first, then all running answers grow by a token together, at most `MAX_RUNNING` at once.
-All time is divided by `SCALE`.
+They speak the chat route as vLLM does, over TLS where the environment names a certificate, and generate nothing.
+Answers share each server as a continuous batch does: the prompts that come are read first, then all running answers
+grow by a token together, at most `MAX_RUNNING` at once. All time is divided by `SCALE`, which the environment may set.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import asyncio
 import heapq
 import itertools
 import json
+import os
 import random
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import log
 from time import perf_counter
 from typing import Any
 
-SCALE = 8.0
+from stage2_trainer.wire.credentials import own_certificate
+
+SCALE_VARIABLE = "BENCH_SCALE"
+SCALE = float(os.environ.get(SCALE_VARIABLE, "8"))
 PROMPT_TOKENS = 1_100
 PREFILL_TOKENS_PER_S = 25_000.0
 STEP_S, STEP_S_PER_ANSWER = 7e-3, 6e-5  # a decode step: reading the weights, and each answer's cache
@@ -94,16 +98,28 @@ def arrivals(lengths: Sequence[int]) -> list[float]:
     return found
 
 
+@dataclass
+class Shared:
+    """What all servers of this process share: the version of their weights, and the requests that they have received.
+
+    A push that takes its time tells one server the version. chats: the requests for answers among them.
+    """
+
+    version: int = 0
+    requests: int = 0
+    chats: int = 0
+
+
 class SlowServer:
     """One server: a batch, and the requests that wait for its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._batch = Batch()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._new: list[tuple[int, int]] = []
         self._came = asyncio.Event()
         self._numbers = itertools.count()
-        self._version = 0
 
     async def work(self) -> None:
         """Advance the batch with the clock, forever."""
@@ -135,7 +151,9 @@ class SlowServer:
                 fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
                 body = await reader.readexactly(int(fields.get("content-length", 0)))
                 if head.startswith(b"PUT"):
-                    self._version = int(body)
+                    self._shared.version = int(body)
+                self._shared.requests += 1
+                self._shared.chats += head.startswith(b"POST")
                 answer = await self._chat(json.loads(body)) if head.startswith(b"POST") else self._weights()
                 content = json.dumps(answer).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
@@ -143,8 +161,8 @@ class SlowServer:
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
-    def _weights(self) -> dict[str, str]:
-        return {"weight_version": str(self._version)}
+    def _weights(self) -> dict[str, Any]:
+        return {"weight_version": str(self._shared.version), **asdict(self._shared)}
 
     async def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         loops = body.get("repetition_detection")
@@ -161,8 +179,10 @@ class SlowServer:
 
 async def main(count: int) -> None:
     """Serve forever, each server on its own port; the first line of output lists the ports."""
-    servers = [SlowServer() for _ in range(count)]
-    listening = [await asyncio.start_server(server.serve, "127.0.0.1", 0) for server in servers]
+    certificate, shared = own_certificate(os.environ), Shared()
+    context = certificate and certificate.context()
+    servers = [SlowServer(shared) for _ in range(count)]
+    listening = [await asyncio.start_server(one.serve, "127.0.0.1", 0, backlog=1024, ssl=context) for one in servers]
     sys.stdout.write(" ".join(str(one.sockets[0].getsockname()[1]) for one in listening) + "\n")
     sys.stdout.flush()
     await asyncio.gather(*(server.work() for server in servers))

@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -284,12 +285,12 @@ def servers(
         yield addresses, token
 
 
-def wait_until_up(url: str) -> None:
-    """Return once a server answers its health route."""
+def wait_until_up(url: str, context: ssl.SSLContext | None = None) -> None:
+    """Return once a server answers its health route. context: of TLS."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"{url}/health").close()
+            urllib.request.urlopen(f"{url}/health", context=context).close()
         except OSError:
             time.sleep(0.2)
         else:

@@ -57,9 +57,9 @@ class Modelled:
         return self.learner / self.server
 
 
-def adapter_bytes() -> int:
+def adapter_bytes(rank: int = RANK) -> int:
     """Bytes of a DoRA adapter of every linear layer of the language model: A, B and magnitudes."""
-    return SENT_AS * LAYERS * sum(RANK * (out + width) + out for out, width in LINEAR)
+    return SENT_AS * LAYERS * sum(rank * (out + width) + out for out, width in LINEAR)
 
 
 def touched_weights() -> int:

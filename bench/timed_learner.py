@@ -6,6 +6,7 @@ forward or backward pass is a sleep. All time is divided by `SCALE`, as that of 
 
 from __future__ import annotations
 
+import os
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -24,19 +25,23 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.loss import LossParts, LossTargets
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
-from stage2_trainer.learner.rows import RowGroup, StepRowPlanner
+from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, StepRowPlanner
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, train_step
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
 from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.ranks import world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
+from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.rollout_source import ServerRollouts
+from stage2_trainer.rollouts.rollout_source import RolloutSource, ServerRollouts
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.credentials import trust
 from stage2_trainer.wire.requests import Rollout
 
 ROW_TOKENS = 12_000
@@ -78,7 +83,7 @@ class Gpus:
 
 
 class TimedPush:
-    """A push of weights that takes its time; the servers learn the version alone."""
+    """A push of weights that takes its time; the servers learn the version alone, by the first of them."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
@@ -86,9 +91,8 @@ class TimedPush:
     def push(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the version."""
         pause(SYNC_S)
-        for url in self._urls:
-            request = urllib.request.Request(f"{url}/version", data=str(version).encode(), method="PUT")
-            urllib.request.urlopen(request).close()
+        request = urllib.request.Request(f"{self._urls[0]}/version", data=str(version).encode(), method="PUT")
+        urllib.request.urlopen(request, context=trust(self._urls[0], os.environ)).close()
         return SyncReport.create(version, SYNC_S, self._urls)
 
 
@@ -133,14 +137,20 @@ def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
 class TimedLearner:
     """The optimizer steps of a run on so many records each, by the learner's own loop; its passes are sleeps.
 
-    pipelined: each step's rollouts are requested while the step before it trains.
+    gpus: of this process. pipelined: each step's rollouts are requested while the step before it trains. If the source
+    is shared by several processes, so are the rows.
     """
 
-    def __init__(self, rollouts: ServerRollouts, gpus: Gpus, records: int, *, pipelined: bool = False) -> None:
+    def __init__(self, rollouts: RolloutSource, gpus: Gpus, records: int, *, pipelined: bool = False) -> None:
         self._gpus = gpus
         self._records = [Record(i, f"record-{i}", (), 1, 1, ()) for i in range(records)]
         self._pipelined = pipelined
-        self._step = CurrentStep(EStep(nn.Module(), Teaching(rollouts, TimedSupervisor())), StepRowPlanner(ROW_TOKENS))
+        self._shared = rollouts.shared
+        planner: RowPlanner = StepRowPlanner(ROW_TOKENS)
+        if self._shared:
+            planner = SharedRowPlanner(planner, ProcessExchange(Interrupt(world_size())))
+        estep = EStep(nn.Module(), Teaching(rollouts, TimedSupervisor()), shared=self._shared)
+        self._step = CurrentStep(estep, planner)
 
     def step(self, global_step: int) -> None:
         """Train on the rollouts of a step; if pipelined, request those of the next step first."""
@@ -150,9 +160,9 @@ class TimedLearner:
         pause(OPTIMIZER_S)
 
     @cached_property
-    def early(self) -> EarlyGradients:
-        """Gradients of nothing."""
-        return EarlyGradients([])
+    def early(self) -> EarlyGradients | None:
+        """Gradients of nothing; None where several processes share the rows, which then wait for all answers."""
+        return None if self._shared else EarlyGradients([])
 
     def lay_out(self, group: RowGroup) -> dict[str, Any]:
         """Return the length of a row, and targets of nothing."""

@@ -1,15 +1,18 @@
 """The benchmarks compare like with like, and their tables are Markdown."""
 
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
 import torch
-from bench import raw_gloo, sync_model
+from bench import raw_gloo, scale_model, scale_step, scale_sync, sync_model
 from bench.__main__ import BENCHMARKS, header, main
 from bench.assignment import looped_assignment, looped_candidates
 from bench.loss import everything, peak_bytes, portions
 from bench.scenes import scene
+from bench.slow_servers import SCALE_VARIABLE
 from bench.tables import Row, Table
 from cryptography.exceptions import InvalidTag
 
@@ -73,3 +76,25 @@ def test_the_model_of_a_sync_is_bound_by_the_network_or_by_the_merge():
     assert bound.ratio < 1
     slow = [sync_model.modelled(network, 1, 16).ratio for network in sync_model.NETWORKS.values()]
     assert slow == sorted(slow, reverse=True)
+
+
+def test_a_sync_takes_a_tenth_of_a_step_with_as_many_servers_as_the_model_names():
+    for link in scale_model.LINKS.values():
+        servers = scale_model.enough_for(32, link, step_s=73.0)
+        assert scale_model.adapter_s(servers, 32, link) <= 7.3 < scale_model.adapter_s(servers + 1, 32, link)
+
+
+def test_many_sinks_take_a_sync_over_tls_and_a_lost_one_is_left_behind():
+    layers = scale_sync.Policy()
+    with scale_sync.saved(layers) as (policy, folder, _):
+        whole, lost, regained = scale_sync.struck(policy, folder, 3, signal.SIGKILL)
+        assert max(whole, lost, regained) < scale_sync.PATIENCE_S
+
+
+def test_two_learner_processes_share_the_step_of_slow_servers():
+    with scale_sync.environment(tls=True):
+        os.environ[SCALE_VARIABLE] = "100"
+        spent, requests = scale_step.run(scale_step.Layout(2, 2, 1, 100.0))
+    assert len(spent) == 2
+    assert len(spent[0].steps) == scale_step.STEPS
+    assert requests > 1
