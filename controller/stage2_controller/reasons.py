@@ -12,14 +12,14 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 
 # Condition Accepted: the spec is one that can run.
 ACCEPTED: Final = "Accepted"
-VALID: Final = "Valid"
+VALID: Final = "Valid"  # the job passes the definition, the rules and the policy
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
 NO_LONGER_VALID: Final = "NoLongerValid"  # accepted earlier, and managed to its end: a new start would be refused
 INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes, and passes are retried
 
 # Condition Placed: one node has room for servers and learner. Where the scheduler chooses, it reports only what failed.
 PLACED: Final = "Placed"
-NODE_CHOSEN: Final = "NodeChosen"
+NODE_CHOSEN: Final = "NodeChosen"  # servers and learner are placed on a node
 NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only where a node may come
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
@@ -39,44 +39,44 @@ OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # those of a deleted job of th
 
 # Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
 ROLLOUT_READY: Final = "RolloutReady"
-SERVERS_READY: Final = "ServersReady"
+SERVERS_READY: Final = "ServersReady"  # all servers answer
 SERVERS_LOADING: Final = "ServersLoading"  # containers run and do not answer yet
 SERVER_CRASHED: Final = "ServerCrashed"  # a container ended and waits for its next start
 RELEASED: Final = "Released"  # the learner is done: the pod was removed
 
 # Condition LearnerRunning: the learner's container runs.
 LEARNER_RUNNING: Final = "LearnerRunning"
-LEARNER_STARTED: Final = "LearnerStarted"
-WAITING_FOR_SERVERS: Final = "WaitingForServers"
+LEARNER_STARTED: Final = "LearnerStarted"  # the learner's container runs
+WAITING_FOR_SERVERS: Final = "WaitingForServers"  # it starts when the servers answer
 OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # of a suspended or moved job: it writes its checkpoint
 SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
-LEARNER_FINISHED: Final = "LearnerFinished"
+LEARNER_FINISHED: Final = "LearnerFinished"  # the learner's pod has ended, and its Job has not counted it yet
 
 # Condition LearnerReachable: present only while the controller gets no report of a learner that runs.
 LEARNER_REACHABLE: Final = "LearnerReachable"
-LEARNER_UNREACHABLE: Final = "LearnerUnreachable"
+LEARNER_UNREACHABLE: Final = "LearnerUnreachable"  # its health endpoint does not answer
 
 # Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
-NOT_CREATED: Final = "NotCreated"
+NOT_CREATED: Final = "NotCreated"  # the object or its pod does not exist yet
 POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy, or its node's kubelet; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
 UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
-IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
+IMAGE_UNAVAILABLE: Final = "ImageUnavailable"  # the message names the image and the registry's answer
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
-CONTAINERS_STARTING: Final = "ContainersStarting"
+CONTAINERS_STARTING: Final = "ContainersStarting"  # images are pulled, or containers start
 
 # Condition WeightsInSync: every server holds the version that the learner pushed last.
 WEIGHTS_IN_SYNC: Final = "WeightsInSync"
-SAME_VERSION: Final = "SameVersion"
-VERSIONS_DIFFER: Final = "VersionsDiffer"
+SAME_VERSION: Final = "SameVersion"  # all servers hold the version pushed last
+VERSIONS_DIFFER: Final = "VersionsDiffer"  # some server holds another version
 SERVER_RESTARTED: Final = "ServerRestarted"  # it holds the checkpoint's weights until the next push
-NOT_SYNCED_YET: Final = "NotSyncedYet"
+NOT_SYNCED_YET: Final = "NotSyncedYet"  # the learner has pushed no weights yet
 
 # Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.
 QUOTA_RESERVED: Final = "QuotaReserved"
-ADMITTED: Final = "Admitted"
-QUOTA_PENDING: Final = "QuotaPending"
+ADMITTED: Final = "Admitted"  # Kueue has admitted the job
+QUOTA_PENDING: Final = "QuotaPending"  # Kueue keeps the job waiting
 CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue retries it with growing pauses
 QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue retries only after the job was suspended and resumed
 WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody has deactivated the Workload: the job waits for them
@@ -85,8 +85,8 @@ KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without 
 
 # Condition Training: nothing is missing. `stage2 explain` prints its message first.
 TRAINING: Final = "Training"
-TRAINS: Final = "Trains"
-NO_STEP_YET: Final = "NoStepYet"
+TRAINS: Final = "Trains"  # at least one optimizer step is done
+NO_STEP_YET: Final = "NoStepYet"  # no optimizer step is done
 
 # Conditions Ready, Reconciling and Stalled: as kstatus reads them. The last two are present only when true.
 READY: Final = "Ready"  # the job is as its spec says: it works, is suspended, or has succeeded
@@ -94,11 +94,11 @@ RECONCILING: Final = "Reconciling"  # it is on its way there
 STALLED: Final = "Stalled"  # it does not get there unless somebody acts
 
 # Condition Suspended: present while spec.suspend is true.
-SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
+SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"  # spec.suspend is true
 PODS_ENDING: Final = "PodsEnding"  # of a suspended job: its learner writes its checkpoint
 
 # Conditions Succeeded and Failed: present only when true.
-LEARNER_SUCCEEDED: Final = "LearnerSucceeded"
+LEARNER_SUCCEEDED: Final = "LearnerSucceeded"  # the learner ended with exit code 0
 CONFIGURATION_ERROR: Final = "ConfigurationError"  # exit code 64: never retried
 BACKOFF_LIMIT: Final = "BackoffLimitExceeded"  # the learner failed more often than spec.learner.backoffLimit
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds
