@@ -60,3 +60,13 @@ def controller(team: list[str], kubectl: Kubectl, helm: str, tmp_path: Path) -> 
     yield running
     running.stop()
     assert "Traceback" not in running.text(), running.text()
+
+
+@pytest.fixture
+def plain(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that neither chooses nodes nor knows Kueue: JobSet and Kueue need none of it."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.placement=false")))
+    with Controller(kubeconfig, kubectl.namespace, tmp_path / "log", "--no-placement", "--progress-seconds=2") as one:
+        yield one
+    assert "Traceback" not in one.text(), one.text()

@@ -1,9 +1,5 @@
 """Jobs with engine JobSet on the real JobSet and the real Kueue, by a controller with the chart's plain rights."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.cluster.controller.conftest import (
@@ -12,7 +8,6 @@ from tests.cluster.controller.conftest import (
     Kubectl,
     Kubelet,
     Object,
-    chart_rights,
     eventually,
     job,
     phase,
@@ -22,16 +17,6 @@ from tests.cluster.controller.kueue.conftest import JOBSETS
 from tests.cluster.controller.kueue.queues import QUEUE
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue and JobSet
-
-
-@pytest.fixture
-def plain(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
-    """A controller that neither chooses nodes nor knows Kueue: JobSet and Kueue need none of it."""
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.placement=false")))
-    with Controller(kubeconfig, kubectl.namespace, tmp_path / "log", "--no-placement", "--progress-seconds=2") as one:
-        yield one
-    assert "Traceback" not in one.text(), one.text()
 
 
 def wide(name: str, *, queued: bool = True) -> Object:
