@@ -17,6 +17,9 @@ CONDITIONS = """\
 The words of a job's status. Phases are for people; programs read the conditions, whose reasons are constants, so
 `kubectl wait --for=condition=Succeeded rmj/JOB` and alerts work. `stage2 explain JOB` names the first condition that is
 missing. [operator](operator.md) says what follows from each.
+
+The first reason of a condition belongs to the status True, and the others to False or Unknown, unless the section says
+otherwise. `NoLongerValid` is also True, and `LearnerUnreachable` False.
 """
 METRICS = """\
 # Metrics of the controller
@@ -42,7 +45,7 @@ def conditions_page() -> str:
             page += f"\n## {about.rstrip('.')}\n\n{text[:1].upper()}{text[1:]}| word | meaning |\n| --- | --- |\n"
         elif found := re.fullmatch(r'\w+: Final = "(\w+)"(?:  # (.*))?', line):
             word, meaning = found[1], found[2] or ""
-            if meaning or word not in about:  # the heading has the condition itself
+            if meaning or word not in about.split():  # the heading has the condition itself
                 page += f"| `{word}` | {meaning} |\n"
     return page
 

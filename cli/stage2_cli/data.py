@@ -141,7 +141,7 @@ def _table(found: Profile) -> Table:
     total = found.kinds.total()
     more = len(found.classes) - MOST_ROWS
     hidden = sum(count for _, count in found.classes.most_common()[MOST_ROWS:]) + found.further_classes
-    table = Table(title=f"{len(found.classes):,}{' or more' if found.further_classes else ''} descriptions")
+    table = Table(title=f"{counted(len(found.classes), 'description')}{' or more' if found.further_classes else ''}")
     table.add_column("description", no_wrap=True, max_width=60)
     for column in ("objects", "share"):
         table.add_column(column, justify="right")

@@ -61,7 +61,7 @@ def stage2(
 @app.command()
 def validate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Job files, training YAMLs, or data files (.jsonl).")
+        list[Path], typer.Argument(metavar="FILE", help="Job files, training YAMLs, or data files (.jsonl).")
     ],
     mapped: Mapped = None,
     changes: Changes = None,
@@ -312,7 +312,7 @@ def export(
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="A run's output folder, its stage2_log.jsonl, or saved learner logs."),
+        typer.Argument(metavar="RUN", help="A run's output folder, its stage2_log.jsonl, or saved learner logs."),
     ],
     html: Annotated[
         Path | None,

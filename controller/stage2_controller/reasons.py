@@ -30,9 +30,8 @@ NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still w
 
 # Condition ChildrenApplied: the API server accepted every child.
 CHILDREN_APPLIED: Final = "ChildrenApplied"
-APPLIED: Final = "Applied"
+APPLIED: Final = "Applied"  # the API server accepted every child
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
-
 JOBSET_MISSING: Final = "JobSetMissing"  # spec.engine is JobSet, and the cluster has none; the message installs it
 NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: no child is written
 OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # those of a deleted job of the same name: no child is written yet
@@ -83,7 +82,7 @@ WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody has deactivated the Wo
 NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist, so it requests no quota
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: only what runs continues
 
-# Condition Training: nothing is missing. `stage2 explain` prints its message first.
+# Condition Training: nothing is missing. Otherwise its reason is that of the first condition in the job's way.
 TRAINING: Final = "Training"
 TRAINS: Final = "Trains"  # at least one optimizer step is done
 NO_STEP_YET: Final = "NoStepYet"  # no optimizer step is done

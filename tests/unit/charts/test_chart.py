@@ -337,6 +337,11 @@ def test_no_registry_is_built_in(template: Template, values: tuple[str, ...]) ->
         template('image.repository=""', *values)
 
 
+def test_a_registry_with_a_scheme_is_refused_with_its_right_name(template: Template) -> None:
+    with pytest.raises(ValueError, match=r"image\.repository: https://a/b: must .* without a scheme; write a/b"):
+        template('image.repository="https://a/b"')
+
+
 def test_the_controller_options_exist(template: Template) -> None:
     from stage2_controller.loop.main import _parser
 

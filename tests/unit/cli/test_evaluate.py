@@ -46,6 +46,7 @@ def test_what_is_no_checkpoint_is_refused_before_torch_is_imported(tmp_path):
     done, loaded = stage2(tmp_path, "evaluate", config, "--checkpoint", "lost", "--json")
     assert done.returncode == 64
     assert "--checkpoint: 'lost'" in done.stderr
+    assert "lost/trainer_state.json: No such file or directory\n" in done.stderr
     assert loaded & HEAVY == set()
 
 

@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from stage2_cli.kubectl_plugin import app as plugin
 from stage2_cli.main import app
+from stage2_controller import reasons
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,6 +63,11 @@ def test_the_commands_of_the_pages_take_their_arguments() -> None:
     found = list(calls())
     assert len(found) > 40
     assert [why for program, words in found if (why := refusal(program, words))] == []
+
+
+def test_the_page_of_conditions_has_each_word_of_a_status() -> None:
+    words = re.findall(r"\w+", (ROOT / "docs/conditions.md").read_text(encoding="utf-8"))
+    assert {word for name, word in vars(reasons).items() if name.isupper()} - set(words) == set()
 
 
 def test_the_site_builds_without_a_warning(tmp_path) -> None:

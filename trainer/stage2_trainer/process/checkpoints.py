@@ -97,7 +97,9 @@ def flaw_of(checkpoint: Path) -> str | None:
             if found != size:
                 return f"{name} has {found} bytes, and {size} were written"
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        return f"{error.filename or checkpoint}: {error.strerror}"
+    except (ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
