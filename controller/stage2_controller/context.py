@@ -6,15 +6,17 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import reasons
+from stage2_controller import jobset, outcome, reasons
 from stage2_controller.children import comparison, pods
-from stage2_controller.children.build import Additions, ParsedJob
+from stage2_controller.children.build import Additions, ParsedJob, with_servers
+from stage2_controller.children.jobset import pods_it_may_have, rollout_pods
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue
 from stage2_controller.spec import credentials
+from stage2_controller.spec.containers import is_elastic
 from stage2_controller.spec.settings import Settings
 
 
@@ -128,3 +130,23 @@ class PlanContext:
         if credentials.has_certificates(secret) or not standing:
             return True
         return any(pods.mounts_certificates(child) for child in (learner, self.observed.deployment) if child)
+
+
+def as_it_may_be(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> tuple[ParsedJob, Condition | None]:
+    """Return the job with the servers that it may have now, and the condition QuotaReserved.
+
+    No other server is listed: a learner that starts again waits for each.
+    """
+    wanted = rollout_pods(parsed.job)
+    may_have = pods_it_may_have(observed.jobset, wanted)
+    found = jobset.quota(raw, observed.jobset, wanted, may_have)
+    if not is_elastic(parsed.job) or outcome.final(raw.get("status") or {}):
+        return parsed, found
+    if parsed.refused and observed.rollout_job:
+        may_have = observed.rollout_job["spec"]["parallelism"]
+    return with_servers(parsed, may_have * parsed.processes.per_pod) if may_have != wanted else parsed, found
+
+
+def corrected_in_number(status: Mapping[str, Any], servers: int) -> bool:
+    """Return whether a failed job had another number of servers, which its hash does not cover."""
+    return status.get("phase") == reasons.FAILED and len(status.get("servers") or ()) not in (0, servers)

@@ -13,11 +13,11 @@ from stage2_api.errors import ConfigError
 from stage2_controller import conditions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
-from stage2_controller.children.jobset import pods_it_may_have, rollout_pods, scaled
+from stage2_controller.children.jobset import rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext
+from stage2_controller.context import PlanContext, as_it_may_be, corrected_in_number
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
@@ -74,10 +74,12 @@ def plan(
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
+    quota = None
     if parsed.of_jobset:
+        parsed, quota = as_it_may_be(raw, parsed, observed)
         observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
-    parsed = replace(parsed, spec_hash=_known_hash(raw, parsed.current_hash, observed))
-    context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now)
+    parsed = replace(parsed, spec_hash=_known_hash(raw, parsed, observed))
+    context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now, quota=quota)
     starts = not context.stands or context.spec_changed
     if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
         return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
@@ -120,7 +122,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     return Plan(status=status, deletions=deletions, keeps_place=True)
 
 
-def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -> str:
+def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
     """Return the hash by which the job's children know its spec, or the present spec's if it was edited since.
 
     A hash depends on the defaults of the version that computed it. So the generation says whether the job was edited,
@@ -128,11 +130,13 @@ def _known_hash(raw: Mapping[str, Any], current_hash: str, observed: Observed) -
     """
     status: Mapping[str, Any] = raw.get("status") or {}
     known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none
+    current_hash, edited = parsed.current_hash, status.get("observedGeneration") != raw["metadata"].get("generation")
+    if edited and parsed.of_jobset and corrected_in_number(status, len(parsed.processes.servers)):
+        return manifest.digest([current_hash, known, len(parsed.processes.servers)])
     accepted = (conditions.find(status, reasons.ACCEPTED) or {}).get("status") == "True"
     # During an upgrade an older controller, which reports no currentHash, refuses what the new definition has added.
     judged = accepted or "currentHash" not in status
-    unedited = judged and status.get("observedGeneration") == raw["metadata"].get("generation")
-    return known if known and (unedited or status.get("currentHash") == current_hash) else current_hash
+    return known if known and ((judged and not edited) or status.get("currentHash") == current_hash) else current_hash
 
 
 def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
@@ -217,9 +221,6 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     learners would write the same checkpoints.
     """
     observed, parsed = context.observed, context.parsed
-    wanted = rollout_pods(parsed.job)
-    may_have = pods_it_may_have(observed.jobset, wanted)
-    context = replace(context, quota=jobset.quota(context.raw, observed.jobset, wanted, may_have))
     status = statuses.valid_status(context)
     if context.outcome:
         unwanted = () if observed.learner_ended() else (names.JOBSET,)
@@ -237,7 +238,7 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     return Plan(
         status=status,
         children=() if context.blocked else children,
-        scaled=None if stop or context.blocked or parsed.refused else scaled(parsed.owner, parsed.job, observed),
+        scaled=None if stop or context.blocked else scaled(parsed.owner, parsed.job, observed),
         deletions=deletions,
         again_after_s=0.0 if "Secret" in deletions else _soonest(*looks),
     )

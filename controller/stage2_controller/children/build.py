@@ -123,6 +123,15 @@ def build(
     return (*children, pods.learner_job(owner, inputs))
 
 
+def with_servers(parsed: ParsedJob, servers: int) -> ParsedJob:
+    """Return the job with another number of servers; its hashes stay."""
+    spec = parsed.job.spec
+    rollout = spec.rollout.model_copy(update={"servers": servers})
+    job = parsed.job.model_copy(update={"spec": spec.model_copy(update={"rollout": rollout})})
+    made = _with_processes(job, parsed.owner, parsed.image, parsed.spec_hash)
+    return replace(parsed, job=job, processes=made.processes, requested=made.requested)
+
+
 def static_children(
     job: RolloutMatchingJob,
     *,

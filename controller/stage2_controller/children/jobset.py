@@ -77,8 +77,8 @@ def scaled(owner: Owner, job: RolloutMatchingJob, observed: Observed) -> Manifes
     found, of_servers = observed.jobset, observed.rollout_job
     if not is_elastic(job) or found is None or of_servers is None or terminating(found) or terminating(of_servers):
         return None
-    may_have = pods_it_may_have(found, rollout_pods(job))
-    return None if of_servers["spec"]["parallelism"] == may_have else scaled_job(owner, may_have)
+    wanted = rollout_pods(job)
+    return None if of_servers["spec"]["parallelism"] == wanted else scaled_job(owner, wanted)
 
 
 def pods_it_may_have(found: Object | None, wanted: int) -> int:

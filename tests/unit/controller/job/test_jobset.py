@@ -316,21 +316,27 @@ async def test_another_number_of_servers_changes_their_job_their_list_and_nothin
     assert size(life) == (servers // 2, servers // 2)
     assert life.server.written() == ["ConfigMap", "NetworkPolicy", "Job"], "files come first"
     assert "delete" not in {verb for verb, _ in life.server.requests}
-    config = yaml.safe_load(life.server.objects["ConfigMap", "job-3v1-config"]["data"][layout.CONFIG_KEY])
-    listed = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
     status = life.server.objects[names.KIND, KEY.name]["status"]
-    assert (len(listed), status["replicas"], status["phase"]) == (servers, servers, "Running")
+    assert (listed(life), status["replicas"], status["phase"]) == (servers, servers, "Running")
     assert status["selector"] == "stage2.dev/job=job-3v1,stage2.dev/role=rollout"
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.written() == []
 
 
+def listed(life: Life) -> int:
+    """The servers that a learner finds, and waits for when it starts."""
+    config = yaml.safe_load(life.server.objects["ConfigMap", "job-3v1-config"]["data"][layout.CONFIG_KEY])
+    return len(config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"])
+
+
 async def test_with_a_queue_there_are_no_more_servers_than_kueue_admitted(life: Life) -> None:
     await runs(life)
     scaled(life, 8)
     await life.one_pass()
-    assert size(life)[0] == 2
+    assert (size(life)[0], listed(life)) == (2, 4)
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    assert (status["replicas"], status["rollout"]) == (4, "4/4")
     found = life.server.objects[names.KIND, KEY.name]["status"]["conditions"]
     (reserved,) = [one for one in found if one["type"] == reasons.QUOTA_RESERVED]
     assert reserved["message"].endswith("with 2 rollout pods; suspend and resume the job to ask for all 4")
@@ -348,5 +354,25 @@ async def test_the_admins_largest_job_holds_for_a_job_that_grows(life: Life) -> 
     await runs(life, queued=False)
     scaled(life, 6)
     await life.one_pass()
-    assert size(life)[0] == 2
+    assert (size(life)[0], listed(life)) == (2, 4)
     assert condition(life, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
+
+
+async def test_a_failed_job_runs_again_once_its_number_of_servers_is_corrected(life: Life) -> None:
+    await runs(life, queued=False)
+    pod(life, "learner", 0, b.down("learner", 1, "why"), phase="Failed")
+    ends(life, "Failed", "ReachedMaxRestarts")
+    await life.one_pass()
+    assert life.server.objects[names.KIND, KEY.name]["status"]["phase"] == reasons.FAILED
+    scaled(life, 4)  # edited, but not its number
+    await life.one_pass()
+    assert life.server.objects[names.KIND, KEY.name]["status"]["phase"] == reasons.FAILED
+    scaled(life, 2)
+    await life.one_pass()
+    assert ("JobSet", JOBSET) not in life.server.objects, "of the failed attempt"
+    for role, index in (("rollout", 0), ("rollout", 1), ("learner", 0)):
+        life.server.remove("Pod", f"{JOBSET}-{role}-0-{index}-x")
+    await life.one_pass()
+    _, servers = replicated(life.server.objects["JobSet", JOBSET], "rollout")
+    assert (servers["parallelism"], listed(life)) == (1, 2)
+    assert life.server.objects[names.KIND, KEY.name]["status"]["phase"] == reasons.PENDING
