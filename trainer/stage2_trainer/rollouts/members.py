@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.telemetry.run_context import Listed
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.errors import ServerError, join_errors
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +56,27 @@ class Members:
         staying = [one for one in self._present if one in listed and one.base_url not in lost]
         come = [one for one in listed if one not in staying and self._answers(one)]
         if not staying and not come:
-            come = list(self._wait(listed))
-            for one in come:
-                self._greet(one)
-                self._greeted.pop(one, None)
+            come = self._greet_all(self._wait(listed))
         present = [one for one in listed if one in staying or one in come]
         if present != self._present or lost:
             self._log(present, come)
             self._present = present
             self._tell(present)
         return bool(come)
+
+    def _greet_all(self, servers: Sequence[ServerAddress]) -> list[ServerAddress]:
+        """Return those of the servers that still answer. Raises ServerError if none does."""
+        answering, failures = [], []
+        for one in servers:
+            self._greeted.pop(one, None)
+            try:
+                self._greet(one)
+                answering.append(one)
+            except ServerError as error:
+                failures.append(error)
+        if not answering:
+            raise join_errors(failures)
+        return answering
 
     def _answers(self, server: ServerAddress) -> bool:
         """Return whether a server that takes no part has answered by now."""

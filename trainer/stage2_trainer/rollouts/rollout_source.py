@@ -258,11 +258,11 @@ class ServerRollouts(RolloutSource):
             nonlocal version
             if error is None:
                 return in_background(self._answer, request, version, None, tuple(self._asked))
+            self._settle()  # servers may change only while none is asked
             if version == request.global_step:
                 self._wait_for_lost(error, tries, request.global_step)
             else:
                 logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
-            self._settle()
             report = self._push(request.model, request.global_step, request.stopwatch)
             version = request.global_step
             return in_background(self._answer, request, version, report, ())

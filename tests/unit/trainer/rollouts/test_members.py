@@ -21,6 +21,7 @@ class Servers:
     def __init__(self) -> None:
         self.listed, self.answering, self.told = [A, B], {A, B}, []
         self.refused: ConfigError | None = None
+        self.lost_again: set[ServerAddress] = set()  # after they answered
         self.members = Members(
             [A, B],
             listed=lambda: self.listed,
@@ -30,7 +31,7 @@ class Servers:
         )
 
     def greet(self, server):
-        if server not in self.answering:
+        if server not in self.answering - self.lost_again:
             raise ServerError(server.base_url, "health", "is not there")
         if self.refused:
             raise self.refused
@@ -84,6 +85,15 @@ def test_only_where_none_is_left_a_server_is_waited_for(servers):
     assert servers.told == [[B]]
     servers.answering = set()
     with pytest.raises(ServerError, match="not healthy within 1 s"):
+        servers.follow(B)
+
+
+def test_of_servers_that_are_waited_for_one_is_enough(servers):
+    servers.lost_again = {A}
+    assert servers.follow(A, B)
+    assert servers.told == [[B]]
+    servers.lost_again = {A, B}
+    with pytest.raises(ServerError, match=r"http://a:1.*also server http://b:1"):
         servers.follow(B)
 
 

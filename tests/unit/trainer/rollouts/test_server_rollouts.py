@@ -215,3 +215,23 @@ def test_a_server_that_joins_gets_all_weights_before_its_first_request(served, s
     for _ in range(3):
         rollouts.generate(request(3))
     assert sync.versions == [3, 3], "the weights had not moved"
+
+
+def test_lost_servers_are_left_out_only_while_no_other_request_is_under_way(served, sync, reporter):
+    served.fail, begun, held, left_out_beside = {1}, threading.Event(), threading.Event(), []
+    answer = served.generate
+
+    def generate(requests, *, seed_plan, **options):
+        if seed_plan.global_step == 4 and not begun.is_set():
+            begun.set()
+            held.wait(0.5)
+            held.set()
+        return answer(requests, seed_plan=seed_plan, **options)
+
+    served.generate = generate
+    rollouts = fresh_rollouts(served, sync, reporter, lambda error: left_out_beside.append(not held.is_set()))
+    rollouts.sync(MODEL, global_step=3, stopwatch=Stopwatch())
+    answers, _ahead = rollouts.ask(request(3)), rollouts.ask(request(4))
+    assert begun.wait(10), "as soon as the first one has failed"
+    assert len(answers.result().rollouts) == len(CHATS)
+    assert left_out_beside == [False]
