@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -84,7 +85,8 @@ def test_gpus_that_are_too_few_or_in_use_are_reported(config):
     assert "in use: 7" in one.status
 
 
-def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path):
+def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
     findings = examine(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
     assert "wandb" in findings["configuration"].status
     assert "pip install" in findings["configuration"].way_out

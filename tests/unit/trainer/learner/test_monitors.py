@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -153,7 +154,8 @@ def test_the_figures_stand_in_the_step_s_record(trained):
     assert [line["desc/pairs"] for line in lines if line["event"] == "step"] == [1.0]
 
 
-def test_a_tracker_that_is_missing_is_named_with_its_extra():
+def test_a_tracker_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
     config = run_config(training={"report_to": ["trackio"]})
     with pytest.raises(ConfigError, match=r"training.report_to: 'trackio'; needs .* pip install \"stage2\[trackio\]\""):
         check_supported(config, world_size=1)

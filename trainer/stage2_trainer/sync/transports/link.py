@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from stage2_trainer.sync.transports.protocol import GroupInfo, Member
 from stage2_trainer.wire.credentials import Certificate, error_reason
 from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.silence import notice_silence
 
 Bytes = bytes | bytearray | memoryview
 
@@ -31,7 +32,6 @@ HELLO_BYTES = len(MAGIC) + Member.SIZE + PROOF_BYTES
 LEARNER, WORKER = b"learner", b"worker"
 
 SLICE_BYTES = 2**20  # of one call to the socket
-KEEP_ALIVE_S = 30  # the kernel probes a silent peer: its machine may be gone
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
 
@@ -41,8 +41,7 @@ class Link:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        notice_silence(connected)
         self.sent = 0
         self._socket = connected
         self._in_use = threading.Lock()
