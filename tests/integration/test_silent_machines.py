@@ -1,6 +1,7 @@
 """A machine that goes without a word: its connections end in seconds, however long a call may last.
 
-Root gives a process a network of its own, whose cable is then cut.
+Root gives a process a network of its own, whose cable is then cut. No test that looks at the machine's networks
+may run beside it.
 """
 
 import asyncio
