@@ -21,16 +21,22 @@ class Speeds:
         self._measured: dict[str, float] = {}
 
     def measure(self, rollouts: Iterable[Rollout]) -> None:
-        """Take in the answers of a call, which count as much as all calls before."""
+        """Take in the answers of a call, which count as much as all calls before.
+
+        A server that was asked nothing comes closer to the others, so that it is asked and measured again.
+        """
         tokens: defaultdict[str, int] = defaultdict(int)
         seconds: defaultdict[str, float] = defaultdict(float)
         for one in rollouts:
             tokens[one.server] += len(one.token_ids)
             seconds[one.server] += one.seconds or 0.0
         for server, taken in seconds.items():
-            if taken:
+            if taken and tokens[server]:
                 now = tokens[server] / taken
                 self._measured[server] = (self._measured.get(server, now) + now) / 2
+        asked = [speed for server, speed in self._measured.items() if server in seconds]
+        for server in self._measured.keys() - seconds.keys() if asked else ():
+            self._measured[server] = (self._measured[server] + sum(asked) / len(asked)) / 2
 
     def chunks(self, n: int, servers: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Split requests 0..n-1 into a half-open range [start, end) for each server, by its speed.
