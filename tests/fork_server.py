@@ -34,14 +34,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stage2_cli.processes import end_with_parent
-from stage2_trainer.serve.server_command import STUB_MODULE
-from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
+from stage2_trainer.serve.server_command import STUB_MODULE, VLLM_MODULE
 
 _spawn_by_executing = multiprocessing.util.spawnv_passfds
 
 REQUEST_BYTES = 1 << 18
 STRUCK = "tests.integration.struck"
-COPIED_MODULES = ("stage2_cli", STUB_MODULE, SERVER_MODULE, STRUCK)
+COPIED_MODULES = ("stage2_cli", STUB_MODULE, VLLM_MODULE, STRUCK)
 REGISTRY_VARIABLE = "STAGE2_TEST_PROCESSES"
 """A folder in which each copy leaves a file under its process id: /proc has the fork server's own command line."""
 
@@ -92,7 +91,7 @@ def become(
         _forget_handlers()
         if first is not None:
             first()
-        _enter(environment, forks_itself=SERVER_MODULE in command)
+        _enter(environment, forks_itself=VLLM_MODULE in command)
         _register(command)
         _run(command)
         code = os.EX_OK

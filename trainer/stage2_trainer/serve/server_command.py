@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
-from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
+from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.wire.calls import CALLS_ROUTE
 from stage2_trainer.wire.credentials import Certificate
 from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
@@ -20,6 +20,7 @@ Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
 
 STUB_MODULE = "stage2_trainer.serve.stub.app"
+VLLM_MODULE = "stage2_trainer.serve.vllm_server"
 # vLLM puts each one around those before it, so the guard is the outermost.
 MIDDLEWARE = [
     "stage2_trainer.sync.vllm.routes.UpdateWatch",
@@ -86,7 +87,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
     if platform == "cuda":
         options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
     guards = [word for middleware in MIDDLEWARE for word in ("--middleware", middleware)]  # vLLM takes one for a flag
-    return [sys.executable, "-m", SERVER_MODULE, *guards, *flags(options)]
+    return [sys.executable, "-m", VLLM_MODULE, *guards, *flags(options)]
 
 
 def transport_of(config: RunConfig, platform: Platform) -> Transport:

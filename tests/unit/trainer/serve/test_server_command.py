@@ -2,15 +2,18 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError
 from stage2_api.parsing import parse_run_config
 from stage2_api.vllm import ENGINE_OPTIONS
 from stage2_trainer.serve import launch
 from stage2_trainer.serve.launch import server_process
-from stage2_trainer.serve.server_command import Endpoint, environment, stub_command, vllm_command
+from stage2_trainer.serve.server_command import VLLM_MODULE, Endpoint, environment, stub_command, vllm_command
 from stage2_trainer.sync.vllm import vllm_compat
 from stage2_trainer.wire.credentials import Certificate
 
@@ -206,3 +209,14 @@ def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
     servers = [{"base_url": url, "group_port": 51216 + index} for index, url in enumerate(urls)]
     found = config(vllm={"server": {"servers": servers}})
     assert [launch.first_of_pod(found, pod) for pod in range(4)] == [0, 2, 4, None]
+
+
+@pytest.mark.parametrize(("end", "code"), [("", EXIT_RETRYABLE), ("raise SystemExit(3)", 3)])
+def test_no_end_of_a_vllm_server_is_a_success_for_its_job(end, code, tmp_path):
+    module = tmp_path.joinpath(*vllm_compat.SERVER_MODULE.split(".")).with_suffix(".py")
+    module.parent.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    module.write_text(f"assert __name__ == '__main__'\n{end}\n", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run([sys.executable, "-m", VLLM_MODULE], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert ended.returncode == code

@@ -1,0 +1,14 @@
+"""vLLM's API server, whose end is never a success: no Job replaces a pod that ended with exit code 0.
+
+vLLM ends with 0 after SIGTERM (a drained node, Kueue's preemption), and after its engine has died.
+"""
+
+import runpy
+import sys
+
+from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
+
+if __name__ == "__main__":
+    runpy.run_module(SERVER_MODULE, run_name="__main__")
+    sys.exit(EXIT_RETRYABLE)
