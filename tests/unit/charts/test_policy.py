@@ -354,6 +354,7 @@ def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:
         read_policy(json.dumps({"hostpaths": []}))
 
 
+NODES = {"engine": "JobSet", "rollout": {"servers": 0}, "learner": {"nodes": 2, "gpus": 4}, "config": b.COLOCATE}
 PAIRS = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_size": 2}}}}}
 
 
@@ -365,6 +366,8 @@ PAIRS = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_siz
         ("team-a", {"rollout": {"servers": 4, "gpusPerServer": 2}, "config": PAIRS}, "have 8 GPUs"),
         ("team-a", {"rollout": {"servers": 0}, "learner": {"gpus": 8}, "config": b.COLOCATE}, ""),
         ("team-a", {"rollout": {"servers": 0}, "learner": {"gpus": 9}, "config": b.COLOCATE}, "have 8 GPUs"),
+        ("team-a", NODES, ""),
+        ("team-b", NODES, "have 4 GPUs"),
         ("team-b", {"rollout": {"servers": 3}}, ""),
         ("team-b", {"rollout": {"servers": 4}}, "have 4 GPUs"),
         ("team-b", {"rollout": {"servers": 16}, "gpuResource": ""}, ""),
