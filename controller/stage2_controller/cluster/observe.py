@@ -82,6 +82,9 @@ class Observer:
         found = comparison.owned(Observed(jobset=await self.read_now(names.JOBSET, key)), job["metadata"])
         servers = names.jobset_job(key.name, names.ROLE_ROLLOUT)
         of_servers = await self._api.get("Job", key.namespace, servers) if found.jobset else None
+        owner = comparison.controller_of(of_servers) if of_servers else None
+        if owner is None or found.jobset is None or owner["uid"] != found.jobset["metadata"]["uid"]:
+            of_servers = None  # somebody else's
         return replace(watched, jobset=found.jobset, rollout_job=of_servers, **_with_others(watched, found))
 
     def watched(self, key: Key, job: Object) -> Observed:

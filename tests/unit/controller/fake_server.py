@@ -65,7 +65,9 @@ class Server:
 
     async def apply(self, manifest: Any) -> Object:
         self._ask("apply", manifest["kind"])
-        return self.put(manifest)
+        there = self.objects.get((manifest["kind"], manifest["metadata"]["name"]), {"metadata": {}})
+        owners = {key: value for key, value in there["metadata"].items() if key == "ownerReferences"}
+        return self.put({**manifest, "metadata": {**owners, **manifest["metadata"]}})
 
     def _ask(self, verb: str, kind: str) -> None:
         self.requests.append((verb, kind))

@@ -204,7 +204,14 @@ async def runs(life: Life, *, queued: bool = True) -> None:
     made = life.server.objects["JobSet", JOBSET]
     life.server.put({**made, "spec": {**made["spec"], **({"suspend": False} if queued else {})}})
     _, servers = replicated(made, "rollout")
-    life.server.put({"kind": "Job", "metadata": {"name": SERVERS, "namespace": "team-a"}, "spec": servers})
+    owner = {
+        "kind": "JobSet",
+        "controller": True,
+        "uid": made["metadata"]["uid"],
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    }
+    metadata = {"name": SERVERS, "namespace": "team-a", "ownerReferences": [owner]}
+    life.server.put({"kind": "Job", "metadata": metadata, "spec": servers})
     for index in (0, 1):
         pod(life, "rollout", index, b.up("server-0"), b.up("server-1"))
     pod(life, "learner", 0, b.up("learner"))
@@ -328,6 +335,15 @@ def listed(life: Life) -> int:
     """The servers that a learner finds, and waits for when it starts."""
     config = yaml.safe_load(life.server.objects["ConfigMap", "job-3v1-config"]["data"][layout.CONFIG_KEY])
     return len(config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"])
+
+
+async def test_somebody_elses_job_of_that_name_keeps_its_pods(life: Life) -> None:
+    await runs(life, queued=False)
+    metadata = {"name": SERVERS, "namespace": "team-a"}
+    life.server.put({**life.server.objects["Job", SERVERS], "metadata": metadata})
+    scaled(life, 8)
+    await life.one_pass()
+    assert size(life)[0] == 2
 
 
 async def test_with_a_queue_there_are_no_more_servers_than_kueue_admitted(life: Life) -> None:
