@@ -152,7 +152,8 @@ def test_a_server_reads_a_prompt_as_the_same_ids_as_the_learner(backend, encoder
 def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, base, backend, chats):
     sync.push(base, version=0)
     alone = [backend.generate([request], seed_plan=SeedPlan(1, 0, 0))[0] for request in requests(chats)]
-    with make_backend([served.base_url] * 3, token) as several:
+    names = [served.base_url.replace("127.0.0.1", host) for host in ("127.0.0.1", "127.1", "localhost")]
+    with make_backend(names, token) as several:
         together = several.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0), version=0)
     assert [rollout.token_ids for rollout in together] == [rollout.token_ids for rollout in alone]
     assert {rollout.version for rollout in together} == {0}
