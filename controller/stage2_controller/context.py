@@ -9,7 +9,7 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_controller import jobset, outcome, reasons
 from stage2_controller.children import comparison, pods
 from stage2_controller.children.build import Additions, ParsedJob, with_servers
-from stage2_controller.children.jobset import pods_it_may_have, rollout_pods
+from stage2_controller.children.jobset import allowed_pods, rollout_pods
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
@@ -132,19 +132,21 @@ class PlanContext:
         return any(pods.mounts_certificates(child) for child in (learner, self.observed.deployment) if child)
 
 
-def as_it_may_be(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> tuple[ParsedJob, Condition | None]:
-    """Return the job with the servers that it may have now, and the condition QuotaReserved.
+def with_allowed_servers(
+    raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed
+) -> tuple[ParsedJob, Condition | None]:
+    """Return the job with as many servers as quota and policy allow now, and the condition QuotaReserved.
 
-    No other server is listed: a learner that starts again waits for each.
+    Further servers are not listed, because a learner that starts again waits for each listed one.
     """
     wanted = rollout_pods(parsed.job)
-    may_have = pods_it_may_have(observed.jobset, wanted)
-    found = jobset.quota(raw, observed.jobset, wanted, may_have)
+    allowed = allowed_pods(observed.jobset, wanted)
+    found = jobset.quota(raw, observed.jobset, wanted, allowed)
     if not is_elastic(parsed.job) or outcome.final(raw.get("status") or {}):
         return parsed, found
     if parsed.refused and observed.rollout_job:
-        may_have = observed.rollout_job["spec"]["parallelism"]
-    return with_servers(parsed, may_have * parsed.processes.per_pod) if may_have != wanted else parsed, found
+        allowed = observed.rollout_job["spec"]["parallelism"]
+    return with_servers(parsed, allowed * parsed.processes.per_pod) if allowed != wanted else parsed, found
 
 
 def corrected_in_number(status: Mapping[str, Any], servers: int) -> bool:

@@ -42,18 +42,18 @@ def on_one_node(observed: Observed, *, pods: int, per_pod: int) -> Observed:
     return replace(observed, learner=job, deployment=deployment, pods=(*one_each, *ending))
 
 
-def quota(raw: Object, found: Object | None, wanted: int, may_have: int) -> Condition | None:
+def quota(raw: Object, found: Object | None, wanted: int, allowed: int) -> Condition | None:
     """Return the condition QuotaReserved of a job that names a queue: Kueue itself suspends and resumes its JobSet.
 
-    wanted, may_have: pods of servers.
+    wanted, allowed: pods of servers.
     """
     queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
     if not queue or found is None or "suspend" not in found["spec"]:  # Kueue writes it into each JobSet of a queue
         return None
     if not found["spec"].get("suspend"):
         message = f"Kueue admitted the JobSet through {queue}"
-        if may_have < wanted:
-            message += f" with {may_have} rollout pods; suspend and resume the job to ask for all {wanted}"
+        if allowed < wanted:
+            message += f" with {allowed} rollout pods; suspend and resume the job to ask for all {wanted}"
         return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, message)
     message = f"waits in queue {queue}: Kueue has not admitted JobSet {found['metadata']['name']}"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)

@@ -17,7 +17,7 @@ from stage2_controller.children.jobset import rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext, as_it_may_be, corrected_in_number
+from stage2_controller.context import PlanContext, corrected_in_number, with_allowed_servers
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
@@ -76,7 +76,7 @@ def plan(
         raise parsed  # a bug in parsing: the caller reports it
     quota = None
     if parsed.of_jobset:
-        parsed, quota = as_it_may_be(raw, parsed, observed)
+        parsed, quota = with_allowed_servers(raw, parsed, observed)
         observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
     parsed = replace(parsed, spec_hash=_known_hash(raw, parsed, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now, quota=quota)

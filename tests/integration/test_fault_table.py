@@ -60,7 +60,11 @@ def learner(token):
                 backend.set_servers([one.base_url for one in found])
 
             members = Members(
-                addresses, listed=lambda: addresses, greet=lambda one: wait([one], 0) and None, wait=wait, tell=tell
+                addresses,
+                listed=lambda: addresses,
+                greet=lambda one: wait([one], 0) and None,
+                wait=wait,
+                on_change=tell,
             )
             return ServerRollouts(
                 backend,

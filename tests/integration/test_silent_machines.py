@@ -14,7 +14,7 @@ import time
 import pytest
 
 from stage2_trainer.sync.transports.link import Link
-from stage2_trainer.wire import silence
+from stage2_trainer.wire import keep_alive
 from stage2_trainer.wire.client import open_session
 from stage2_trainer.wire.errors import LinkError
 
@@ -38,9 +38,9 @@ def ip(*arguments):
 @pytest.fixture
 def machine(monkeypatch):
     """A machine that accepts connections, and says nothing."""
-    monkeypatch.setattr(silence, "IDLE_S", 1)
-    monkeypatch.setattr(silence, "EVERY_S", 1)
-    monkeypatch.setattr(silence, "NOTICED_S", 4)
+    monkeypatch.setattr(keep_alive, "IDLE_S", 1)
+    monkeypatch.setattr(keep_alive, "EVERY_S", 1)
+    monkeypatch.setattr(keep_alive, "NOTICED_S", 4)
     ip("netns", "add", NAME)
     try:
         ip("link", "add", NAME, "type", "veth", "peer", "name", "eth0", "netns", NAME)

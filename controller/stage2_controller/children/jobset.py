@@ -81,8 +81,8 @@ def scaled(owner: Owner, job: RolloutMatchingJob, observed: Observed) -> Manifes
     return None if of_servers["spec"]["parallelism"] == wanted else scaled_job(owner, wanted)
 
 
-def pods_it_may_have(found: Object | None, wanted: int) -> int:
-    """Return how many of the wanted rollout pods a JobSet may have now: with a queue, no more than Kueue admitted."""
+def allowed_pods(found: Object | None, wanted: int) -> int:
+    """Return how many of the wanted rollout pods are allowed now: with a queue, no more than Kueue admitted."""
     if found is None or "suspend" not in found["spec"]:  # Kueue writes it into each JobSet of a queue
         return wanted
     of_servers = [one for one in found["spec"]["replicatedJobs"] if one["name"] == names.ROLE_ROLLOUT]

@@ -88,7 +88,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         ids = policy.probe.inputs["input_ids"][0].tolist()
         check_identity(clients_of(servers), policy.encoder.processor, policy.probe.messages, ids)
 
-    def tell(servers: Sequence[ServerAddress]) -> None:
+    def set_servers(servers: Sequence[ServerAddress]) -> None:
         full.fleet.set_servers(servers)
         backend.set_servers([one.base_url for one in servers])
         prover.clients = clients_of(servers)
@@ -100,7 +100,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     greet(*present)
     if adapter is None:
         full.choose_location(policy.model)
-    members = Members(present, listed=listed, greet=greet, wait=answering, tell=tell)
+    members = Members(present, listed=listed, greet=greet, wait=answering, on_change=set_servers)
     rollouts = ServerRollouts(
         backend,
         _weight_sync(config, full, adapter, prover),

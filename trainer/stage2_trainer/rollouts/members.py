@@ -24,7 +24,7 @@ class Members:
 
     present: those that take part at first. listed: see `Listed`. greet: checks that a server answers, and reads prompts
     as the learner does. wait: returns those servers that answer once there are any, and raises ServerError after a
-    time-out. tell: receives the servers whenever they have changed.
+    time-out. on_change: receives the servers whenever they have changed.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Members:
         listed: Listed,
         greet: Callable[[ServerAddress], None],
         wait: Callable[[Sequence[ServerAddress]], Sequence[ServerAddress]],
-        tell: Callable[[Sequence[ServerAddress]], None],
+        on_change: Callable[[Sequence[ServerAddress]], None],
     ) -> None:
         self._present = list(present)
         self._listed = listed
         self._greet = greet
         self._wait = wait
-        self._tell = tell
+        self._on_change = on_change
         self._greeted: dict[ServerAddress, Future[None]] = {}
 
     def follow(self, lost: Collection[str] = ()) -> bool:
@@ -54,15 +54,15 @@ class Members:
         """
         listed = self._listed()
         staying = [one for one in self._present if one in listed and one.base_url not in lost]
-        come = [one for one in listed if one not in staying and self._answers(one)]
-        if not staying and not come:
-            come = self._greet_all(self._wait(listed))
-        present = [one for one in listed if one in staying or one in come]
+        joining = [one for one in listed if one not in staying and self._answers(one)]
+        if not staying and not joining:
+            joining = self._greet_all(self._wait(listed))
+        present = [one for one in listed if one in staying or one in joining]
         if present != self._present or lost:
-            self._log(present, come)
+            self._log(present, joining)
             self._present = present
-            self._tell(present)
-        return bool(come)
+            self._on_change(present)
+        return bool(joining)
 
     def _greet_all(self, servers: Sequence[ServerAddress]) -> list[ServerAddress]:
         """Return those of the servers that still answer. Raises ServerError if none does."""
@@ -91,7 +91,7 @@ class Members:
             return False  # the next call asks again
         return True
 
-    def _log(self, present: Sequence[ServerAddress], come: Sequence[ServerAddress]) -> None:
-        for words, servers in (("leaves", set(self._present) - set(present)), ("joins, and gets all weights", come)):
+    def _log(self, present: Sequence[ServerAddress], joining: Sequence[ServerAddress]) -> None:
+        for words, servers in (("leaves", set(self._present) - set(present)), ("joins, and gets all weights", joining)):
             for one in servers:
                 logger.warning("server %s %s; %d servers take part", one.base_url, words, len(present))

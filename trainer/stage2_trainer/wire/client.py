@@ -25,8 +25,8 @@ from stage2_trainer.wire import calls, credentials
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.credentials import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.keep_alive import keep_alive_socket
 from stage2_trainer.wire.requests import POLICY_MODEL
-from stage2_trainer.wire.silence import noticing_socket
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ def open_session(base_url: str, token: str, **connections: Any) -> aiohttp.Clien
         headers={"Authorization": f"Bearer {token}", **NOT_COMPRESSED},
         auto_decompress=False,
         trust_env=trusts_proxies(base_url),
-        connector=aiohttp.TCPConnector(socket_factory=noticing_socket, **connections),
+        connector=aiohttp.TCPConnector(socket_factory=keep_alive_socket, **connections),
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=MAX_ANSWER_BYTES // 2,  # aiohttp reads lines of up to twice that
     )

@@ -27,7 +27,7 @@ class Servers:
             listed=lambda: self.listed,
             greet=self.greet,
             wait=self.wait,
-            tell=lambda servers: self.told.append(list(servers)),
+            on_change=lambda servers: self.told.append(list(servers)),
         )
 
     def greet(self, server):

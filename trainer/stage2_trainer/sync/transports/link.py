@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from stage2_trainer.sync.transports.protocol import GroupInfo, Member
 from stage2_trainer.wire.credentials import Certificate, error_reason
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.silence import notice_silence
+from stage2_trainer.wire.keep_alive import enable_keep_alive
 
 Bytes = bytes | bytearray | memoryview
 
@@ -41,7 +41,7 @@ class Link:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        notice_silence(connected)
+        enable_keep_alive(connected)
         self.sent = 0
         self._socket = connected
         self._in_use = threading.Lock()
