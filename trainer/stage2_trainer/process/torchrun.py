@@ -9,14 +9,24 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
+import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 LONGEST_END_S = 3600
 """Seconds after which torchrun kills a process that was asked to stop. The pod's own grace period shall decide: without
 the option torchrun waits for 30 s, and a large save takes longer."""
+LOOKS_AGAIN_S = 2.0
+"""Seconds between looks at whether the other machines are here."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +63,13 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int, node
     with any other. A signal to this process reaches all of them and counts as EXIT_RETRYABLE. When one fails, torchrun
     asks the others to end and kills them 30 s later: on GPUs they wait in NCCL for the one that has gone.
     """
+    signal.signal(signal.SIGTERM, _end)  # torchrun handles it later, once it starts processes
     # Here, because a mistake in the configuration is reported before PyTorch is imported, which takes seconds.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    met = _meet(node) if node else None
     where = node.options() if node else ["--standalone"]
     options = [*where, f"--nproc-per-node={processes}", f"--shutdown-timeout={LONGEST_END_S}"]
     try:
@@ -69,7 +81,41 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int, node
     except SignalException as received:
         logger.error("asked to stop (%s)", received.sigval.name)
         return EXIT_RETRYABLE
+    finally:
+        del met  # the server of the first machine, up to here
     return os.EX_OK
+
+
+def _end(*_: object) -> None:
+    logger.error("asked to stop (SIGTERM)")
+    sys.exit(EXIT_RETRYABLE)
+
+
+def _meet(node: Node) -> TCPStore:
+    """Return once all machines are here; on the first one the result is the server that torchrun's own wait uses.
+
+    That wait runs no handler of a signal, ends after ten minutes, and a pod's first process ignores SIGTERM without a
+    handler.
+    """
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
+
+    logger.info("waits for the learner's other machines")
+    first, wait = node.index == 0, timedelta(seconds=LOOKS_AGAIN_S)
+    everyone = [f"machine-{index}" for index in range(node.count)]
+    while True:
+        try:
+            store = TCPStore(
+                node.host, node.port, is_master=first, timeout=wait, wait_for_workers=False, multi_tenant=True
+            )
+            store.set(everyone[node.index], "")
+            while not store.check(everyone):
+                time.sleep(LOOKS_AGAIN_S)
+            return store
+        except DistError:  # the first one is not there, or not any more
+            if first:
+                raise
+            time.sleep(LOOKS_AGAIN_S)
 
 
 def joined_exit_code(codes: Collection[int]) -> int:

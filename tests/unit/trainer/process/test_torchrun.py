@@ -93,6 +93,28 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
     assert len(list(tmp_path.glob("*.saved"))) == 2
 
 
+ALONE = """
+import logging, sys
+from stage2_trainer.process.torchrun import Node, run_processes
+logging.basicConfig(level=logging.INFO)
+sys.exit(run_processes("none", [], processes=1, node=Node.parse(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(index: int) -> None:
+    where = f"{index}/2@127.0.0.1:{free_port()}"
+    with subprocess.Popen([sys.executable, "-c", ALONE, where], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("waits for the learner's other machines" in line for line in process.stderr)
+        time.sleep(1)  # until it waits
+        process.terminate()
+        try:
+            assert process.wait(timeout=30) == EXIT_RETRYABLE
+        finally:
+            process.kill()
+
+
 def test_the_command_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "stage2_cli", "--help"], capture_output=True, text=True, check=False)
     assert "learn" in done.stdout
