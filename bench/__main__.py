@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from bench import (
     assignment,
+    division,
     draft_equality,
     estep,
     gpu,
@@ -67,6 +68,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "served_adapter": (served_adapter.TABLE,),
     "saves": (saves.TABLE,),
     "schedule": (schedule.TABLE,),
+    "division": (division.RolloutTable(), division.StepTable()),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
     GPU: gpu.tables(gpu.AN_8B),
 }

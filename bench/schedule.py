@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bench import slow_servers
-from bench.slow_servers import MOST_TOKENS, PROMPT_TOKENS, SCALE, answer_tokens, arrivals
+from bench.slow_servers import MAX_RUNNING, MOST_TOKENS, PROMPT_TOKENS, SCALE, answer_tokens, arrivals
 from bench.timed_learner import (
     BACKWARD_TOKENS_PER_S,
     CHAT,
@@ -242,15 +242,15 @@ def model_in_words() -> str:
 
 
 @contextmanager
-def backend_of(job: Job, *, cut: bool) -> Iterator[ServerBackend]:
-    """Start a job's servers, and return their client."""
+def backend_of(job: Job, *, cut: bool, at_once: int = MAX_RUNNING) -> Iterator[ServerBackend]:
+    """Start a job's servers, and return their client, which asks each for so many answers at once."""
     command = [sys.executable, "-m", "bench.slow_servers", str(job.servers)]
     servers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert servers.stdout is not None
         urls = [f"http://127.0.0.1:{port}" for port in servers.stdout.readline().split()]
         sampling = Sampling(MOST_TOKENS, repetition=LOOPS if cut else None)
-        with ServerBackend(urls, token="t", sampling=sampling, timeout_s=600) as backend:
+        with ServerBackend(urls, token="t", sampling=sampling, timeout_s=600, in_flight=at_once) as backend:
             yield backend
     finally:
         servers.terminate()

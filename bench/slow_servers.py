@@ -47,6 +47,7 @@ def answer_tokens(seed: int, most: int, *, cut_at: int | None) -> tuple[int, str
 class Batch:
     """The answers that one server works on, advanced in time: seconds of the model, not of the clock."""
 
+    at_once: int = MAX_RUNNING
     reading_s: float = 0.0
     grown: float = 0.0  # tokens by which each running answer has grown since the start
     running: list[tuple[float, int]] = field(default_factory=list)  # by `grown` at its end, and its number
@@ -79,15 +80,15 @@ class Batch:
         return STEP_S + STEP_S_PER_ANSWER * len(self.running)
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < MAX_RUNNING:
+        while self.queue and len(self.running) < self.at_once:
             number, tokens = self.queue.pop(0)
             self.reading_s += PROMPT_TOKENS / PREFILL_TOKENS_PER_S
             heapq.heappush(self.running, (self.grown + tokens, number))
 
 
-def arrivals(lengths: Sequence[int]) -> list[float]:
-    """Return when a server has each of these answers, all requested at once, in seconds."""
-    batch, now = Batch(), 0.0
+def arrivals(lengths: Sequence[int], at_once: int = MAX_RUNNING) -> list[float]:
+    """Return when a server has each of these answers, all requested at once and begun in order, in seconds."""
+    batch, now = Batch(at_once), 0.0
     found = [0.0] * len(lengths)
     for number, tokens in enumerate(lengths):
         batch.add(number, tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, 
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, train_step
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
-from stage2_trainer.matching import CoordVocab, MatchOptions, unsupervised_meta
+from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, unsupervised_meta
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
@@ -52,6 +52,7 @@ CHAT: list[dict[str, Any]] = [{"role": "user", "content": "List the objects."}]
 NOTHING = torch.zeros(())
 VOCAB = CoordVocab(np.arange(1, 1 + BINS), decode=str, encode=lambda text: [], size=1 + BINS)
 NO_ONE = SampleStats()
+Objects = tuple[GTObject, ...]
 
 
 def pause(seconds: float) -> None:
@@ -137,13 +138,22 @@ def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
 class TimedLearner:
     """The optimizer steps of a run on so many records each, by the learner's own loop; its passes are sleeps.
 
-    gpus: of this process. pipelined: each step's rollouts are requested while the step before it trains. If the source
-    is shared by several processes, so are the rows.
+    gpus: of this process. pipelined: each step's rollouts are requested while the step before it trains. truth: the
+    true objects of each record of a step, by which requests are divided. If the source is shared by several processes,
+    so are the rows.
     """
 
-    def __init__(self, rollouts: RolloutSource, gpus: Gpus, records: int, *, pipelined: bool = False) -> None:
+    def __init__(
+        self,
+        rollouts: RolloutSource,
+        gpus: Gpus,
+        records: int,
+        *,
+        pipelined: bool = False,
+        truth: Callable[[int], Sequence[Objects]] | None = None,
+    ) -> None:
         self._gpus = gpus
-        self._records = [Record(i, f"record-{i}", (), 1, 1, ()) for i in range(records)]
+        self._truth = truth or (lambda step: [()] * records)
         self._pipelined = pipelined
         self._shared = rollouts.shared
         planner: RowPlanner = StepRowPlanner(ROW_TOKENS)
@@ -154,10 +164,13 @@ class TimedLearner:
 
     def step(self, global_step: int) -> None:
         """Train on the rollouts of a step; if pipelined, request those of the next step first."""
-        batches = [[record] for record in self._records]
-        self._step.set_batches(batches, batches if self._pipelined else [], global_step=global_step, uses=1)
+        following = self._batches(global_step + 1) if self._pipelined else []
+        self._step.set_batches(self._batches(global_step), following, global_step=global_step, uses=1)
         train_step(self._step, self, Stopwatch(), mean="step", divisor=1)
         pause(OPTIMIZER_S)
+
+    def _batches(self, step: int) -> list[list[Record]]:
+        return [[Record(i, f"record-{i}", (), 1, 1, objects)] for i, objects in enumerate(self._truth(step))]
 
     @cached_property
     def early(self) -> EarlyGradients | None:

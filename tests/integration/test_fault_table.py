@@ -42,13 +42,14 @@ def learner(token):
     """A function that returns the rollouts of a learner with these servers, as `server_assembly` puts them together."""
     with contextlib.ExitStack() as stack:
 
-        def make(*served, patience_s=90.0):
+        def make(*served, patience_s=90.0, temperature=0.0):
             timeout_s = patience(STANDSTILL_S)
             addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
             full = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
             stack.callback(full.close)
             urls = [server.base_url for server in served]
-            backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
+            sampling = Sampling(max_new_tokens=200, temperature=temperature)
+            backend = ServerBackend(urls, token=token, sampling=sampling, timeout_s=timeout_s)
             stack.callback(backend.close)
 
             def wait(found, timeout_s=patience_s):
@@ -78,8 +79,8 @@ def learner(token):
         yield make
 
 
-def generate(rollouts, model, step):
-    return rollouts.generate(GenerationRequest(model, CHATS, step, 0, Stopwatch()))
+def generate(rollouts, model, step, expected=()):
+    return rollouts.generate(GenerationRequest(model, CHATS, step, 0, Stopwatch(), expected=expected))
 
 
 def cpu_ticks(served):
@@ -109,6 +110,15 @@ def when_it_generates(served, rollouts, do):
 def restarted(start_server, served):
     served.process.wait()
     return start_server("stub", ports=ports_of(served))
+
+
+def test_sampled_answers_are_the_same_however_the_requests_are_divided(servers, start_server, learner, base):
+    rollouts = learner(servers("stub"), start_server("stub"), temperature=1.0)
+    divisions = [generate(rollouts, base, 1, expected).rollouts for expected in ((), [1, 9, 2, 8], [9, 1, 1, 1])]
+    first, *others = [[(one.token_ids, one.seed) for one in found] for found in divisions]
+    assert len({tuple(ids) for ids, _ in first}) == len(CHATS)
+    assert all(other == first for other in others)
+    assert len({tuple(one.server for one in found) for found in divisions}) == len(divisions)
 
 
 def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(servers, start_server, learner, base, token):

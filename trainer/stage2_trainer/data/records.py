@@ -17,7 +17,15 @@ from typing import Any, get_args
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import leads_inside
-from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, Measure, Unit, read_object
+from stage2_trainer.matching.ground_truth import (
+    GroundTruth,
+    GTObject,
+    InvalidObject,
+    Measure,
+    Unit,
+    read_object,
+    serialize_objects,
+)
 
 MAX_REPORTED_PROBLEMS = 20
 LONGEST_SIDE = 2**31 - 1
@@ -45,6 +53,11 @@ class Record:
     def ground_truth(self) -> GroundTruth:
         """The ground truth to which an answer is matched."""
         return GroundTruth(self.objects)
+
+    @property
+    def answer_length(self) -> int:
+        """The characters of an answer that lists the ground truth."""
+        return len(serialize_objects(self.objects))
 
 
 @dataclass(frozen=True)

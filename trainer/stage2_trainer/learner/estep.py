@@ -194,6 +194,7 @@ class StepAnswers:
             on_rollout=self._receive,
             sizes=self._sizes,
             images=[record.images for record in self._records],
+            expected=[record.answer_length for record in self._records],
         )
         self._answers = self._teaching.rollouts.ask(request)
 

@@ -86,7 +86,10 @@ class Evaluation:
         sizes = tuple(len(batch) for batch in batches)
         chats = LazySequence(len(records), lambda index: self.tools.prompts.chat(records[index]))
         images = [record.images for record in records]
-        request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images)
+        expected = [record.answer_length for record in records]
+        request = GenerationRequest(
+            model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images, expected=expected
+        )
         generated = self.rollouts.generate(request)
         pairs = list(enumerate(zip(records, generated.rollouts, strict=True)))
         mine = share_of_rank(pairs) if self.rollouts.shared else pairs

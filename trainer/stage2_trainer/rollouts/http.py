@@ -1,4 +1,4 @@
-"""Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
+"""Rollouts from several servers over HTTP: each has a share of the requests; answers come in request order.
 
 A server gets as many requests at once as it can work on, so that it always has the next one. The client notices a
 server that hangs even where a request has no time limit. What a lost server was asked the others are asked, with the
@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import groupby
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -65,6 +66,7 @@ class _Work:
     """The arguments of one call of `generate`."""
 
     requests: Sequence[RolloutRequest]
+    expected: Sequence[int]
     seed_plan: SeedPlan
     version: int | None
     on_rollout: OnRollout | None
@@ -137,8 +139,11 @@ class ServerBackend:
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
+        expected: Sequence[int] = (),
     ) -> list[Outcome]:
         """Return one rollout for each request, or its refusal, in order. No requests: no call.
+
+        expected: as in `ServedBackend`; the requests are divided and ordered by it.
 
         Raises:
             ServerError: no server is left, or three in a row were lost with the same requests. A server is lost that
@@ -148,7 +153,7 @@ class ServerBackend:
             return []
         self._idle.clear()
         try:
-            return self._runner.run(self._generate(_Work(requests, seed_plan, version, on_rollout)))
+            return self._runner.run(self._generate(_Work(requests, expected, seed_plan, version, on_rollout)))
         except ExceptionGroup as failures:
             leaves = _leaves(failures)
             raise next((one for one in leaves if not isinstance(one, ServerError)), leaves[0]) from None
@@ -178,7 +183,7 @@ class ServerBackend:
             fit = [url for url in self.base_urls if url not in self.lost]
             if not fit or tries == ATTEMPTS:
                 raise join_errors(failures)
-            shares = {url: indices[start:end] for url, (start, end) in self._speeds.chunks(len(indices), fit).items()}
+            shares = self._speeds.divide(indices, fit, work.expected)
             self._log_plan(shares, work.seed_plan)
             for url, share in shares.items():
                 if share:
@@ -323,17 +328,19 @@ class ServerBackend:
         return ServerError(server, PHASE, detail, status=status)
 
     def _log_plan(self, shares: Mapping[str, Sequence[int]], seed_plan: SeedPlan) -> None:
-        """Log once for each optimizer step which server answers which requests with which seeds."""
+        """Log once for each optimizer step which server is asked which requests, and the base of their seeds."""
         if self._logged_step == seed_plan.global_step:
             return
         self._logged_step = seed_plan.global_step
-        plan = "; ".join(
-            f"server {url} requests {share[0]}..{share[-1]} seeds from {seed_plan.seed(share[0])}"
-            for url, share in shares.items()
-            if share
-        )
+        plan = "; ".join(f"server {url} requests {_in_words(share)}" for url, share in shares.items() if share)
         count = sum(map(len, shares.values()))
         logger.info("step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, count, seed_plan.base, plan)
+
+
+def _in_words(numbers: Iterable[int]) -> str:
+    """Return numbers in rising order, neighbours together: `0..2 7`."""
+    runs = [[one for _, one in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
+    return " ".join(f"{run[0]}..{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:

@@ -52,8 +52,9 @@ class GenerationRequest:
 
     micro_step: the first one that the chats belong to; each request of a step has its own. sizes: the number of chats
     of each micro-step from there on; empty = all belong to the first. images: the image names of each chat; empty = the
-    images have no names. stopwatch: measures the work. on_rollout: receives each outcome as soon as it is there, in any
-    thread and perhaps again after a failure; sources that get all outcomes at once do not call it.
+    images have no names. expected: how long the answer to each chat is expected to be, in any unit; empty = unknown.
+    stopwatch: measures the work. on_rollout: receives each outcome as soon as it is there, in any thread and perhaps
+    again after a failure; sources that get all outcomes at once do not call it.
     """
 
     model: nn.Module
@@ -64,6 +65,7 @@ class GenerationRequest:
     on_rollout: OnRollout | None = None
     sizes: tuple[int, ...] = ()
     images: Sequence[tuple[str, ...]] = ()
+    expected: Sequence[int] = ()
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as in SeedPlan."""
@@ -313,7 +315,9 @@ class ServerRollouts(RolloutSource):
         # built one by one: images are in memory only while they travel
         requests = LazySequence(len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter))
         start, state = time.monotonic(), self.sync_state
-        rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=request.on_rollout)
+        rollouts = self._backend.generate(
+            requests, seed_plan=plan, version=version, on_rollout=request.on_rollout, expected=request.expected
+        )
         seconds = time.monotonic() - start
         origin = {"servers": list(self._backend.base_urls), "sync": state.record(), "generate_s": seconds}
         return RolloutBatch(rollouts, sync, plan, origin)

@@ -62,8 +62,11 @@ class SwiftBackend:
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
+        expected: Sequence[int] = (),
     ) -> list[Outcome]:
         """Return one rollout for each request, or its refusal, in order. No requests: no call.
+
+        expected: of no effect, since a chunk is a call.
 
         Raises:
             ServerError: a server did not answer, or answered with something other than rollouts.

@@ -202,8 +202,12 @@ class ServedBackend(Protocol):
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
+        expected: Sequence[int] = (),
     ) -> list[Outcome]:
-        """Return the outcome of each request, in order. Raises ServerError."""
+        """Return the outcome of each request, in order. Raises ServerError.
+
+        expected: the length that each answer is expected to have, in any unit; empty = unknown.
+        """
         ...
 
 

@@ -76,6 +76,7 @@ class ScriptedBackend:
     answer: Answer
     plans: list[SeedPlan] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
     base_urls: tuple[str, ...] = ("scripted",)
 
     def generate(
@@ -85,8 +86,10 @@ class ScriptedBackend:
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
+        expected: Sequence[int] = (),
     ) -> list[Outcome]:
         self.plans.append(seed_plan)
+        self.expected += expected
         self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
         rollouts = [self._outcome(readable(requests, i), version or 0) for i in range(len(requests))]
         for index in reversed(range(len(rollouts))):  # those that were asked for last are answered first

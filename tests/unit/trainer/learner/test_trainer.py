@@ -77,6 +77,14 @@ def test_an_evaluation_syncs_first_and_logs_its_metrics(make):
     assert evaluation["eval_rollout_f1"] == pytest.approx(2 / 3)
 
 
+def test_answers_are_expected_to_be_as_long_as_the_ground_truth_in_training_and_evaluation(make):
+    harness = make()
+    harness.trainer.train()
+    harness.trainer.evaluate()
+    records = harness.backend.records
+    assert harness.backend.expected == [len(perfect(one)) for one in records] * 2
+
+
 def test_a_held_out_prompt_that_the_server_saw_otherwise_stops_the_evaluation(make):
     harness = make()
     answer = harness.backend._rollout

@@ -54,7 +54,7 @@ class LateBackend(ScriptedBackend):
 
     order: int = 0
 
-    def generate(self, requests, *, seed_plan, version=None, on_rollout=None):
+    def generate(self, requests, *, seed_plan, version=None, on_rollout=None, expected=()):
         self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
         rollouts = [self._rollout(request, version or 0) for request in requests]
         order = list(range(len(rollouts)))

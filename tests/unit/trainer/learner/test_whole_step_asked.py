@@ -32,7 +32,7 @@ SIZES = (2, 1, 3)
 class SampledBackend(ScriptedBackend):
     """Answers by the seed of each request, as sampling does."""
 
-    def generate(self, requests, *, seed_plan, version=None, on_rollout=None):
+    def generate(self, requests, *, seed_plan, version=None, on_rollout=None, expected=()):
         found = []
         for index, request in enumerate(requests):
             seed = seed_plan.seed(index)

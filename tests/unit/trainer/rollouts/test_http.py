@@ -171,6 +171,17 @@ def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
     assert sum(one.server == servers[1].url for one in found) > 4
 
 
+def test_the_longest_answers_are_asked_for_first_and_shared_by_length(serve, caplog):
+    begun = []
+    servers = [serve(lambda body, name=name: begun.append((name, letter(body))) or good(body)) for name in "xy"]
+    with caplog.at_level("INFO"), backend(*servers, in_flight=1) as client:
+        found = client.generate(requests("abcdef"), seed_plan=PLAN, version=3, expected=[1, 2, 3, 50, 40, 30])
+    assert [one for server, one in begun if server == "x"] == list("dcba")
+    assert [one for server, one in begun if server == "y"] == list("ef")
+    assert [one.token_ids for one in found] == [[PLAN.seed(i)] for i in range(6)], "order and seeds are the requests'"
+    assert f"server {servers[0].url} requests 0..3; server {servers[1].url} requests 4..5" in caplog.text
+
+
 def gone():
     """The address of a server that is not there."""
     with socket.socket() as probe:

@@ -30,7 +30,7 @@ class Served:
     base_urls: tuple[str, ...] = ("http://a:1", "http://b:1")
 
     def generate(
-        self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None
+        self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None, expected: Any = ()
     ) -> list[Rollout]:
         self.asked.append((seed_plan.global_step, version))
         self.gate.wait(10)
