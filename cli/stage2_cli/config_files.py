@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
@@ -28,11 +28,13 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
     """
     documents = read_documents(path)
     if not documents:
-        raise _problem(path, "nothing", "the file must hold a YAML mapping", "write a job or a training configuration")
+        raise refused(
+            str(path), "nothing", "the file must hold a YAML mapping", "write a job or a training configuration"
+        )
     for document in documents:
         if not isinstance(document, dict):
             kind = type(document).__name__
-            raise _problem(path, kind, "each document must be a mapping", "start it with `key: value` lines")
+            raise refused(str(path), kind, "each document must be a mapping", "start it with `key: value` lines")
     return documents
 
 
@@ -44,7 +46,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 def only_document(path: Path, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the only document of a file. Raises ConfigError when there are several."""
     if len(documents) > 1:
-        raise _problem(path, f"{len(documents)} documents", "must be one document", "split the file at `---`")
+        raise refused(str(path), f"{len(documents)} documents", "must be one document", "split the file at `---`")
     return documents[0]
 
 
@@ -73,7 +75,7 @@ def load_addressed(path: Path, changes: Sequence[str] = ()) -> RunConfig:
     if servers := found.spec.rollout.servers:
         rule = "the servers of a job have addresses only where something starts all of it"
         way_out = f"use `stage2 run {path}`, or a training YAML that lists the servers' addresses"
-        raise ConfigError([Problem("spec.rollout.servers", servers, rule, way_out)])
+        raise refused("spec.rollout.servers", servers, rule, way_out)
     return found.spec.config
 
 
@@ -88,10 +90,10 @@ def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]
         keys = key.split(".")
         if not sign or not all(keys):
             rule, way_out = "must read KEY=VALUE with a dotted key", "write for example --set training.max_steps=40"
-            raise ConfigError([Problem("--set", change, rule, way_out)])
+            raise refused("--set", change, rule, way_out)
         documents = parse_documents(text, f"--set {key}")
         if len(documents) > 1:
-            raise _problem(f"--set {key}", f"{len(documents)} documents", "must be one value", "leave out `---`")
+            raise refused(f"--set {key}", f"{len(documents)} documents", "must be one value", "leave out `---`")
         empty = "" if text.strip()[:1] in ("'", '"') else None  # documents without content are left out
         value: Any = documents[0] if documents else empty
         if isinstance(value, bool) and text.strip().lower() not in ("true", "false"):
@@ -112,7 +114,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob:
     raw = load_yaml(path)
     if not is_job(raw):
         way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
-        raise ConfigError([Problem("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)])
+        raise refused("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)
     return parse_job(changed(raw, changes))
 
 
@@ -125,7 +127,3 @@ def set_fields(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
     """Return the fields that the job sets to anything but false or empty."""
     written: Any = job.model_dump(by_alias=True, exclude_unset=True)
     return [path for path in fields if reduce(lambda section, key: (section or {}).get(key), path.split("."), written)]
-
-
-def _problem(path: object, value: str, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(str(path), value, rule, way_out)])

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem, counted
+from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
@@ -180,6 +180,6 @@ def write_page(records: Sequence[Record], path: Path) -> None:
         )
     if not cells:
         rule = "a page needs records with objects and readable images"
-        raise ConfigError([Problem("--pictures", str(path), rule, "see the problems listed above")])
+        raise refused("--pictures", str(path), rule, "see the problems listed above")
     path.parent.mkdir(parents=True, exist_ok=True)
     captioned_page(cells, columns=PAGE_COLUMNS, width=PICTURE_WIDTH).save(path, format="PNG")

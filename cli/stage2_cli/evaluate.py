@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_trainer.data.model_files import with_local_model
@@ -95,7 +95,7 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     others = [place for place in range(len(sets)) if place != request.against - 1]
     if len(others) == len(sets):
         rule = f"must be one of the {len(sets)} sets of answers"
-        raise ConfigError([Problem("--against", request.against, rule, "count them from 1")])
+        raise refused("--against", request.against, rule, "count them from 1")
     compared = {}
     if draws is not None:
         compared = {place: differences(sets[request.against - 1], sets[place], draws) for place in others}
@@ -123,7 +123,7 @@ def require_one_kind(
         return
     rule = "needs either a configuration with checkpoints, or rollouts with records"
     way_out = "give CONFIG --checkpoint DIR, or --rollouts FILE --records FILE"
-    raise ConfigError([Problem("stage2 evaluate", " ".join(there) or None, rule, way_out)])
+    raise refused("stage2 evaluate", " ".join(there) or None, rule, way_out)
 
 
 def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: EvaluationRequest) -> int:
@@ -195,7 +195,7 @@ def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> 
     kept = [index for index, name in enumerate(names) if name not in missing]
     if not kept:
         rule = "must answer at least one record in all files"
-        raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "remove --answered-only")])
+        raise refused("--rollouts", f"{len(names)} records", rule, "remove --answered-only")
     return kept
 
 

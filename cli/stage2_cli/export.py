@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
+from stage2_api.errors import EXIT_FAILURE, refused
 from stage2_cli.console import plain_console
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
@@ -30,7 +30,7 @@ def export_checkpoint(request: ExportRequest) -> int:
     """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
     if request.adapter and request.dtype:
         rule = "an adapter is copied as it is (--adapter)"
-        raise ConfigError([Problem("--dtype", request.dtype, rule, "remove one of the two options")])
+        raise refused("--dtype", request.dtype, rule, "remove one of the two options")
     check_folder("--output", request.output)
     checkpoint = open_checkpoint(request.checkpoint, model=request.model)
     from stage2_trainer.export.model_export import ExportError

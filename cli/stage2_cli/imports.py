@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stage2_api.errors import ConfigError, Problem, counted
+from stage2_api.errors import counted, refused
 from stage2_cli.console import plain_console, printable, with_progress
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _choice(
 
     kept = None if classes is None else frozenset(name.strip() for name in classes.split(",") if name.strip())
     if kept is not None and not kept:
-        raise ConfigError([Problem("--classes", classes, "must name a category", "leave it out to keep all")])
+        raise refused("--classes", classes, "must name a category", "leave it out to keep all")
     return RecordChoice(
         geometry=geometry,
         order=order,
@@ -160,7 +160,7 @@ def _choice(
 
 def _require_folder(option: str, folder: Path) -> None:
     if not os.path.isdir(folder):
-        raise ConfigError([Problem(option, str(folder), "must be a folder", "check the path")])
+        raise refused(option, str(folder), "must be a folder", "check the path")
 
 
 def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:

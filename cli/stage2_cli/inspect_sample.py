@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_report.inspection import Inspection, document, show
@@ -100,7 +100,7 @@ def _check(request: Request) -> None:
 
 def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
     if config is None:
-        raise ConfigError([Problem("CONFIG", None, f"is required without {instead}", _WAY_OUT)])
+        raise refused("CONFIG", None, f"is required without {instead}", _WAY_OUT)
     return config
 
 
@@ -142,7 +142,7 @@ def _target(
     if config and config.is_supervised:
         if given := request.response_ids or request.response_file:
             rule = "must not be given with custom.trainer_variant: sft, which trains on the ground truth"
-            raise ConfigError([Problem("--response-file", str(given), rule, "leave it out, or inspect a stage-2 run")])
+            raise refused("--response-file", str(given), rule, "leave it out, or inspect a stage-2 run")
         return ground_truth_target(record.ground_truth, spelling.vocab), None
     ids, origin = _answer(request, config, record, model, spelling)
     options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
@@ -177,7 +177,7 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     if not urls:
         path = "custom.extra.rollout_matching.vllm.server.servers"
         way_out = "name the servers there, or give an answer with --response-ids or --response-file"
-        raise ConfigError([Problem(path, None, "must name the servers", way_out)])
+        raise refused(path, None, "must name the servers", way_out)
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.data.messages import chat_messages
     from stage2_trainer.process.policy import load_processor
@@ -210,7 +210,7 @@ def check_images(record: Record) -> None:
 
     if fault := record_fault(record):
         rule = f"must have readable images, because their pixels are needed ({fault})"
-        raise ConfigError([Problem(f"{record.sample_id} images", list(record.images), rule, "correct the record")])
+        raise refused(f"{record.sample_id} images", list(record.images), rule, "correct the record")
 
 
 def read_ids(path: Path) -> list[int]:
@@ -222,7 +222,7 @@ def read_ids(path: Path) -> list[int]:
         value = error
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         shown = f"{path}: {repr(value)[:100]}"
-        raise ConfigError([Problem("--response-ids", shown, "must be a JSON list of token ids", way_out)])
+        raise refused("--response-ids", shown, "must be a JSON list of token ids", way_out)
     return value
 
 
@@ -232,9 +232,9 @@ def read_text(path: Path, option: str) -> str:
         return read_named(path).decode()
     except OSError as error:
         rule = f"must be a readable file ({error.strerror})"
-        raise ConfigError([Problem(option, str(path), rule, "correct the path")]) from error
+        raise refused(option, str(path), rule, "correct the path") from error
     except UnicodeDecodeError as error:
-        raise ConfigError([Problem(option, str(path), f"must be UTF-8 ({error})", "save it as UTF-8")]) from error
+        raise refused(option, str(path), f"must be UTF-8 ({error})", "save it as UTF-8") from error
 
 
 def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
@@ -244,7 +244,7 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
 
     run = load_config(_required_file(config, "CONFIG"))
     if run.rlhf is None:
-        raise ConfigError([Problem("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")])
+        raise refused("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")
     custom, number = run.custom, sample or 0
     rules = task.record_rules(run).without_images()
     record = load_record(custom.train_jsonl, number, limit=custom.train_sample_limit, rules=rules, named="--sample")
@@ -274,5 +274,5 @@ def _table(rewards: list[Reward], scores: list[float], total: float) -> Table:
 def _required_file(path: Path | None, name: str) -> Path:
     if path is None:
         way_out = "write `stage2 inspect CONFIG --rewards --sample N --response-file FILE`"
-        raise ConfigError([Problem(name, None, "is required with --rewards", way_out)])
+        raise refused(name, None, "is required with --rewards", way_out)
     return path

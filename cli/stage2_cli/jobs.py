@@ -13,7 +13,7 @@ from typing import IO, Annotated
 
 import typer
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_cli.kubectl import kubectl
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -63,7 +63,7 @@ def logs(
     if options:
         option, _, value = options[0].partition("=")
         rule = f"is for a job of the cluster, and {run} is a folder"
-        raise ConfigError([Problem(option, value, rule, "leave it out, or give a job's name")])
+        raise refused(option, value, rule, "leave it out, or give a job's name")
     raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
 
 
@@ -101,8 +101,7 @@ def job_report(job: str, options: list[str], html: Path | None) -> int:
         if code:
             return code
         if not log.stat().st_size:
-            way_out = f"run: kubectl stage2 explain {job}"
-            raise ConfigError([Problem("JOB", job, "its learner has logged nothing yet", way_out)])
+            raise refused("JOB", job, "its learner has logged nothing yet", f"run: kubectl stage2 explain {job}")
         if html is not None:
             from stage2_report.html_page import PageRequest, write_html
 
@@ -120,6 +119,6 @@ def _local_logs(work_dir: Path, *, servers: bool, follow: bool) -> int:
     files = sorted(work_dir.glob(f"logs/{pattern}"))
     if not files:
         way_out = "name the --work-dir of a run, or a job of the cluster"
-        raise ConfigError([Problem("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)])
+        raise refused("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)
     more = ["--follow=name"] if follow else []
     return subprocess.run(["tail", "--lines=+1", *more, *files], check=False).returncode

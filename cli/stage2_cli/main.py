@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, refused
 from stage2_cli.imports import imports
 from stage2_cli.jobs import AsJson, explain, logs
 
@@ -226,7 +226,7 @@ def learn(
 
     if restarts and node:
         rule = "the Job of a learner on several machines replaces their pods"
-        raise ConfigError([Problem("--restarts", restarts, rule, "leave out --restarts or --node")])
+        raise refused("--restarts", restarts, rule, "leave out --restarts or --node")
     if restarts:
         raise typer.Exit(learn_with_restarts(config, processes, restarts, overwrite=overwrite, changes=changes or []))
     raise typer.Exit(learn_once(config, processes, overwrite=overwrite, changes=changes or [], node=node))
@@ -333,7 +333,7 @@ def report(
     if as_json:
         if html is not None or picture is not None:
             rule = "prints lines, and neither draws nor writes a page"
-            raise ConfigError([Problem("--json", True, rule, "call the command again for --html or --picture")])
+            raise refused("--json", True, rule, "call the command again for --html or --picture")
         from stage2_report.tables import print_records
 
         print_records(runs)
@@ -345,7 +345,7 @@ def report(
         if picture is None:
             return
     if len(runs) > 2:
-        raise ConfigError([Problem("RUN", f"{len(runs)} runs", "must be one or two", "report them two by two")])
+        raise refused("RUN", f"{len(runs)} runs", "must be one or two", "report them two by two")
     from stage2_report.tables import report_runs
 
     report_runs(runs, picture=picture, images=images)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.kubernetes_types import Volume
 
@@ -67,7 +67,7 @@ def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
         container, sign, local = text.partition("=")
         if not sign or not local or not container.startswith("/"):
             rule = "must read CONTAINER=LOCAL with an absolute path of the containers"
-            raise ConfigError([Problem("--map", text, rule, "write for example --map /data=out/shapes")])
+            raise refused("--map", text, rule, "write for example --map /data=out/shapes")
         prefixes[container.rstrip("/") or "/"] = Path(local).resolve()
     return prefixes
 

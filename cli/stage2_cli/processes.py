@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
@@ -149,12 +149,12 @@ def require_gpus(count: int, environment: Mapping[str, str] = os.environ, *, fou
     visible = visible_names(environment)
     if visible and len(visible) < count:
         rule, way_out = f"must name as many GPUs as the job needs, which is {count}", "name more, or unset it"
-        raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)])
+        raise refused(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)
     here = gpu_count() if found is None else found
     if visible != [] and here < (min(count, 1) if visible else count):
         rule = f"servers and learner need all of them on this machine, which has {here}"
         way_out = "run it on a machine that has them, or on the CPU with --cpu, which suits tiny models alone"
-        raise ConfigError([Problem("spec.rollout, spec.learner", f"{count} GPUs", rule, way_out)])
+        raise refused("spec.rollout, spec.learner", f"{count} GPUs", rule, way_out)
 
 
 def visible_devices(gpus: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:

@@ -76,6 +76,11 @@ class ConfigError(ValueError):
         return "\n".join([*kept, *([f"and {more} more"] if more else [])])
 
 
+def refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
+    """Return the error of one broken rule; the arguments are those of `Problem`."""
+    return ConfigError([Problem(path, value, rule, way_out)])
+
+
 def shortened(value: object, limit: int = 120) -> str:
     """Return the repr of a value, cut to `limit` characters."""
     text = repr(value)

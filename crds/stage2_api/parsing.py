@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.rules.job import JOB_RULES
@@ -93,8 +93,7 @@ class _Resolver:
         here = path.resolve()
         if here in above:
             cycle = " → ".join(file.name for file in (*above[above.index(here) :], here))
-            rule = "files must not extend each other in a circle"
-            raise ConfigError([Problem("extends", cycle, rule, "remove one")])
+            raise refused("extends", cycle, "files must not extend each other in a circle", "remove one")
         if here not in self._resolved:
             own = dict(self._read(path))
             result: dict[str, Any] = {}
@@ -109,12 +108,12 @@ class _Resolver:
         if not inside or path.suffix not in SUFFIXES:
             rule = f"must be a YAML file ({' or '.join(SUFFIXES)}) in the folder of the first file, or below it"
             way_out = "keep files that build on each other in one folder, with the main file at its top"
-            raise ConfigError([Problem("extends", named, rule, way_out)])
+            raise refused("extends", named, rule, way_out)
 
 
 def _bases(extends: object) -> list[str]:
     bases = [extends] if isinstance(extends, str) else extends
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
         way_out = "write one path or a list of paths, relative to this file"
-        raise ConfigError([Problem("extends", extends, "must be a path or a list of paths", way_out)])
+        raise refused("extends", extends, "must be a path or a list of paths", way_out)
     return bases

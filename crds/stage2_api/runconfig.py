@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stage2_api.custom import Custom
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.grpo import Rlhf, RolloutServer
 from stage2_api.model import Model, Template, Tuner
 from stage2_api.rollout_matching import RolloutMatching
@@ -108,7 +108,7 @@ class RunConfig(Section):
         """
         length = self.max_length or self.training.packing_length
         if length is None:
-            raise ConfigError([Problem("global_max_length", None, "packing needs the length of a row", "set it")])
+            raise refused("global_max_length", None, "packing needs the length of a row", "set it")
         return length
 
     @property

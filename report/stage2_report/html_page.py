@@ -20,7 +20,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from stage2_api.errors import ConfigError, Problem, counted
+from stage2_api.errors import counted, refused
 from stage2_report.charts import run_charts
 from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
@@ -93,7 +93,7 @@ def _check(request: PageRequest) -> None:
     """Raise ConfigError for more than two runs, or where something else than a page of ours would be overwritten."""
     if len(request.runs) > MOST_RUNS:
         rule, way_out = "one run, or two to compare", "make a page of each pair"
-        raise ConfigError([Problem("RUN", f"{len(request.runs)} runs", rule, way_out)])
+        raise refused("RUN", f"{len(request.runs)} runs", rule, way_out)
     if not os.path.lexists(request.output):
         check_place("--html", request.output)
         return
@@ -104,7 +104,7 @@ def _check(request: PageRequest) -> None:
             if file.read(len(MARK)) == MARK.encode():
                 return
     rule, way_out = "exists already, and is no page of `stage2 report`", "name another file"
-    raise ConfigError([Problem("--html", str(request.output), rule, way_out)])
+    raise refused("--html", str(request.output), rule, way_out)
 
 
 def _with_distinct_names(runs: list[RunHistory]) -> list[RunHistory]:

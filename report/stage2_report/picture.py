@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_report.held_out import EvaluatedStep, read_evaluations
 from stage2_report.run_history import EvaluatedRun
 from stage2_report.sample_cards import recorded_image
@@ -36,7 +36,7 @@ def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | N
     common = [name for name in columns[0][1].images if all(name in one.images for _, one in columns)]
     if not common:
         rule = "needs evaluations of the same held-out records"
-        raise ConfigError([Problem("--picture", str(path), rule, "draw each run alone")])
+        raise refused("--picture", str(path), rule, "draw each run alone")
     chosen = _spread(sorted(common, key=lambda name: -_gain(name, columns)))
     bars = [_bar([one.images[name] for name in common]) for _, one in columns]
     first = "largest gain" if len(columns) > 1 else "best"
@@ -47,8 +47,7 @@ def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | N
     try:
         rows = [[legend, *bars], *(_row(name, columns, images) for name in chosen)]
     except ImageError as error:
-        way_out = "name the folder of the held-out images"
-        raise ConfigError([Problem("--images", str(images), str(error), way_out)]) from error
+        raise refused("--images", str(images), str(error), "name the folder of the held-out images") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     grid(rows, ["ground truth", *(title for title, _ in columns)]).save(path)
 
@@ -63,7 +62,7 @@ def _columns(runs: Sequence[EvaluatedRun], path: Path) -> list[tuple[str, Evalua
                 "set custom.val_jsonl and training.eval_strategy, then run again; the page (--html) has the reward"
                 " curves of a GRPO run"
             )
-            raise ConfigError([Problem("--picture", str(path), "needs held-out rollouts in the log", way_out)])
+            raise refused("--picture", str(path), "needs held-out rollouts in the log", way_out)
         mark = f"{run.name}, " if len(runs) > 1 else ""
         columns += [(f"{mark if step else ''}step {step}", one) for step, one in evaluations.items()]
     return columns
@@ -124,4 +123,4 @@ def write_picture(record: DataRecord, target: MatchedTarget, path: Path, *, answ
         grid([pictures], list(columns)).save(path, format="PNG")
     except OSError as error:
         rule = f"must be a file that can be written ({error.strerror})"
-        raise ConfigError([Problem("--picture", str(path), rule, "correct the path")]) from error
+        raise refused("--picture", str(path), rule, "correct the path") from error

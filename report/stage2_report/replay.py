@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.pod.report import EVENT
 from stage2_report.run_history import read_records
 from stage2_report.tokenizer_file import load_tokenizer
@@ -34,16 +34,16 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
     if output is not None:
         check_file("--output", output)
     if not os.path.isfile(records):
-        raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
+        raise refused(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")
     lines = lines_of_step(read_records(records), step - 1)  # the records count from 0
     if not lines:
         rule = f"must hold training rollouts of step {step}"
         way_out = "give <output_dir>/rollouts.jsonl, and --step as the log counts: the first is 1"
-        raise ConfigError([Problem(str(records), "none", rule, way_out)])
+        raise refused(str(records), "none", rule, way_out)
     known = {one.name for one in fields(MatchOptions)}
     if unknown := sorted({name for line in lines for name in line["options"]} - known):
         rule = "must have only options of matching that this version of stage2 has"
-        raise ConfigError([Problem(str(records), ", ".join(unknown), rule, "use the version that wrote the file")])
+        raise refused(str(records), ", ".join(unknown), rule, "use the version that wrote the file")
     replayed = replay(lines, load_tokenizer(tokenizer or _model_of_run(records)))
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(_table(step, replayed))
@@ -60,7 +60,7 @@ def _model_of_run(records: Path) -> Path:
     model = next((event["model"] for event in events if event["event"] == EVENT), "")
     if not os.path.isdir(model) or not model:
         rule = "must be the folder of the run's model, for its tokenizer"
-        raise ConfigError([Problem("--tokenizer", model, rule, "name the folder: --tokenizer DIR")])
+        raise refused("--tokenizer", model, rule, "name the folder: --tokenizer DIR")
     return Path(model)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem, counted
+from stage2_api.errors import counted, refused
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 REWARD, SPREAD = "reward", "reward_std"
@@ -34,9 +34,7 @@ def find_log(run: Path) -> Path:
     """Return the log of a run's folder, or of its log. Raises ConfigError where there is none."""
     log = run / STEP_LOG if os.path.isdir(run) else run
     if not os.path.isfile(log):
-        raise ConfigError(
-            [Problem("RUN", str(run), f"must be a run's output folder with {STEP_LOG}, or a log", WAY_OUT)]
-        )
+        raise refused("RUN", str(run), f"must be a run's output folder with {STEP_LOG}, or a log", WAY_OUT)
     return log
 
 

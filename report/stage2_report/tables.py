@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_report.run_history import (
     REWARD,
     SPREAD,
@@ -76,7 +76,7 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
     if picture is not None:
         check_file("--picture", picture)
         if picture.suffix.lower() != ".png":
-            raise ConfigError([Problem("--picture", str(picture), "must end in .png", "only PNG is written")])
+            raise refused("--picture", str(picture), "must end in .png", "only PNG is written")
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
     evaluated = []
     for run in runs:
@@ -106,7 +106,7 @@ def print_records(runs: Sequence[Path]) -> None:
 
 
 def _without_steps(log: Path) -> ConfigError:
-    return ConfigError([Problem(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)])
+    return refused(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)
 
 
 def _report_run(run: Path, console: Console) -> EvaluatedRun:

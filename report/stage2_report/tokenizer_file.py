@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Fast
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_trainer.matching import CoordVocab
 
 
@@ -78,14 +78,14 @@ def load_coord_tokenizer(folder: Path, *, option: str) -> tuple[Any, CoordVocab]
     """Return a model folder's tokenizer and its coordinate tokens. Raises ConfigError if either is missing."""
     if not os.path.isfile(folder / "tokenizer_config.json"):  # Path.is_file raises OSError for a name that is too long
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
-        raise ConfigError([Problem(option, str(folder), rule, "give the model's folder")])
+        raise refused(option, str(folder), rule, "give the model's folder")
     tokenizer = load_tokenizer(folder)
     try:
         return tokenizer, CoordVocab.from_tokenizer(tokenizer)
     except ValueError as error:
         rule = f"must have the coordinate tokens ({error})"
         way_out = f"give a stage-1 model's folder; stage2 prepare {folder} --output DIR adds them to a stock model"
-        raise ConfigError([Problem(option, str(folder), rule, way_out)]) from error
+        raise refused(option, str(folder), rule, way_out) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

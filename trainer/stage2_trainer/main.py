@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
 from stage2_api.course import to_train_on
-from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, refused
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.files import FOR_GOOD, FULL_DISK, check_place
@@ -253,7 +253,7 @@ def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
         path = str(newest) if newest else None
     elif flaw := flaw_of(Path(path)):
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
-        raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
+        raise refused("training.resume_from_checkpoint", path, rule, way_out)
     if path is not None:
         check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
     return path

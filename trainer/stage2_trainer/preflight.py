@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import BEST_METRIC, RunConfig
 from stage2_trainer.data.records import RecordRules, units_by
@@ -48,7 +48,7 @@ def _check_metric(config: RunConfig) -> None:
         return
     near = difflib.get_close_matches(metric, EVALUATION_KEYS, n=1) or [BEST_METRIC]
     rule, way_out = "no evaluation has such a metric", f"did you mean {near[0]}? docs/log.md has all of them"
-    raise ConfigError([Problem("training.metric_for_best_model", metric, rule, way_out)])
+    raise refused("training.metric_for_best_model", metric, rule, way_out)
 
 
 def _check_grpo(config: RunConfig, world_size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.validation.key_paths import joined
 
 LARGEST = 131_072
@@ -116,7 +116,7 @@ def _require(
     key, found = max(held.items(), key=lambda item: item[1])
     value = f"more than {most:,} {of}" if found > most else f"{found:,} {of}"
     rule = f"the whole {root or 'job'} must have at most {most:,}"
-    raise ConfigError([Problem(joined(root, key), _Unquoted(value), rule, way_out)])
+    raise refused(joined(root, key), _Unquoted(value), rule, way_out)
 
 
 class _Unquoted(str):

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.validation.size import DEEPEST
 from stage2_trainer.data.files import read_named
 
@@ -64,11 +64,11 @@ def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
     try:
         text = read_named(path, LARGEST_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise _unreadable(path, error.strerror, "the file must exist and be readable", "check the path") from error
+        raise refused(str(path), error.strerror, "the file must exist and be readable", "check the path") from error
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
         way_out = "save it as UTF-8, or check the path"
-        raise _unreadable(path, found, "the file must be YAML, in UTF-8", way_out) from error
+        raise refused(str(path), found, "the file must be YAML, in UTF-8", way_out) from error
     return parse_documents(text, path, as_text=as_text)
 
 
@@ -81,7 +81,7 @@ def parse_documents(text: str, source: object, *, as_text: bool = False) -> list
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # PyYAML raises all of these
-        raise _unreadable(source, _place_and_problem(error), "must be YAML", "correct that line") from error
+        raise refused(str(source), _place_and_problem(error), "must be YAML", "correct that line") from error
 
 
 def _place_and_problem(error: Exception) -> str:
@@ -95,10 +95,6 @@ def _place_and_problem(error: Exception) -> str:
     return f"{error.problem}{where} {error.context or ''}{begun}".rstrip()
 
 
-def _unreadable(source: object, found: object, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(str(source), found, rule, way_out)])
-
-
 def _count(text: str, source: object) -> None:
     """Raise ConfigError if values are nested too deep, or too many with aliases expanded."""
     sizes: dict[str, int] = {}  # by anchor
@@ -107,7 +103,7 @@ def _count(text: str, source: object) -> None:
     def require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
         if not kept:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise _unreadable(source, f"{found} in line {line}", rule, "shorten the file")
+            raise refused(str(source), f"{found} in line {line}", rule, "shorten the file")
 
     for event in yaml.parse(text, Loader=_Safe):
         if isinstance(event, yaml.CollectionStartEvent):

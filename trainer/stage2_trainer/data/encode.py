@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.messages import load_images
 from stage2_trainer.matching import vision_ids
@@ -113,7 +113,7 @@ class Encoder:
         expected = f"{self._piece(ours, position)} at position {position} of {len(ours)}"
         rule = f"prompt tokenization mismatch: the learner has {expected}"
         way_out = "give server and learner the same model directory (tokenizer, chat template, pixel limits)"
-        raise ConfigError([Problem(f"server {server} prompt_token_ids", found, rule, way_out)])
+        raise refused(f"server {server} prompt_token_ids", found, rule, way_out)
 
     def _piece(self, ids: Sequence[int], position: int) -> str:
         if position >= len(ids):
@@ -128,7 +128,7 @@ class Encoder:
         if not separator or head != opened or not suffix:
             rule = f"an assistant turn must open with the generation prompt {opened!r} and be closed after it"
             way_out = "use a model directory whose chat template does so"
-            raise ConfigError([Problem("model.model chat template", closed, rule, way_out)])
+            raise refused("model.model chat template", closed, rule, way_out)
         return str(suffix)
 
     def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 
 ROOTS_VARIABLE = "ROOT_IMAGE_DIR"  # folders of images that a person names, as in PATH
 LARGEST_FOUND = 256 << 20  # bytes of a text file that data names: a list of images, the labels of one image
@@ -121,8 +121,7 @@ def check_place(option: str, path: Path) -> None:
     Missing parent folders will be created, so the nearest existing one is tried.
     """
     if path.name in ("", os.pardir):  # new/.., where `new` does not exist yet
-        rule = "must end with a name"
-        raise ConfigError([Problem(option, str(path), rule, WAY_OUT)])
+        raise refused(option, str(path), "must end with a name", WAY_OUT)
     absolute = path.absolute()
     try:
         with suppress(FileNotFoundError):
@@ -132,16 +131,16 @@ def check_place(option: str, path: Path) -> None:
             pass
     except OSError as error:
         rule = f"must be in a folder that can be written to ({error.strerror})"
-        raise ConfigError([Problem(option, str(path), rule, WAY_OUT)]) from error
+        raise refused(option, str(path), rule, WAY_OUT) from error
 
 
 def check_file(option: str, path: Path) -> None:
     """Raise ConfigError if a file cannot be written. An existing file, or a device, is written to as it is."""
     if os.path.isdir(path):
-        raise ConfigError([Problem(option, str(path), "must be a file, and is a folder", WAY_OUT)])
+        raise refused(option, str(path), "must be a file, and is a folder", WAY_OUT)
     if os.path.exists(path) and not os.access(path, os.W_OK):
         rule = f"must be a file that can be written ({os.strerror(errno.EACCES)})"
-        raise ConfigError([Problem(option, str(path), rule, WAY_OUT)])
+        raise refused(option, str(path), rule, WAY_OUT)
     if not os.path.exists(path):
         check_place(option, path)
 
@@ -149,7 +148,7 @@ def check_file(option: str, path: Path) -> None:
 def check_new_file(option: str, path: Path) -> None:
     """Raise ConfigError if something is at this path already, or a file cannot be created there."""
     if os.path.lexists(path):
-        raise ConfigError([Problem(option, str(path), "must be a new file", "remove it, or name another one")])
+        raise refused(option, str(path), "must be a new file", "remove it, or name another one")
     check_place(option, path)
 
 
@@ -157,10 +156,10 @@ def check_folder(option: str, path: Path) -> None:
     """Raise ConfigError if a folder cannot be created, or an existing one is not empty or cannot be replaced."""
     if os.path.lexists(path) and (os.path.islink(path) or not _is_empty(path)):
         rule = "must be a new or an empty folder"
-        raise ConfigError([Problem(option, str(path), rule, "name another one: nothing is overwritten")])
+        raise refused(option, str(path), rule, "name another one: nothing is overwritten")
     if os.path.isdir(path) and (os.path.samefile(path, os.curdir) or os.path.ismount(path)):
         rule = "is replaced by a new folder, so it must not be the one that this command runs in, nor a mount point"
-        raise ConfigError([Problem(option, str(path), rule, "name a new folder within it")])
+        raise refused(option, str(path), rule, "name a new folder within it")
     check_place(option, path)
 
 
@@ -181,7 +180,7 @@ def _full_disk_named(option: str, path: Path) -> Iterator[None]:
         if getattr(error, "errno", None) not in FULL_DISK and os.strerror(errno.ENOSPC) not in str(error):
             raise
         rule, way_out = "must be where all of it fits, and the disk is full", "free some space, or name another place"
-        raise ConfigError([Problem(option, str(path), rule, way_out)]) from error
+        raise refused(option, str(path), rule, way_out) from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.model import Model
 from stage2_api.runconfig import HUB_NAME, RunConfig
 from stage2_trainer.data.files import irregular_file
@@ -88,7 +88,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
         if cached is None:
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
             way_out = "give the folder of a checkpoint, or a hub's name where there is a network (HF_TOKEN, HF_HOME)"
-            raise ConfigError([Problem(path, model, rule, way_out)]) from error
+            raise refused(path, model, rule, way_out) from error
         logger.warning("model.model %s: no hub can be reached (%s); the cache has it", model, _first_line(error))
         return cached
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from stage2_api.advice import idle_settings
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
@@ -339,7 +339,7 @@ def require_room(config: RunConfig) -> None:
     free = room_at(Path(config.training.output_dir).absolute())
     if free < found.checkpoint:
         rule = f"a checkpoint takes about {_size(found.checkpoint)}, and {_size(free)} are free there"
-        raise ConfigError([Problem("training.output_dir", config.training.output_dir, rule, _MORE_ROOM)])
+        raise refused("training.output_dir", config.training.output_dir, rule, _MORE_ROOM)
 
 
 def _size(count: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.pod.report import EVENT
 from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, require_plain, weight_files
 from stage2_trainer.process.checkpoints import COURSE, STATE, best_whole, flaw_of, list_checkpoints
@@ -59,7 +59,7 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
     adapter = _json(folder / ADAPTER_CONFIG) if has_adapter else None
     if not (folder / ADAPTER_WEIGHTS).is_file() if has_adapter else not weight_files(folder):
         rule = f"must hold {ADAPTER_WEIGHTS if has_adapter else 'safetensors files'}: it has no weights to export"
-        raise _refused("CHECKPOINT", folder, rule, "give a checkpoint that was saved with its weights")
+        raise refused("CHECKPOINT", str(folder), rule, "give a checkpoint that was saved with its weights")
     course = _json(folder / COURSE) if (folder / COURSE).is_file() else {}
     require_plain(folder, path="CHECKPOINT", value=str(folder))
     name, base = _base(folder, adapter, model)
@@ -70,12 +70,12 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
 
 def _require_whole(folder: Path) -> None:
     if not folder.is_dir():
-        raise _refused("CHECKPOINT", folder, "must be the folder of a checkpoint", "correct the path")
+        raise refused("CHECKPOINT", str(folder), "must be the folder of a checkpoint", "correct the path")
     if not (folder / STATE).is_file() and list_checkpoints(folder):
-        raise _refused("CHECKPOINT", folder, "is a run's folder without a complete checkpoint", "continue training")
+        raise refused("CHECKPOINT", str(folder), "is a run's folder without a complete checkpoint", "continue training")
     if flaw := flaw_of(folder):
         rule = f"must be a whole checkpoint ({flaw})"
-        raise _refused("CHECKPOINT", folder, rule, "give another one: those that a run has named are whole")
+        raise refused("CHECKPOINT", str(folder), rule, "give another one: those that a run has named are whole")
 
 
 def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) -> tuple[str, Path]:
@@ -90,7 +90,7 @@ def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) ->
                 return _hub_name(name), found
     rule = "must be the folder of the checkpoint's base model, or its name on a hub"
     names = ", ".join(map(_hub_name, named))
-    raise _refused("--model", names or None, rule, "name its folder: --model DIR, or --model NAME to download it")
+    raise refused("--model", names or None, rule, "name its folder: --model DIR, or --model NAME to download it")
 
 
 def _local_folder(name: str) -> Path | None:
@@ -131,13 +131,9 @@ def _require_same_base(course: Mapping[str, Any], name: str, base: Path, folder:
     trained_on = course.get("model.model")
     if trained_on is not None and trained_on != f"sha256 {model_fingerprint(str(base))}":
         rule = f"must be the model that the run of {folder} began with, and holds other weights"
-        raise _refused("--model", name, rule, "name the folder of that one: --model DIR")
+        raise refused("--model", name, rule, "name the folder of that one: --model DIR")
 
 
 def _json(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
-
-
-def _refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(path, None if value is None else str(value), rule, way_out)])

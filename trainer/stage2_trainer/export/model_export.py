@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoProcessor
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
@@ -105,7 +105,7 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
     """
     if checkpoint.adapter is None:
         rule = "must be a checkpoint of an adapter, and the model was trained in full"
-        raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, "export without --adapter")])
+        raise refused("CHECKPOINT", str(checkpoint.folder), rule, "export without --adapter")
     trained = skeleton(checkpoint)
     tensors = {name for name, parameter in trained.named_parameters() if not is_empty(parameter)}
     size = (checkpoint.folder / ADAPTER_WEIGHTS).stat().st_size
@@ -124,7 +124,7 @@ def _require_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size * ROOM_TO_SPARE:
         rule = f"must have {size * ROOM_TO_SPARE / 1e6:,.0f} MB of free space, and there are {free / 1e6:,.0f} MB"
-        raise ConfigError([Problem("--output", str(folder), rule, "free some space, or name a folder on another disk")])
+        raise refused("--output", str(folder), rule, "free some space, or name a folder on another disk")
 
 
 def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.dtype | None, untied: bool) -> None:

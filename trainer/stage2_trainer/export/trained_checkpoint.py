@@ -16,7 +16,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
@@ -40,7 +40,7 @@ class MergedStream:
         self._dtype = dtype
         model = skeleton(checkpoint)
         if fault := layout_fault(_without_adapter(model)):
-            raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), fault, "take another model")])
+            raise refused("CHECKPOINT", str(checkpoint.folder), fault, "take another model")
         self._source = _weight_source(model, checkpoint)
         tied = bool(_without_adapter(model).config.tie_word_embeddings)
         self.untied = tied and HEAD_WEIGHT in self._source.names()
@@ -160,11 +160,11 @@ def _require_finite(name: str, tensor: Tensor) -> Tensor:
     if not bool(tensor.isfinite().all()):
         kind = str(tensor.dtype).removeprefix("torch.")
         rule = f"{name} is not finite in {kind}"
-        raise ConfigError([Problem("--dtype", kind, rule, "choose another dtype, or an earlier checkpoint")])
+        raise refused("--dtype", kind, rule, "choose another dtype, or an earlier checkpoint")
     return tensor
 
 
 def _misfit(checkpoint: TrainedCheckpoint, why: str) -> ConfigError:
     rule = f"must fit its base model {checkpoint.base_name} ({why})"
     way_out = "name the folder of the model that it was trained on: --model DIR"
-    return ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, way_out)])
+    return refused("CHECKPOINT", str(checkpoint.folder), rule, way_out)

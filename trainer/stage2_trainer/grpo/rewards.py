@@ -15,7 +15,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.summaries import Contract, SummarySample
 from stage2_trainer.grpo.summary_rewards import summary_rewards
@@ -91,7 +91,7 @@ class Sample:
         """The answer and its record as summaries. Raises ConfigError without a contract."""
         if self.contract is None:
             rule = "rewards named summary.* score against the contract of summaries"
-            raise ConfigError([Problem("custom.grpo.summary", None, rule, "write the section, or take other rewards")])
+            raise refused("custom.grpo.summary", None, rule, "write the section, or take other rewards")
         return SummarySample(self.text, self.record.metadata, self.contract)
 
 
@@ -223,8 +223,7 @@ def _imported(entry: EntryPoint) -> Function:
         function: Function = entry.load()
     except (ImportError, AttributeError) as error:
         rule = f"cannot be imported from {entry.value} ({error})"
-        way_out = "repair the package that adds it"
-        raise ConfigError([Problem("rlhf.reward_funcs", entry.name, rule, way_out)]) from error
+        raise refused("rlhf.reward_funcs", entry.name, rule, "repair the package that adds it") from error
     return function
 
 

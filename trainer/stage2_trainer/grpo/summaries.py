@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.grpo import Summary, SummaryDomain
 
 Fact = tuple[str, ...]
@@ -80,7 +80,7 @@ class SummarySample:
             known = ", ".join(domain.template for domain in self.contract.summary.domains)
             rule = f"must be the template of a domain: {known}"
             way_out = "correct the record, or add the domain to custom.grpo.summary.domains"
-            raise ConfigError([Problem("metadata._fusion_template", template, rule, way_out)])
+            raise refused("metadata._fusion_template", template, rule, way_out)
         return found
 
     @cached_property
@@ -106,7 +106,7 @@ class SummarySample:
         line = read_line(reference)
         if line.value is None:
             rule = "must be a summary as one line of JSON"
-            raise ConfigError([Problem("metadata.summary_ref", reference, rule, "correct the record")])
+            raise refused("metadata.summary_ref", reference, rule, "correct the record")
         return line.value
 
     @cached_property

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, blank_image, load_image
 from stage2_trainer.data.messages import chat_messages
@@ -117,7 +117,7 @@ class Task:
             return serialize_objects(record.objects)
         rule = "CHORD learns reference answers"
         way_out = "add the key to every record, or set custom.grpo.chord.enabled to false"
-        raise ConfigError([Problem(f"record {record.sample_id} summary", None, rule, way_out)])
+        raise refused(f"record {record.sample_id} summary", None, rule, way_out)
 
     def check(self, record: Record) -> None:
         """Raise ConfigError where a record does not fit the contract."""

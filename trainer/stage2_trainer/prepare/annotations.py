@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from stage2_api.errors import ConfigError, Problem
-
 Box = tuple[float, float, float, float]
 Outline = Sequence[tuple[float, float]]
 
@@ -162,8 +160,3 @@ def stated_size(width: Any, height: Any) -> tuple[float, float] | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return sides if all(map(is_number, sides)) else None
-
-
-def refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
-    """Return the error of a file that cannot be imported, with the place in it."""
-    return ConfigError([Problem(path, value, rule, way_out)])

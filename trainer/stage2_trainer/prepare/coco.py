@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stage2_api.errors import refused
 from stage2_trainer.data.files import read_named
 from stage2_trainer.prepare.annotations import (
     CROWD,
@@ -26,7 +27,6 @@ from stage2_trainer.prepare.annotations import (
     four_numbers,
     is_crowd,
     is_text,
-    refused,
     stated_size,
 )
 from stage2_trainer.prepare.outlines import outlines_of

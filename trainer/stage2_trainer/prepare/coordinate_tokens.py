@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
+from stage2_api.errors import refused
 from stage2_trainer.data.files import check_folder, new_folder
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.prepare.stock_model import AGAIN, refused, source_of
+from stage2_trainer.prepare.stock_model import AGAIN, source_of
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 

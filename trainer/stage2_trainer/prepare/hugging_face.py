@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stage2_api.errors import refused
 from stage2_trainer.data.files import irregular_file
 from stage2_trainer.data.images import ImageError, header_of
 from stage2_trainer.prepare.annotations import (
@@ -28,7 +29,6 @@ from stage2_trainer.prepare.annotations import (
     four_numbers,
     is_crowd,
     is_text,
-    refused,
     stated_size,
 )
 from stage2_trainer.prepare.outlines import outlines_of

@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined
 from transformers import AutoProcessor
 
 from stage2_api.custom import Custom
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.parsing import parse_job
 from stage2_trainer.data.files import new_folder, relative_path
 from stage2_trainer.data.images import MOST_ASPECT
@@ -122,7 +122,7 @@ def _model(request: ProjectRequest) -> tuple[Path, bool]:
         lacks = lacks_tokens(stock_processor(source, model).tokenizer, model)
     if request.gpus and is_mixture(source):
         way_out = "give a dense model; a mixture trains in stage 1 without evaluations (docs/models.md)"
-        raise ConfigError([Problem("--model", model, MIXTURE_IN_VLLM, way_out)])
+        raise refused("--model", model, MIXTURE_IN_VLLM, way_out)
     if not lacks and os.path.isdir(model) and (problems := unmountable("--model", source)):
         raise ConfigError(problems)
     return source, lacks
@@ -153,13 +153,13 @@ def _parts(request: ProjectRequest) -> tuple[list[_Entry], list[_Entry]]:
     source = str(request.data)
     if not train:
         rule = "must hold two records at least: one is held out"
-        raise ConfigError([Problem("--data", source, rule, "give more images, or --val-data")])
+        raise refused("--data", source, rule, "give more images, or --val-data")
     if not any(one.record.objects for one in train):
         rule = f"must have objects; its {len(train):,} records have none"
-        raise ConfigError([Problem("--data", source, rule, "`stage2 import` lists what it leaves out")])
+        raise refused("--data", source, rule, "`stage2 import` lists what it leaves out")
     if request.gpus > len(train):
         rule = f"must be at most {len(train):,}, the number of training records: each GPU of stage 1 needs one"
-        raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
+        raise refused("--gpus", request.gpus, rule, "give more images, or fewer GPUs")
     return train, held_out
 
 
@@ -174,7 +174,7 @@ def _demand(record: Record) -> None:
     if max(record.width, record.height) > MOST_ASPECT * min(record.width, record.height):
         size = f"{record.width} x {record.height}"
         rule = f"must have sides of which one is at most {MOST_ASPECT} times the other"
-        raise ConfigError([Problem("images[0]", size, rule, "leave the record out")])
+        raise refused("images[0]", size, rule, "leave the record out")
 
 
 def choose_held_out(ids: Sequence[str]) -> frozenset[str]:
@@ -228,7 +228,7 @@ def _image_folders(request: ProjectRequest, records: Iterable[Record]) -> tuple[
         place = next((folder for folder in folders if image.is_relative_to(folder)), None)
         if place is None:  # but in ROOT_IMAGE_DIR, which a job does not have
             rule = "must be in a folder that the jobs will have"
-            raise ConfigError([Problem("--images", str(image), rule, "name its folder with --images")])
+            raise refused("--images", str(image), rule, "name its folder with --images")
         found[place] = None
     if problems := [problem for place in found for problem in unmountable("--data", place)]:
         raise ConfigError(problems)

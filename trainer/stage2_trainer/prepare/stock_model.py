@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_trainer.data.model_files import fetched_model, flaw_of_model, require_plain
 
 AGAIN = "download it again, or compare its files with their source"
@@ -30,7 +30,3 @@ def source_of(model: str) -> Path:
         rule = "must not be quantised, because it will be trained; its config.json has a quantization_config"
         raise refused("MODEL", model, rule, "give the model before quantisation")
     return folder
-
-
-def refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(path, value, rule, way_out)])

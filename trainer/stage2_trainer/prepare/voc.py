@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+from stage2_api.errors import refused
 from stage2_trainer.data.files import read_regular
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
@@ -22,7 +23,6 @@ from stage2_trainer.prepare.annotations import (
     LeftOut,
     Tally,
     four_numbers,
-    refused,
     stated_size,
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stage2_api.errors import refused
 from stage2_trainer.data.bounded_yaml import read_documents
 from stage2_trainer.data.files import files_below, read_regular
 from stage2_trainer.prepare.annotations import (
@@ -28,7 +29,6 @@ from stage2_trainer.prepare.annotations import (
     Tally,
     count_same_names,
     is_number,
-    refused,
 )
 from stage2_trainer.prepare.record_writer import MISSING
 

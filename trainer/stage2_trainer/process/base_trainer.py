@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import sort_checkpoints
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_trainer.process.checkpoints import (
     PREFIX,
     STATE,
@@ -314,9 +314,9 @@ class _FiniteStart(TrainerCallback):
         if state.global_step:
             folder = f"checkpoint of step {state.global_step}"
             way_out = "remove this checkpoint, and the next start resumes from an older one"
-            raise ConfigError([Problem("training.resume_from_checkpoint", folder, rule, way_out)])
+            raise refused("training.resume_from_checkpoint", folder, rule, way_out)
         way_out = "train from a checkpoint of the first stage that is whole"
-        raise ConfigError([Problem("model.model", model.config.name_or_path, rule, way_out)])
+        raise refused("model.model", model.config.name_or_path, rule, way_out)
 
 
 def broken_weight(model: nn.Module, *, trained_only: bool = False) -> str | None:

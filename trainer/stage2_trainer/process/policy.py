@@ -15,7 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, set_seed
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
@@ -112,9 +112,9 @@ def load_model(
     unknown = sorted({name for name, _ in model.named_parameters() if part_of(name) is None})
     if unknown:
         rule = f"must be a Qwen3-VL model; {type(model).__name__} has the unknown parameter {unknown[0]}"
-        raise ConfigError((Problem("model.model", str(path), rule, "use a Qwen3-VL checkpoint"),))
+        raise refused("model.model", str(path), rule, "use a Qwen3-VL checkpoint")
     if fault := layout_fault(model):
-        raise ConfigError((Problem("model.model", str(path), fault, "use another checkpoint"),))
+        raise refused("model.model", str(path), fault, "use another checkpoint")
     disable_cache(model)
     pack_vision_tower(model)
     return model
@@ -136,7 +136,7 @@ def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:
         return CoordVocab.from_tokenizer(tokenizer)
     except ValueError as error:
         way_out = f"stage2 prepare {model} --output DIR adds them; then train stage 1"
-        raise ConfigError((Problem("model.model", model, str(error).partition("; add")[0], way_out),)) from error
+        raise refused("model.model", model, str(error).partition("; add")[0], way_out) from error
 
 
 def part_of(parameter: str) -> str | None:
@@ -152,7 +152,7 @@ def freeze(model: nn.Module, frozen: Iterable[str]) -> None:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         rule = "at least one part of the model must train"
         way_out = "set one of tuner.freeze_llm, tuner.freeze_vit, tuner.freeze_aligner to false"
-        raise ConfigError((Problem("tuner", sorted(parts), rule, way_out),))
+        raise refused("tuner", sorted(parts), rule, way_out)
 
 
 def adapt(
@@ -176,7 +176,7 @@ def adapt(
     if not targets:
         path, value = ("tuner.target_regex", regex) if regex else ("tuner.target_modules", options["target_modules"])
         rule = "must name linear layers in a part of the model that is not frozen"
-        raise ConfigError((Problem(path, value, rule, "write target_modules: [all-linear], or unfreeze a part"),))
+        raise refused(path, value, rule, "write target_modules: [all-linear], or unfreeze a part")
     _require_whole_tie(model, options.get("modules_to_save") or ())
     chosen = {**options, "target_modules": targets, "trainable_token_indices": _rows_of_tables(model, token_rows)}
     adapted = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))
@@ -236,7 +236,7 @@ def _require_whole_tie(model: Any, trained_whole: Sequence[str]) -> None:
     if tables and _is_tied(model):
         rule = "the model ties its tables of input and output, and a copy of one would untie the learner's alone"
         way_out = "train the rows of coordinates (tuner.train_coord_rows: true), or everything (train_type: full)"
-        raise ConfigError([Problem("tuner.modules_to_save", tables, rule, way_out)])
+        raise refused("tuner.modules_to_save", tables, rule, way_out)
 
 
 def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str], bool]) -> list[str]:
@@ -256,12 +256,12 @@ def _require_known(model: nn.Module, ends: Sequence[str]) -> None:
     if _OUTPUT_LAYER in ends:
         rule = "the output layer gets no adapter"
         way_out = f"take it out; tuner.modules_to_save: [{_OUTPUT_LAYER}] or train_coord_rows: true trains it"
-        raise ConfigError((Problem("tuner.target_modules", [_OUTPUT_LAYER], rule, way_out),))
+        raise refused("tuner.target_modules", [_OUTPUT_LAYER], rule, way_out)
     unknown = [end for end in ends if not any(map(_by_name([end]), layers))]
     if unknown:
         rule = "no linear layer has such a name; the experts of a mixture are no linear layers"
         way_out = "take it out; tuner.modules_to_save: [experts], or tuner.train_type: full, trains experts"
-        raise ConfigError((Problem("tuner.target_modules", unknown, rule, way_out),))
+        raise refused("tuner.target_modules", unknown, rule, way_out)
 
 
 def _by_name(ends: Sequence[str]) -> Callable[[str], bool]:
@@ -275,16 +275,16 @@ def _by_regex(regex: str) -> Callable[[str], bool]:
         pattern = re.compile(regex)
     except re.error as error:
         rule = f"must be a regular expression ({error})"
-        raise ConfigError((Problem("tuner.target_regex", regex, rule, "correct it, or use target_modules"),)) from error
+        raise refused("tuner.target_regex", regex, rule, "correct it, or use target_modules") from error
     return lambda name: pattern.fullmatch(name) is not None
 
 
 def _check_directory(path: Path | str) -> None:
     if not (Path(path) / "config.json").is_file():
         rule = "must be a local model directory (with config.json)"
-        raise ConfigError((Problem("model.model", str(path), rule, "download the model and give its directory"),))
+        raise refused("model.model", str(path), rule, "download the model and give its directory")
     if flaw := flaw_of_model(Path(path)):
-        raise ConfigError((Problem("model.model", str(path), flaw, "download the model again"),))
+        raise refused("model.model", str(path), flaw, "download the model again")
 
 
 def weights_dtype(config: RunConfig) -> torch.dtype | None:
@@ -323,4 +323,4 @@ def _require_wide_weights(model: Any, config: RunConfig) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype in HALF_FORMATS:
             rule = f"{name} would train in {str(parameter.dtype).removeprefix('torch.')}: {NARROW_WEIGHTS}"
-            raise ConfigError((Problem("model.torch_dtype", config.model.torch_dtype, rule, WIDEN_WEIGHTS),))
+            raise refused("model.torch_dtype", config.model.torch_dtype, rule, WIDEN_WEIGHTS)

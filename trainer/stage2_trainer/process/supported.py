@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import flaw_of_model, is_mixture, model_path
 from stage2_trainer.serve.cuda_driver import Installation, learner_problem
@@ -62,7 +62,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     path = Path(str(deepspeed))
     if not path.is_file():
         rule = "must be a DeepSpeed configuration or the path of one; named presets are not built in"
-        raise ConfigError([Problem("deepspeed", deepspeed, rule, "write the JSON file's path, or its content")])
+        raise refused("deepspeed", deepspeed, rule, "write the JSON file's path, or its content")
     try:
         document = from_json(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     if isinstance(document, dict):
         return document
     rule = "must be a file with a JSON object" + (f" ({document})" if isinstance(document, Exception) else "")
-    raise ConfigError([Problem("deepspeed", str(path), rule, "correct the file, or write its content here")])
+    raise refused("deepspeed", str(path), rule, "correct the file, or write its content here")
 
 
 def _colocates(config: RunConfig) -> bool:

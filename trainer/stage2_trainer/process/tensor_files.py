@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 
 FORCED, UNFORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """Variables of PyTorch: the first restricts every load to tensors, whatever the caller asks for."""
@@ -49,7 +49,7 @@ def tensors_alone(*, deepspeed: bool) -> Iterator[None]:
 
     if os.environ.get(UNFORCED):
         rule = "must not be set: with it a file of a checkpoint may run commands"
-        raise ConfigError([Problem(UNFORCED, os.environ[UNFORCED], rule, "unset it")])
+        raise refused(UNFORCED, os.environ[UNFORCED], rule, "unset it")
     before = os.environ.get(FORCED)
     os.environ[FORCED] = "1"
     try:
@@ -99,7 +99,7 @@ def load_tensors(file: Path, classes: Sequence[Any] = (), *, path: str, **option
         first = (str(error).strip().splitlines() or [""])[0]
         why = f"it names {named[1]}" if named else f"{type(error).__name__}: {first}"
         rule = f"{file.name} must hold tensors and settings only, since anything else may run a command ({why})"
-        raise ConfigError([Problem(path, str(file.parent), rule, WAY_OUT)]) from error
+        raise refused(path, str(file.parent), rule, WAY_OUT) from error
 
 
 def _classes() -> list[Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.coordinates import coord_bin
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, refused
 from stage2_trainer.data.records import Record, lines
 from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, count_coordinates, read_answer
 
@@ -61,7 +61,7 @@ class _Line:
     content: Mapping[str, Any]
 
     def wrong(self, key: str, rule: str, way_out: str = WAY_OUT) -> ConfigError:
-        return ConfigError([Problem(f"{self.place} {key}".rstrip(), self.content.get(key), rule, way_out)])
+        return refused(f"{self.place} {key}".rstrip(), self.content.get(key), rule, way_out)
 
 
 def places_in(path: Path) -> list[str]:
@@ -82,8 +82,7 @@ def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequenc
             raise line.wrong("sample_id", "is answered by an earlier line too", "leave one answer to each record")
         answers[place] = _answer(line)
     if not answers:
-        rule = "must hold answers"
-        raise ConfigError([Problem(str(rollouts.path), "none", rule, WAY_OUT)])
+        raise refused(str(rollouts.path), "none", "must hold answers", WAY_OUT)
     found = [answers.get(place, NO_ANSWER) for place in range(len(records))]
     missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
     return Answered(_with_comparable_scores(found), missing, of_a_run)
@@ -129,7 +128,7 @@ def _lines_of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line
     step = rollouts.step if rollouts.step is not None else (steps[-1] if steps else 0)
     if step not in steps:
         rule = f"must hold an evaluation of step {step}; it has those of {', '.join(map(str, steps)) or 'none'}"
-        raise ConfigError([Problem(str(rollouts.path), step, rule, f"name one of them: FILE{STEP_MARK}STEP")])
+        raise refused(str(rollouts.path), step, rule, f"name one of them: FILE{STEP_MARK}STEP")
     newest: dict[str, _Line] = {}  # a resumed run may evaluate a step again
     for line in held_out:
         if line.content["step"] == step:
@@ -147,9 +146,9 @@ def _lines(path: Path, *, with_halves: bool = False) -> Iterator[_Line]:
             if with_halves:
                 continue
             shown = line.text.decode(errors="replace").strip()[:80]
-            raise ConfigError([Problem(place, shown, f"must be JSON ({error})", WAY_OUT)]) from error
+            raise refused(place, shown, f"must be JSON ({error})", WAY_OUT) from error
         if not isinstance(content, dict):
-            raise ConfigError([Problem(place, content, "must be a JSON object", WAY_OUT)])
+            raise refused(place, content, "must be a JSON object", WAY_OUT)
         yield _Line(place, content)
 
 

