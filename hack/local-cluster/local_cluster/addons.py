@@ -1,7 +1,8 @@
 """Other people's controllers on the local cluster, as they ship them: their own program and their own manifests.
 
 The program is built from its Go module, put into an image of its own, and installed by the `config/default` of the same
-module; only the image's name is ours.
+module, but with an image of our own, and without APIs that its pod serves: while the pod is away, nobody could delete a
+namespace.
 """
 
 import json
@@ -22,6 +23,12 @@ from local_cluster.toolchain import MODULE, Binary, ensure_binaries, path_of
 
 CONFIG = "config"
 TIMEOUT = "--timeout=180s"
+WITHOUT = {
+    "apiVersion": "apiregistration.k8s.io/v1",
+    "kind": "APIService",
+    "metadata": {"name": "any"},
+    "$patch": "delete",
+}
 
 
 class Addon(Protocol):
@@ -90,7 +97,7 @@ def _ensure_image(layout: Layout, addon: Controller) -> str:
 
 
 def _overlay(layout: Layout, addon: Controller, reference: str) -> Path:
-    """A kustomization of the module's own manifests that names our image."""
+    """A kustomization of the module's own manifests: with our image, without APIs that the API server passes on."""
     folder = layout.home / "addons" / addon.name
     folder.mkdir(parents=True, exist_ok=True)
     base = os.path.relpath(_manifests(layout, addon) / "default", folder)
@@ -99,7 +106,10 @@ def _overlay(layout: Layout, addon: Controller, reference: str) -> Path:
         {"op": "add", "path": f"{at}/image", "value": reference},
         {"op": "add", "path": f"{at}/imagePullPolicy", "value": "Never"},
     ]
-    patches = [{"target": {"kind": "Deployment", "name": ".*controller-manager"}, "patch": json.dumps(ours)}]
+    patches = [
+        {"target": {"kind": "Deployment", "name": ".*controller-manager"}, "patch": json.dumps(ours)},
+        {"target": {"kind": "APIService"}, "patch": json.dumps(WITHOUT)},
+    ]
     (folder / "kustomization.yaml").write_text(json.dumps({"resources": [base], "patches": patches}))
     return folder
 

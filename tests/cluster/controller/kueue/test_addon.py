@@ -1,0 +1,22 @@
+"""Kueue on the local cluster: what the cluster can do while Kueue is away."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.controller.conftest import Kubectl
+
+KUEUE = "--namespace=kueue-system"
+DEPLOYMENT = "deployment/kueue-controller-manager"
+
+
+@pytest.mark.alone
+def test_namespaces_can_be_deleted_while_kueue_has_no_pod(admin: Kubectl, kueue: None, on_local_cluster: Path) -> None:
+    admin("scale", KUEUE, DEPLOYMENT, "--replicas=0")
+    try:
+        admin("wait", KUEUE, "pods", "--all", "--for=delete", "--timeout=60s")
+        admin("create", "namespace", "stage2-test-goes")
+        admin("delete", "namespace", "stage2-test-goes", "--timeout=60s")
+    finally:
+        admin("scale", KUEUE, DEPLOYMENT, "--replicas=1")
+        admin("rollout", "status", KUEUE, DEPLOYMENT, "--timeout=180s")
