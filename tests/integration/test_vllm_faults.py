@@ -7,13 +7,17 @@ tries every process in every phase, by each blow, over each transport.
 
 import contextlib
 import os
+import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer.wire.chat import CHAT_ROUTE
 from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
@@ -117,3 +121,16 @@ def until_health_is(served, status):
     while health_of(served) != status:
         assert served.process.poll() is None
         time.sleep(0.2)
+
+
+def test_a_server_that_is_asked_to_stop_leaves_nobody_waiting(renewed, token):
+    served, known = renewed("vllm"), {"Authorization": f"Bearer {token}"}
+    body = {"messages": [{"role": "user", "content": "Go on."}], "max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=served.base_url, headers=known, timeout=20) as http:
+        asked = [pool.submit(http.post, CHAT_ROUTE, json=body) for _ in range(8)]
+        while not re.search(r"^vllm:num_requests_running{.*} [1-9]", http.get("/metrics").text, re.MULTILINE):
+            time.sleep(0.05)
+        os.kill(served.process.pid, signal.SIGTERM)
+        ends = [one.exception() or one.result().status_code for one in asked]
+    assert all(end == 500 or isinstance(end, (httpx.NetworkError, httpx.RemoteProtocolError)) for end in ends), ends
+    assert served.process.wait(timeout=patience(15)) == EXIT_RETRYABLE

@@ -7,8 +7,9 @@ import runpy
 import sys
 
 from stage2_api.errors import EXIT_RETRYABLE
-from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, drop_requests_at_the_end
 
 if __name__ == "__main__":
+    drop_requests_at_the_end()
     runpy.run_module(SERVER_MODULE, run_name="__main__")
     sys.exit(EXIT_RETRYABLE)
