@@ -32,7 +32,9 @@ def jobset(owner: Owner, inputs: PodInputs) -> Manifest:
         jobs, of_each = (1, rollout_pods(job)) if is_elastic(job) else (rollout_pods(job), 1)
         servers: Manifest = {"parallelism": of_each, "completions": _MOST_PODS + 1 if is_elastic(job) else 1}
         servers |= {"backoffLimitPerIndex": _NO_LIMIT, "template": templates[names.ROLE_ROLLOUT]}
-        replicated.insert(0, _replicated(names.ROLE_ROLLOUT, jobs, servers))
+        placement = job.spec.placement
+        apart = {_EXCLUSIVE: str(placement.topology_key)} if placement.topology == "Exclusive" else {}
+        replicated.insert(0, _replicated(names.ROLE_ROLLOUT, jobs, servers, apart))
     of_learner = {"targetReplicatedJobs": [names.ROLE_LEARNER]}
     refused = {"name": "ConfigurationError", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     spec: Manifest = {
@@ -44,12 +46,11 @@ def jobset(owner: Owner, inputs: PodInputs) -> Manifest:
         spec |= {"suspend": True} if job.spec.suspend else {}
         if job.spec.ttl_seconds_after_finished is not None:
             spec["ttlSecondsAfterFinished"] = job.spec.ttl_seconds_after_finished
-    placement, labels = job.spec.placement, job.metadata.labels or {}
+    labels = job.metadata.labels or {}
     made = manifest.child(
         kinds.JOBSET,
         owner,
         {"spec": spec},
-        annotations={_EXCLUSIVE: str(placement.topology_key)} if placement.topology == "Exclusive" else {},
         spec_hash=inputs.control.spec_hash if inputs.control else None,
     )
     made["metadata"]["labels"] |= {key: labels[key] for key in _PASSED_ON if labels.get(key)}
@@ -90,5 +91,6 @@ def allowed_pods(found: Object | None, wanted: int) -> int:
     return min([wanted, *admitted])
 
 
-def _replicated(name: str, replicas: int, spec: Manifest) -> Manifest:
-    return {"name": name, "replicas": replicas, "template": {"spec": spec}}
+def _replicated(name: str, replicas: int, spec: Manifest, annotations: Manifest | None = None) -> Manifest:
+    metadata = {"metadata": {"annotations": annotations}} if annotations else {}
+    return {"name": name, "replicas": replicas, "template": {**metadata, "spec": spec}}

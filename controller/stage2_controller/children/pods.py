@@ -268,7 +268,7 @@ def _affinity(inputs: PodInputs, role: str) -> Manifest:
     written = affinity.model_dump(mode="json", by_alias=True, exclude_defaults=True) if affinity else {}
     nodes: Mapping[str, Any] = written.get("nodeAffinity") or {}
     if inputs.job.spec.engine == names.JOBSET:
-        return {**({"nodeAffinity": nodes} if nodes else {}), **_in_one_domain(inputs.job)}
+        return {**({"nodeAffinity": nodes} if nodes else {}), **_in_one_domain(inputs.job, role)}
     if control and control.node is not None:
         here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [control.node]}]}
         return {"nodeAffinity": node_fit.narrowed_affinity(nodes, here)}
@@ -292,17 +292,32 @@ def _none_of(avoided: Iterable[tuple[str, str]]) -> Manifest:
 
 def _with_rollout_pod(job: str) -> Manifest:
     term = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": manifest.selector(job, names.ROLE_ROLLOUT)}}
-    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return {node_fit.REQUIRED: [term]}
 
 
-def _in_one_domain(job: RolloutMatchingJob) -> Manifest:
-    """Return the preference of all pods of a JobSet for one domain of the network, where the job names what that is."""
+def _in_one_domain(job: RolloutMatchingJob, role: str) -> Manifest:
+    """Return where pods of a JobSet gather, where the job names what a domain of the network is.
+
+    `Exclusive` of rollout pods is JobSet's own. It lets the learner's further pods follow the first, and refuses them
+    while a first one that failed is still there beside its successor; a Job keeps it. So the learner's pods have the
+    same rule as affinities of their own.
+    """
     key = job.spec.placement.topology_key
-    if key is None or job.spec.placement.topology != "Preferred":
+    if key is None:
         return {}
-    mates = {"matchLabels": {names.LABEL_JOB: names.short_name(job.metadata.name)}}
-    term = {"weight": 100, "podAffinityTerm": {"topologyKey": key, "labelSelector": mates}}
-    return {"podAffinity": {node_fit.PREFERRED: [term]}}
+    if job.spec.placement.topology == "Preferred":
+        mates = {"matchLabels": {names.LABEL_JOB: names.short_name(job.metadata.name)}}
+        term = {"weight": 100, "podAffinityTerm": {"topologyKey": key, "labelSelector": mates}}
+        return {"podAffinity": {node_fit.PREFERRED: [term]}}
+    if role != names.ROLE_LEARNER:
+        return {}
+    mates = {"matchLabels": manifest.selector(job.metadata.name, role)}
+    others = {"matchExpressions": [{"key": names.LABEL_JOB_KEY, "operator": "Exists"}]}
+    away = {"labelSelector": others, "mismatchLabelKeys": [names.LABEL_JOB_KEY], "namespaceSelector": {}}
+    return {
+        "podAffinity": {node_fit.REQUIRED: [{"topologyKey": key, "labelSelector": mates}]},
+        "podAntiAffinity": {node_fit.REQUIRED: [{"topologyKey": key, **away}]},
+    }
 
 
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> Manifest:

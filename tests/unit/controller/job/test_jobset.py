@@ -17,6 +17,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod import layout
 from stage2_controller import jobset, reasons
 from stage2_controller.children.build import static_children
+from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
@@ -108,7 +109,15 @@ def test_domains_queue_and_time_to_live_are_passed_on() -> None:
         (term,) = replicated(preferred, role)[1]["template"]["spec"]["affinity"]["podAffinity"].popitem()[1]
         assert term["podAffinityTerm"]["topologyKey"] == key
     own = written(placement={"topologyKey": key, "topology": "Exclusive"}, suspend=True, ttlSecondsAfterFinished=0)
-    assert own["JobSet"]["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"] == key
+    servers, learner = (one["template"] for one in own["JobSet"]["spec"]["replicatedJobs"])
+    assert servers["metadata"]["annotations"] == {"alpha.jobset.sigs.k8s.io/exclusive-topology": key}
+    assert "affinity" not in servers["spec"]["template"]["spec"]
+    ((together,), (apart,)) = (
+        one[node_fit.REQUIRED] for one in learner["spec"]["template"]["spec"]["affinity"].values()
+    )
+    assert together["topologyKey"] == apart["topologyKey"] == key
+    assert together["labelSelector"]["matchLabels"]["stage2.dev/role"] == "learner"
+    assert (apart["mismatchLabelKeys"], apart["namespaceSelector"]) == (["jobset.sigs.k8s.io/job-key"], {})
     replicas, rollout = replicated(own["JobSet"], "rollout")
     assert (replicas, rollout["parallelism"], rollout["completions"]) == (2, 1, 1), "a domain for each pod"
     index = rollout["template"]["spec"]["containers"][0]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"]
