@@ -50,6 +50,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_controller.spec import credentials
 from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.wire.errors import ServerError
 
 COUNTS = (1, 8, 64)
@@ -78,8 +79,8 @@ class Sinks:
 
     def push(self, timeout_s: float = TIMEOUT_S) -> FullPush:
         """Return a learner's side; the caller closes it."""
-        options: dict[str, Any] = {"timeout_s": timeout_s, "device": torch.device("cpu"), "bucket_bytes": BUCKET_BYTES}
-        return FullPush(self.addresses, token=self.token, **options)
+        options: dict[str, Any] = {"timeout_s": timeout_s, "device": torch.device("cpu")}
+        return FullPush(self.addresses, token=self.token, access=WeightAccess(BUCKET_BYTES), **options)
 
     def spent(self) -> tuple[float, int]:
         """Return seconds of processor time, and requests, of the process that the first server is in."""

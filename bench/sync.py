@@ -36,6 +36,7 @@ from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.fleet.push import FullPush, send
 from stage2_trainer.sync.fleet.server import ServerSession
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.transports.protocol import bucket_bytes, plan_buckets
 from stage2_trainer.wire.background import in_background
@@ -103,7 +104,7 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
     """The rows of one number of servers."""
     options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
     with ExitStack() as stack:
-        full = FullPush(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
+        full = FullPush(addresses, access=WeightAccess(BUCKET_BYTES), how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         groups = raw_groups(full)
         ours, raw, loaded, sealed, packed, each, disk = alternately(
@@ -124,7 +125,7 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         yield Row(what, "one RPC a tensor", ours, each)
         yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
-        changed = FullPush(addresses, bucket_bytes=BUCKET_BYTES, **options)
+        changed = FullPush(addresses, access=WeightAccess(BUCKET_BYTES), **options)
         stack.callback(changed.close)
         changed.push(policy, version=1)
         (part,) = alternately(lambda: changed.push(policy, version=1))
@@ -167,7 +168,7 @@ def merged(
     with ExitStack() as stack:
         taken = []
         for how in ways:  # one after the other: each takes the ports of the one before
-            sync = FullPush(addresses, bucket_bytes=BUCKET_BYTES, how=how, **options)
+            sync = FullPush(addresses, access=WeightAccess(BUCKET_BYTES), how=how, **options)
             stack.callback(sync.close)
             sync.push(policy, version=1)
             sent = sync.push(policy, version=1)

@@ -22,6 +22,7 @@ from stage2_trainer.sync.fleet.merge_location import MergeLocation
 from stage2_trainer.sync.fleet.proof import Probe, Prover
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.server import ServerSession
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
@@ -58,7 +59,7 @@ class Push:
 
     def options(self) -> dict[str, Any]:
         """Return these options of a full sync."""
-        return {"bucket_bytes": self.bucket_bytes, "how": self.how}
+        return {"access": WeightAccess(self.bucket_bytes), "how": self.how}
 
 
 WHOLE = Push("whole", "full", ("connect", "begin", "pack", "confirm", "finish", "proof"), 400_000)

@@ -18,6 +18,7 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, text_tokens
 from stage2_trainer.sync.fleet.report import ProofError
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.recipe import Recipe
 from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
@@ -75,7 +76,7 @@ def probe(encoder, chats):
 
 @pytest.fixture
 def sync(served, make_sync):
-    return make_sync(served, bucket_bytes=SMALL_BUCKETS, how=AT_LEARNER)
+    return make_sync(served, access=WeightAccess(SMALL_BUCKETS), how=AT_LEARNER)
 
 
 @pytest.fixture

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
+import yaml
 
 from tests import forked
+from tests.fork_server import STRUCK
 from tests.integration.runs import learn
+from tests.integration.struck import BUCKET_BYTES
 from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, zero
+from tests.integration.test_stopping_together import LAUNCH, assert_stopped, struck
 from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.timeout(400)
@@ -30,6 +36,12 @@ SCOPES = {
     "DoRA, no packing, one step ahead": {"training": {"packing": False}, "matching": {"pipeline": {"enabled": True}}},
 }
 ON_TWO_MACHINES = "all weights, rows of micro-steps"
+SHARDED = {
+    "all weights": FULL,
+    "adapters, merged by the server": {},
+    "adapters sent": {**LORA, "vllm": {"enable_lora": True, "sync": {"mode": "adapter", "verify_every": 1}}},
+}
+LARGEST_BYTES = 693_760  # of a tensor of the tiny model, in float32
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +98,16 @@ def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
     assert log.count("answers as the learner does") >= STEPS, "each sync is proved, by one process"
 
 
+def struck_in(phase, **environment):
+    """A function that runs a learner's command as two processes that are struck in a phase (`struck`)."""
+
+    def run(command, *, env, imports):
+        command = [sys.executable, "-c", LAUNCH, STRUCK, command[2], phase]
+        return forked.run(command, imports=(*DEEPSPEED, STRUCK), env={**env, **environment})
+
+    return run
+
+
 def assert_same_figures(steps, expected):
     for figure in ("loss", "grad_norm", "loss/ce", "loss/coord"):
         assert [step[figure] for step in steps] == pytest.approx([step[figure] for step in expected], rel=ALIKE), figure
@@ -103,20 +125,58 @@ def test_two_processes_train_with_the_answers_of_vllm_as_one_does(config_of, tmp
 
 
 def zero_with_weights(stage):
-    """ZeRO whose checkpoints have whole weights as well."""
+    """ZeRO whose checkpoints have whole weights as well, and which keeps none whole for longer than a layer needs."""
     config = zero(stage)
-    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    config["zero_optimization"] |= {
+        "stage3_gather_16bit_weights_on_model_save": True,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_prefetch_bucket_size": 0,
+        "stage3_max_reuse_distance": 0,
+    }
     return config
 
 
-def test_zero_3_learns_what_one_process_does(config_of, tmp_path):
-    one, two, few = tmp_path / "one", tmp_path / "two", {"max_steps": 2}
-    expected, _ = learn(config_of(one, learners="one", training=few, **FULL))
-    config = config_of(two, learners="sharded", training=few, deepspeed=zero_with_weights(3), **FULL)
-    steps, log = learn(config, processes=2, imports=DEEPSPEED)
+@pytest.mark.parametrize("what", ["all weights", "adapters, merged by the server", "adapters sent"])
+def test_zero_3_learns_what_one_process_does_and_holds_a_bucket_beside_its_part(config_of, tmp_path, what):
+    one, two, few = tmp_path / "one", tmp_path / "two", {"max_steps": 2, "save_steps": 2}
+    whole = {**SHARDED[what], "training": few}
+    expected, _ = learn(config_of(one, learners="one", **whole))
+    config = config_of(two, learners="sharded", deepspeed=zero_with_weights(3), **whole)
+    steps, log = learn(config, processes=2, run=struck_in("pushes"))
     assert_same_figures(steps, expected)
     assert_same_weights(weights(one, 2), weights(two, 2), ALIKE)
+    assert steps[1]["sync/bytes"] == expected[1]["sync/bytes"], "what can have changed"
     assert log.count("answers as the learner does") >= 2
+    for process in range(2):
+        held = json.loads((two / f"whole-{process}.json").read_text())
+        assert 0 < held["push"] <= BUCKET_BYTES + LARGEST_BYTES < held["all"] / 4
+        assert 0 < held["proof"] <= 2 * LARGEST_BYTES, "as a forward pass in training"
+
+
+def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(config_of, start_server, tmp_path):
+    one, two, few = tmp_path / "one", tmp_path / "two", {**FULL, "training": {"max_steps": 2}}
+    expected, _ = learn(config_of(one, learners="one", **few))
+    lost = start_server("stub")
+    config = config_of(two, learners="sharded", deepspeed=zero(3), **few)
+    vllm = config["custom"]["extra"]["rollout_matching"]["vllm"]
+    vllm["server"]["servers"].append({"base_url": lost.base_url, "group_port": lost.group_port})
+    steps, log = learn(config, processes=2, run=struck_in("server", STRUCK_SERVER=str(lost.process.pid)))
+    assert "attempt 1 of 3 at step 1" in log
+    assert_same_figures(steps, expected)
+
+
+def test_a_first_process_that_is_stopped_in_a_push_of_zero_3_stops_the_other_with_it(config_of, tmp_path):
+    unsaved = {"save_strategy": "no"}
+    config = config_of(tmp_path, learners="sharded", deepspeed=zero(3), training=unsaved, **FULL)
+    assert_stopped(tmp_path, struck(tmp_path, config, "push"), "checkpoint-1")
+
+
+def test_a_first_process_that_fails_in_a_push_of_zero_3_ends_the_other(config_of, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of(tmp_path, learners="sharded", deepspeed=zero(3), **FULL)))
+    done = struck_in("fault")(["", "", path], env=dict(os.environ), imports=())
+    assert done.returncode == 1
+    assert "RuntimeError: a fault of the learner itself" in done.stderr
 
 
 @pytest.mark.parametrize("stage", [None, 2, 3], ids=["DDP", "ZeRO-2", "ZeRO-3"])

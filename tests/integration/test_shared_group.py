@@ -5,12 +5,13 @@ import signal
 import pytest
 
 from stage2_api.vllm import VllmSync
+from stage2_trainer.sync.tensors.access import WeightAccess
 from tests.integration import policies
 from tests.integration.strikes import WHOLE, deadline_s, proved, push_to_struck, version_of
 
 pytestmark = pytest.mark.timeout(300)
 
-OPTIONS = {"bucket_bytes": WHOLE.bucket_bytes, "how": VllmSync(one_group_from=2), "adapted": False}
+OPTIONS = {"access": WeightAccess(WHOLE.bucket_bytes), "how": VllmSync(one_group_from=2), "adapted": False}
 TWICE = 1.9  # nearly
 
 

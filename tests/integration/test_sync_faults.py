@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import patience
 from tests.integration.strikes import STANDSTILL_S, strike, version_of
@@ -35,7 +36,7 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
 @pytest.mark.parametrize("bucket_bytes", [100_000, 2**29])
 def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, hasty, base, token, bucket_bytes):
     healthy, frozen = servers("stub"), start_server("stub")
-    sync = hasty(healthy, frozen, bucket_bytes=bucket_bytes)
+    sync = hasty(healthy, frozen, access=WeightAccess(bucket_bytes))
     sync.push(base, version=1)
     strike(frozen, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:

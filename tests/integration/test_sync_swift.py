@@ -16,6 +16,7 @@ from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, sample_probe, swift_logprobs
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
+from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
@@ -51,7 +52,7 @@ def clients(served, token):
 
 def make_sync(served, token, **options):
     addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
-    options = {"timeout_s": 20, "bucket_bytes": 400_000, **options}
+    options = {"timeout_s": 20, "access": WeightAccess(400_000), **options}
     return SwiftPush(addresses, token=token, device=torch.device("cpu"), **options)
 
 

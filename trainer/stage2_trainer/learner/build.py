@@ -49,6 +49,7 @@ from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_tr
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import NoRollouts, RolloutSource
 from stage2_trainer.sync.fleet.proof import Probe, sample_probe
+from stage2_trainer.sync.tensors.access import HERE
 from stage2_trainer.telemetry.answer_tables import answer_tables
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
@@ -116,7 +117,7 @@ def _rollouts(
         return local_rollouts(config, policy, cache, context, state)
     if _divides_rows(config) or shards_weights(config):  # ZeRO-3 parts with the weights of a single process, too
         whole = state.whole if shards_weights(config) else None
-        connect = partial(server_rollouts, config, policy, context, stack)
+        connect = partial(server_rollouts, config, policy, context, stack, whole or HERE)
         return FirstProcessRollouts(connect, context.interrupt, whole=whole)
     return server_rollouts(config, policy, context, stack)
 

@@ -1,6 +1,7 @@
 """Workarounds for DeepSpeed.
 
-`GatheredWeights` gathers the weights that ZeRO-3 has spread over the processes, for the time of a rollout. Each process
+`GatheredWeights` gathers the weights that ZeRO-3 has spread over the processes. For servers it does so bucket by
+bucket, while the first process pushes. For a rollout of the processes themselves all weights are whole: each process
 then generates by itself, as many tokens as it needs. ZeRO's hooks would release every layer after its first use, so
 they are removed meanwhile, through DeepSpeed's private fields, as `unwrap_model_for_generation` does
 (huggingface/trl#1617, deepspeedai/DeepSpeed#5658). Restoring them leaves the coordinator's trace stale unless DeepSpeed
@@ -17,8 +18,8 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
+from stage2_trainer.sync.tensors.access import T, WeightAccess
+from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
 
 GatherWeights = Callable[[Any], AbstractContextManager[object]]
 """Returns a context in which all weights of a model are whole in this process."""
@@ -46,11 +49,51 @@ def compile_nothing() -> None:
     deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
 
 
-class GatheredWeights:
-    """A context in which weights are whole. `find_engine` returns DeepSpeed's engine once training has begun."""
+class GatheredWeights(WeightAccess):
+    """Weights that ZeRO-3 spreads: whole in all processes for a block, or read by the first one, which pushes them.
 
-    def __init__(self) -> None:
+    What the first process reads, the others gather with it, and let go of at once. `find_engine` returns DeepSpeed's
+    engine once training has begun. `together` lets the other processes `follow` a step for the time of a block.
+    """
+
+    def __init__(self, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+        super().__init__(bucket_bytes)
         self.find_engine: Callable[[], Any] = lambda: None
+        self.together: Callable[..., AbstractContextManager[None]] = lambda *step: nullcontext()
+        self._held = ExitStack()
+
+    def gather(self, parameters: Sequence[torch.Tensor]) -> None:
+        ids = [one.ds_id for one in parameters if hasattr(one, "ds_id")]
+        self._take(GatheredWeights._hold, ids)
+
+    def compute(self, work: Callable[..., T], model: Any, *arguments: Any) -> T:
+        found: T = self._take(GatheredWeights._run, work, *arguments)
+        return found
+
+    def follow(self, step: Callable[..., object], *arguments: Any) -> None:
+        """Take a step of the first process in another one."""
+        step(self, *arguments)
+        self._held.close()
+
+    def _take(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        with self.together(step, *arguments):
+            self._held.close()
+            return step(self, *arguments)
+
+    def _hold(self, ids: Sequence[int]) -> None:
+        """Gather the parameters that DeepSpeed has given these numbers, the same in each process."""
+        import deepspeed
+
+        if ids:
+            chosen = [one for one in self.find_engine().module.parameters() if one.ds_id in ids]
+            self._held.enter_context(deepspeed.zero.GatheredParameters(chosen))
+
+    def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a forward pass, for which ZeRO gathers layer by layer; afterwards nothing stays whole or on its way."""
+        engine = self.find_engine()
+        found = work(engine.module, *arguments)
+        engine.empty_partition_cache()
+        return found
 
     @contextmanager
     def __call__(self, model: Any) -> Iterator[None]:

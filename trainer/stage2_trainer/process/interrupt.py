@@ -65,6 +65,18 @@ class Interrupt:
         self._at_once = False
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """Delay SIGTERM until the end of this block, where other processes take part in what it does."""
+        before, self._at_once = self._at_once, False
+        try:
+            yield
+        finally:
+            self._at_once = before
+        if before and self._requested:
+            self._at_once = False  # the exception's clean-up runs undisturbed
+            raise Interrupted(_REASON)
+
+    @contextmanager
     def stoppable(self, *, others_wait: bool = False, nothing_to_save: bool = False) -> Iterator[None]:
         """Let SIGTERM end the block at once by Interrupted, in a learner of one process.
 

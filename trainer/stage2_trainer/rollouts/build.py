@@ -34,6 +34,7 @@ from stage2_trainer.sync.fleet.proof import Ask, Prover, server_logprobs, swift_
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.background import all_at_once
@@ -51,10 +52,12 @@ WAY_OUT = (
 SWIFT_OBSTACLE = "servers of `swift rollout` are sent full weights only (vllm.server.protocol)"
 
 
-def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> ServerRollouts:
+def server_rollouts(
+    config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack, access: WeightAccess = HERE
+) -> ServerRollouts:
     """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
 
-    `stack` closes the connections.
+    `stack` closes the connections. access: how the learner's weights are read.
 
     Raises:
         ConfigError: a sync mode that cannot work, servers that must merge and cannot, or that read prompts differently.
@@ -63,7 +66,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
     reporter.update(phase="waiting-for-servers")
     if server.protocol == "swift":
-        return _swift_rollouts(config, policy, context, stack)
+        return _swift_rollouts(config, policy, context, stack, access)
     listed, timeout_s = context.servers or server.resolved_servers, server.timeout_s
     full = FullPush(
         listed(),
@@ -72,9 +75,10 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         device=policy.device,
         how=config.rollout_matching.vllm.sync,
         adapted=config.tuner.train_type == "lora",
+        access=access,
     )
     stack.callback(full.close)
-    adapter = _adapter_push(config, policy, full)
+    adapter = _adapter_push(config, policy, full, access)
 
     def clients_of(servers: Sequence[ServerAddress]) -> list[ServerClient]:
         return [ServerClient(one.base_url, token, timeout_s=timeout_s) for one in servers]
@@ -94,7 +98,7 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
         prover.clients = clients_of(servers)
 
     present = answering(listed(), timeout_s)
-    prover = _prover(config, policy, clients_of(present), context.proved, server_logprobs)
+    prover = _prover(config, policy, clients_of(present), context.proved, server_logprobs, access)
     backend = _backend(config, present, token, stack)
     full.fleet.set_servers(present)
     greet(*present)
@@ -114,13 +118,16 @@ def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     return rollouts
 
 
-def _swift_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> ServerRollouts:
+def _swift_rollouts(
+    config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack, access: WeightAccess
+) -> ServerRollouts:
     """Return the rollouts of `swift rollout` servers, which all take part from the beginning to the end."""
     vllm, token = config.rollout_matching.vllm, context.token
     server, timeout_s = vllm.server, vllm.server.timeout_s
     servers = server.resolved_servers()
     clients = [ServerClient(one.base_url, token, timeout_s=timeout_s) for one in servers]
-    full = SwiftPush(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
+    options: dict[str, Any] = {"token": token, "timeout_s": timeout_s, "device": policy.device, "access": access}
+    full = SwiftPush(servers, rounding=vllm.sync.rounding, **options)
     stack.callback(full.close)
     resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=SWIFT_OBSTACLE)
 
@@ -131,7 +138,7 @@ def _swift_rollouts(config: RunConfig, policy: Policy, context: RunContext, stac
     check_swift_identity(clients, policy.probe.messages, policy.probe.inputs["input_ids"][0].tolist())
     sampling = Sampling.from_config(config.rollout_matching)
     backend = SwiftBackend(clients, sampling=sampling, infer_timeout_s=_request_limit(config))
-    prover = _prover(config, policy, clients, context.proved, swift_logprobs)
+    prover = _prover(config, policy, clients, context.proved, swift_logprobs, access)
     synchronizer = _weight_sync(config, full, None, prover)
     return ServerRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=context.reporter)
 
@@ -155,17 +162,24 @@ def _backend(config: RunConfig, servers: Sequence[ServerAddress], token: str, st
     return backend
 
 
-def _adapter_push(config: RunConfig, policy: Policy, full: FullPush) -> AdapterPush | None:
+def _adapter_push(config: RunConfig, policy: Policy, full: FullPush, access: WeightAccess) -> AdapterPush | None:
     """Return the push of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
     vllm = config.rollout_matching.vllm
     mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=adapter_obstacle(policy.model))
-    return AdapterPush(full.fleet) if mode == "adapter" else None
+    return AdapterPush(full.fleet, access) if mode == "adapter" else None
 
 
-def _prover(config: RunConfig, policy: Policy, clients: Sequence[ServerClient], proved: ProvedStep, ask: Ask) -> Prover:
+def _prover(
+    config: RunConfig,
+    policy: Policy,
+    clients: Sequence[ServerClient],
+    proved: ProvedStep,
+    ask: Ask,
+    access: WeightAccess,
+) -> Prover:
     vllm = config.rollout_matching.vllm
     every, tolerance = vllm.sync.verify_every, vllm.proof_tolerance
-    return Prover(policy.probe, clients, every=every, tolerance=tolerance, ask=ask, proved=proved)
+    return Prover(policy.probe, clients, every=every, tolerance=tolerance, ask=ask, proved=proved, access=access)
 
 
 def _weight_sync(

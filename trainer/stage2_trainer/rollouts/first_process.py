@@ -7,10 +7,10 @@ gloo groups of their own, which have no time-out that a slow server could exceed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -18,11 +18,12 @@ from torch import distributed, nn
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.deepspeed_compat import GatherWeights
+from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import ProofError, SyncReport
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
@@ -37,6 +38,13 @@ T = TypeVar("T")
 Arrived = SimpleQueue[tuple[int, Outcome]]
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step that the other processes take with the first one."""
+
+    arguments: tuple[Any, ...]
+
+
 class ProcessExchange:
     """A group in which learner processes exchange objects. One process needs none."""
 
@@ -44,9 +52,24 @@ class ProcessExchange:
         self._interrupt = interrupt
         self._group = host_group()
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """Run `make` in the first process; return its result, or raise its error (SENT), in all processes."""
-        return _raised(self.sent(self._made(make)))
+    def from_first(self, make: Callable[[], Any], follow: Callable[..., object] | None = None) -> Any:
+        """Run `make` in the first process; return its result, or raise its error (SENT), in all processes.
+
+        follow: called in the others for each step that `make` takes `together` with them.
+        """
+        found = self.sent(self._made(make))
+        while isinstance(found, _Step):
+            assert follow is not None, "the first process takes no step alone"
+            follow(*found.arguments)
+            found = self.sent(None)
+        return _raised(found)
+
+    @contextmanager
+    def together(self, *step: Any) -> Iterator[None]:
+        """In the first process: let the others `follow` a step while the block takes it; SIGTERM waits for its end."""
+        with self._interrupt.held():
+            self.sent(_Step(step))
+            yield
 
     def one_each(self, make: Callable[[], list[Any]]) -> Any:
         """The same, of results by rank: each process gets its own."""
@@ -108,20 +131,23 @@ def _raised(found: Any) -> Any:
 class FirstProcessRollouts(RolloutSource):
     """Rollouts of the first process's source, for all processes.
 
-    connect: returns that source; the first process alone calls it. whole: gathers weights that ZeRO-3 spreads over the
-    processes, for the time of a push.
+    connect: returns that source; the first process alone calls it. whole: how that source reads weights that ZeRO-3
+    spreads over the processes.
     """
 
     shared = True
 
     def __init__(
-        self, connect: Callable[[], RolloutSource], interrupt: Interrupt, *, whole: GatherWeights | None = None
+        self, connect: Callable[[], RolloutSource], interrupt: Interrupt, *, whole: GatheredWeights | None = None
     ) -> None:
         self._interrupt = interrupt
         self._exchange = ProcessExchange(interrupt)
         self._streams = ProcessExchange(interrupt)  # another group: its thread and this one do not wait for each other
         self._last: Future[RolloutBatch] | None = None
-        self._whole: GatherWeights = whole or (lambda model: nullcontext())
+        self._access: WeightAccess = whole or HERE
+        self._follow = None if whole is None else whole.follow
+        if whole is not None:
+            whole.together = self._exchange.together
         connected: list[RolloutSource] = []
 
         def describe() -> tuple[Any, Any]:
@@ -135,11 +161,22 @@ class FirstProcessRollouts(RolloutSource):
         """Push the weights of a step if they moved. All processes call it. Raises as the first process's source."""
         source = self._source
         waits = nullcontext() if source else stopwatch.measure("sync")
-        with self._whole(model), waits:
-            report: SyncReport | None = self._exchange.from_first(
+        with waits:
+            report: SyncReport | None = self._pushed(
                 lambda: source and source.sync(model, global_step=global_step, stopwatch=stopwatch)
             )
         return report
+
+    def _pushed(self, push: Callable[[], Any]) -> Any:
+        """Run what may push in the first process; the others gather weights with it. All processes call it."""
+
+        def pushed() -> Any:
+            try:
+                return push()
+            finally:
+                self._access.gather(())  # a push that failed has left some of them whole
+
+        return self._exchange.from_first(pushed, self._follow)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Request one rollout for each chat; all processes pass the same chats, and each gets all answers."""
@@ -155,8 +192,7 @@ class FirstProcessRollouts(RolloutSource):
 
         def ask(error: ServerError | None, tries: int) -> Future[RolloutBatch]:
             if error is not None:
-                with self._whole(request.model):
-                    self._exchange.from_first(retry)
+                self._pushed(retry)
             self._last = in_background(self._receive, own, arrived, request, after=self._last)
             return self._last
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from stage2_trainer.sync.fleet import adapter
 from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_config, adapter_obstacle, adapter_weights
 from stage2_trainer.sync.fleet.server import Update
-from stage2_trainer.sync.tensors.merge import base_weights, merged_weights
+from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.sync.test_merge import adapted
 
 
@@ -54,7 +54,7 @@ def test_a_model_without_adapters_has_none_to_serve(tiny):
 def test_the_base_is_sent_without_what_the_adapter_adds(tiny):
     model = adapted(tiny)
     own = dict(merged_weights(tiny))
-    sent = dict(base_weights(model))
+    sent = dict(merged_weights(model).unmerged())
     assert sent.keys() == own.keys()
     assert all((sent[name] == own[name]).all() for name in own)
 

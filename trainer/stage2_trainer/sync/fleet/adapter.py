@@ -14,7 +14,8 @@ from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, send
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
-from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, base_weights
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, merged_weights
 from stage2_trainer.wire.requests import MAX_LORA_RANK, POLICY_MODEL
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,16 @@ def adapter_obstacle(model: nn.Module) -> str | None:
     return None
 
 
-def adapter_weights(model: PeftModel) -> WeightSource:
-    """Return the LoRA matrices under the names of PEFT's own checkpoints."""
-    state = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
-    return WeightSource(tuple(WeightEntry(name, tensor, None, trains=True) for name, tensor in state.items()))
+def adapter_weights(model: PeftModel, access: WeightAccess = HERE) -> WeightSource:
+    """Return the LoRA matrices under the names of PEFT's own checkpoints. access: how they are read."""
+    state = get_peft_model_state_dict(
+        model,
+        model.state_dict(keep_vars=True),  # the parameters themselves, which may be gathered later
+        adapter_name=model.active_adapters[0],
+        save_embedding_layers=False,
+    )
+    entries = tuple(WeightEntry(name, tensor, None, trains=True) for name, tensor in state.items())
+    return WeightSource(entries, access=access)
 
 
 def adapter_config(model: PeftModel) -> dict[str, Any]:
@@ -91,10 +98,12 @@ class AdapterPush:
     """Pushes the adapter to every server, each time under a new name that requests must ask for.
 
     A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
+    access: how weights are read.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, access: WeightAccess = HERE) -> None:
         self._fleet = fleet
+        self._access = access
 
     def planned(self) -> SyncReport:
         """Return what is known before the first push."""
@@ -110,12 +119,13 @@ class AdapterPush:
         """
         assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
-        adapter = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
+        header = {"adapter": {"name": name, "config": adapter_config(model)}}
+        adapter = Shipment(adapter_weights(model, self._access), header)
         sent = [adapter]
         with self._fleet.update() as update:
             rebased = [session for session in update.fit if not session.holds_base]
             if rebased:
-                base = Shipment(base_weights(model))
+                base = Shipment(merged_weights(model, access=self._access).unmerged())
                 sent.append(base)
                 send(self._fleet, base, rebased, update)
             send(self._fleet, adapter, update.fit, update)

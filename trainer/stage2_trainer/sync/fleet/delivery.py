@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,7 +67,7 @@ class Shipment:
         parts = [part for entry in recipe.entries for part in _parts(entry)]
         tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in recipe.entries]
         header = Recipe(tensors, source.rounding.version).to_wire()
-        sent = WeightSource((*parts, *whole.entries), source.rounding, source.kept)
+        sent = replace(source, entries=(*parts, *whole.entries))
         return cls(sent, header, recipe, source.names(), digests)
 
     @cached_property

@@ -47,19 +47,19 @@ class BaseWeights:
         self._known = known or {}
         self.digests = {name: digest for name, (_, digest) in self._known.items()}
 
-    def covers(self, entry: WeightEntry) -> bool:
+    def _covers(self, entry: WeightEntry) -> bool:
         """Whether this has the digest of an entry's parameter as it is now."""
         return entry.name in self._known and self._known[entry.name][0].still_describes(entry.parameter)
 
     def updated(self, source: WeightSource) -> BaseWeights:
         """Return the base weights of `source`: this object if nothing has changed, else one with what is missing."""
         frozen = [entry for entry in source.entries if entry.frozen]
-        missing = [entry for entry in frozen if not self.covers(entry)]
+        missing = [entry for entry in frozen if not self._covers(entry)]
         if not missing and len(frozen) == len(self._known):
             return self
         digests = Digests()
-        for entry in missing:
-            digests.add(entry.name, entry.parameter)
+        for name, tensor in source.only(frozenset(entry.name for entry in missing)).unmerged():
+            digests.add(name, tensor)
         stamps = {entry.name: Stamp.from_parameter(entry.parameter) for entry in missing}
         added = {name: (stamps[name], digest) for name, digest in digests.by_tensor().items()}
         return BaseWeights({entry.name: added.get(entry.name) or self._known[entry.name] for entry in frozen})
@@ -92,6 +92,10 @@ class MergeLocation:
     def digest_base(self, source: WeightSource) -> None:
         """Compute the learner's digests, so that servers can be compared all at once."""
         self._base = self._base.updated(source)
+
+    def can_merge(self, base: BaseWeights, entry: WeightEntry) -> bool:
+        """Whether a folder that has `base` has what is below an entry's adapter, as the learner digested it last."""
+        return entry.frozen and base.digests.get(entry.name) == self._base.digests[entry.name]
 
     def compare_folder(self, client: ServerClient, source: WeightSource) -> BaseWeights:
         """Return the base weights of the learner, all of which a server's folder has.

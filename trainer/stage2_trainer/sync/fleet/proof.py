@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_map_only
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient
@@ -101,7 +102,8 @@ class ProofSchedule:
 
     The first push is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
     model's number format and rounding. attempts: how often one push is tried before a doubt stays. proved: holds the
-    newest step that is proved. gap: the largest mean difference of the last proof; 0 before the first one.
+    newest step that is proved. access: how weights are read. gap: the largest mean difference of the last proof; 0
+    before the first one.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class ProofSchedule:
         tolerance: float | None = None,
         attempts: int = 2,
         proved: ProvedStep | None = None,
+        access: WeightAccess = HERE,
     ) -> None:
         self.probe = probe
+        self._access = access
         self._proved = proved or ProvedStep()
         self._every = every
         self._tolerance = tolerance
@@ -151,7 +155,7 @@ class ProofSchedule:
     def _try(self, model: nn.Module, ask: Callable[[], Answers]) -> list[ProbeReport]:
         for attempt in range(1, self._attempts + 1):
             waiting = ask()
-            own = learner_logprobs(model, self.probe.inputs).cpu()[self._text]
+            own = self._computed(learner_logprobs, model)
             self._tolerance = self._tolerance or self._calibrated(model, own)
             answers = {server: answer()[self._text] for server, answer in waiting.items()}
             try:
@@ -171,11 +175,14 @@ class ProofSchedule:
         tolerance = default_tolerance(model)
         if tolerance == FLOAT32_TOLERANCE:
             return tolerance
-        rounding = Gap.between(own, wide_logprobs(model, self.probe.inputs).cpu()[self._text])
+        rounding = Gap.between(own, self._computed(wide_logprobs, model))
         if math.isfinite(rounding.mean):
             tolerance = max(tolerance, ROUNDINGS * rounding.mean)
         logger.info("rounding moves the learner's own log-probabilities by %s; proofs accept %.2g", rounding, tolerance)
         return tolerance
+
+    def _computed(self, logprobs: Callable[..., Tensor], model: nn.Module) -> Tensor:
+        return self._access.compute(logprobs, model, self.probe.inputs).cpu()[self._text]
 
 
 class Prover(ProofSchedule):

@@ -39,10 +39,11 @@ from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation,
 from stage2_trainer.sync.fleet.proof import Prover
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES, plan_buckets
+from stage2_trainer.sync.transports.protocol import plan_buckets
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
 
@@ -175,10 +176,11 @@ class WeightSync:
 class FullPush:
     """Pushes the merged weights of a model to every server.
 
-    servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
+    servers, token, timeout_s, device: see `Fleet`.
     how: what carries weights, where adapters are merged, how merged weights are rounded, and whether a server that
     holds everything is sent only what can have changed since.
     adapted: whether adapters train; where only the weights themselves do, many servers share a group.
+    access: how weights are read.
     """
 
     def __init__(
@@ -188,21 +190,22 @@ class FullPush:
         token: str,
         timeout_s: float,
         device: torch.device,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         how: VllmSync = BY_DEFAULT,
         adapted: bool = True,
+        access: WeightAccess = HERE,
     ) -> None:
         self.fleet = Fleet(
             servers,
             token=token,
             timeout_s=timeout_s,
             device=device,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=access.bucket_bytes,
             transport=how.transport,
             one_group=not adapted and len(servers) >= how.one_group_from,
         )
         self.location = MergeLocation(how.merge)
         self._how = how
+        self._access = access
 
     def choose_location(self, model: nn.Module) -> None:
         """Find out whether the servers can merge what trains, and log where it is done. They must be up.
@@ -261,7 +264,8 @@ class FullPush:
 
     def _push_once(self, model: nn.Module, version: int) -> SyncReport:
         kept = KeptUpdate()
-        weights = merged_weights(model, rounding=rounding_for(self._how.rounding, version), kept=kept)
+        rounding = rounding_for(self._how.rounding, version)
+        weights = merged_weights(model, rounding=rounding, kept=kept, access=self._access)
         self.location.merge_at_learner_without_adapters(weights)
         with self.fleet.update() as update:  # leaving the block raises if a server failed
             # one object for all servers that took the last push
@@ -297,7 +301,7 @@ class FullPush:
             if base is None:
                 return names, frozenset()
             # the server has the weight below the adapter, and merges it itself
-            return names, frozenset(e.name for e in weights.only(names).entries if e.frozen and base.covers(e))
+            return names, frozenset(e.name for e in weights.only(names).entries if self.location.can_merge(base, e))
 
         alike: dict[tuple[frozenset[str], frozenset[str]], list[ServerSession]] = {}
         for session in update.fit:

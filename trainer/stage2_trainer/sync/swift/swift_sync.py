@@ -18,9 +18,10 @@ from torch import nn
 from stage2_api.vllm import ServerAddress, SyncRounding
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup, NcclSwiftGroup, SwiftGroup
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES, TensorMeta, bucket_bytes, pack, plan_buckets
+from stage2_trainer.sync.transports.protocol import TensorMeta, bucket_bytes, pack, plan_buckets
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.credentials import host_and_port
@@ -41,16 +42,16 @@ class SwiftPush:
         token: str,
         timeout_s: float,
         device: torch.device,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         rounding: SyncRounding = "nearest",
+        access: WeightAccess = HERE,
     ) -> None:
         self._servers = [
             _SwiftServer(ServerClient(address.base_url, token, timeout_s=timeout_s), address.group_port, device)
             for address in servers
         ]
         self._device = device
-        self._bucket_bytes = bucket_bytes
         self._rounding = rounding
+        self._access = access
 
     def planned(self) -> SyncReport:
         """Return what is known before the first push."""
@@ -64,11 +65,12 @@ class SwiftPush:
         """
         start = time.monotonic()
         kept = KeptUpdate()
-        source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
+        rounding = rounding_for(self._rounding, version)
+        source = merged_weights(model, rounding=rounding, kept=kept, access=self._access)
         metas = source.metadata()
         self._each("join")
         tensors = iter(source)
-        plan = list(plan_buckets(metas, self._bucket_bytes))
+        plan = list(plan_buckets(metas, self._access.bucket_bytes))
         memory = torch.empty(max(map(bucket_bytes, plan), default=0), dtype=torch.uint8, device=self._device)
         for bucket in plan:
             self._each("take", bucket, pack(bucket, tensors, memory))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from peft.tuners.lora.variants import DoraLinearVariant
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import Tensor, nn
 
+from stage2_trainer.sync.tensors.access import HERE, WeightAccess, own_part, whole_shape
 from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge_math import (
     NEAREST,
@@ -34,7 +36,8 @@ from stage2_trainer.sync.tensors.merge_math import (
     TrainedRows,
     served_weight,
 )
-from stage2_trainer.sync.transports.protocol import TensorMeta
+from stage2_trainer.sync.tensors.recipe import parts_of
+from stage2_trainer.sync.transports.protocol import TensorMeta, plan_buckets
 
 VISION_PREFIX = "model.visual."
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...
@@ -61,26 +64,37 @@ class WeightEntry:
         """Whether the parameter stays as it was loaded: it does not train, or an adapter trains in its place."""
         return self.change is not None or not self.trains
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters that it is made of."""
+        return [self.parameter, *({} if self.change is None else parts_of(self.name, self.change)).values()]
+
 
 @dataclass(frozen=True)
 class WeightSource:
     """A re-iterable stream of `(name, tensor)`; `metadata()` describes beforehand what it yields.
 
     Iterating computes merged tensors one by one, and holds only the current one. kept: measures how much of each merged
-    tensor's update survives rounding.
+    tensor's update survives rounding. access: gathers parameters, a bucket at a time.
     """
 
     entries: tuple[WeightEntry, ...] = field(repr=False)
     rounding: Rounding = NEAREST
     kept: KeptUpdate | None = None
+    access: WeightAccess = HERE
 
     def metadata(self) -> list[TensorMeta]:
         """Return names, wire dtypes and shapes, in the order of iteration."""
-        return [TensorMeta(e.name, e.parameter.dtype, tuple(e.parameter.shape)) for e in self.entries]
+        return [TensorMeta(e.name, e.parameter.dtype, whole_shape(e.parameter)) for e in self.entries]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for entry in self.entries:
-            yield entry.name, self._served(entry)
+        entries = iter(self.entries)
+        for bucket in plan_buckets(self.metadata(), self.access.bucket_bytes):
+            gathered = list(islice(entries, len(bucket)))
+            self.access.gather([tensor for entry in gathered for tensor in entry.tensors])
+            for entry in gathered:
+                yield entry.name, self._served(entry)
+        self.access.gather(())
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
@@ -90,6 +104,10 @@ class WeightSource:
         """Return the stream of these tensors alone, in the same order."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))
 
+    def unmerged(self) -> WeightSource:
+        """Return the stream of the weights under the adapters, as they are in the model folder."""
+        return replace(self, entries=tuple(replace(entry, change=None) for entry in self.entries))
+
     def _served(self, entry: WeightEntry) -> Tensor:
         if entry.change is None:
             return entry.parameter.detach()
@@ -97,13 +115,16 @@ class WeightSource:
             return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
 
 
-def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None) -> WeightSource:
+def merged_weights(
+    model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None, access: WeightAccess = HERE
+) -> WeightSource:
     """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
 
     model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
 
     Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
-    rounding: how merged weights are cast to the base's dtype. kept: measures how much of their update is left.
+    rounding: how merged weights are cast to the base's dtype. kept: measures how much of their update is left. access:
+    how they are read.
 
     Raises:
         TypeError: the model holds an adapter whose merge is not known here.
@@ -116,13 +137,7 @@ def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: Kept
         for name, parameter in base.named_parameters()
         if ORIGINAL_COPY not in name and not _is_of_adapter(name, adapted)
     ]
-    return WeightSource(entries=tuple(entries), rounding=rounding, kept=kept)
-
-
-def base_weights(model: nn.Module) -> WeightSource:
-    """Return the weights under the adapters of `model`, as they are in the model folder."""
-    merged = merged_weights(model)
-    return replace(merged, entries=tuple(replace(entry, change=None) for entry in merged.entries))
+    return WeightSource(tuple(entries), rounding, kept, access)
 
 
 def touches_vision(names: Iterable[str]) -> bool:
@@ -132,7 +147,10 @@ def touches_vision(names: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class Stamp:
-    """A parameter's state: torch counts every change in place, and a replaced storage has another address."""
+    """A parameter's state: torch counts every change in place, and a replaced storage has another address.
+
+    Of a parameter that is spread over processes it is the state of this process's part, which a gather leaves alone.
+    """
 
     parameter: weakref.ref[Tensor]
     address: int
@@ -141,14 +159,14 @@ class Stamp:
     @classmethod
     def from_parameter(cls, parameter: Tensor) -> Stamp:
         """Return the parameter's state now."""
-        return cls(weakref.ref(parameter), parameter.data_ptr(), parameter._version)
+        return cls(weakref.ref(parameter), own_part(parameter).data_ptr(), own_part(parameter)._version)
 
     def still_describes(self, parameter: Tensor) -> bool:
         """Whether this is the parameter, and unchanged."""
         return (
             self.parameter() is parameter
-            and self.address == parameter.data_ptr()
-            and self.changes == parameter._version
+            and self.address == own_part(parameter).data_ptr()
+            and self.changes == own_part(parameter)._version
         )
 
 
