@@ -155,6 +155,10 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
             "" if config.rlhf else ", or set vllm.server.learners to sharded"
         )
         problems.append(Problem("deepspeed.zero_optimization.stage", 3, rule, way_out))
+    if shards_weights(config) and config.tuner.train_coord_rows:
+        rule = "PEFT computes no gradients of rows of a table that ZeRO has partitioned"
+        way_out = "set it to false, use ZeRO's stage 2, or set tuner.train_type to full"
+        problems.append(Problem("tuner.train_coord_rows", True, rule, way_out))
     return problems
 
 

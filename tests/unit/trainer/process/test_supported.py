@@ -118,6 +118,11 @@ def test_weights_that_zero_spreads_are_brought_together_by_all_processes_or_stay
     assert refused(run_config(deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
 
 
+def test_rows_of_spread_tables_which_peft_cannot_train_are_refused():
+    rows, zero = {"train_type": "lora", "train_coord_rows": True}, {"zero_optimization": {"stage": 3}}
+    assert refused(run_config(matching=SHARDED, deepspeed=zero, tuner=rows)) == ["tuner.train_coord_rows"]
+
+
 def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
     offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
     with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
