@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -130,9 +131,9 @@ def _refused(kubectl: Kubectl, body: Object) -> bool:
     return kubectl.run("create", "--dry-run=server", "-f", "-", stdin=body).returncode != 0
 
 
-@pytest.fixture
-def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
-    """kubectl in a namespace of its own, which demands the restricted Pod Security Standard."""
+@contextmanager
+def namespace(admin: Kubectl) -> Iterator[Kubectl]:
+    """A namespace that demands the restricted Pod Security Standard, and goes in the end: kubectl in it."""
     name = f"stage2-test-{uuid.uuid4().hex[:8]}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -140,6 +141,13 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
     admin("delete", "namespace", name, "--wait=false")
     granted = [f"{name}.stage2{role}" for role in ("", "-view", "-edit", "-admin")]
     admin("delete", "clusterrole,clusterrolebinding", *granted, "--ignore-not-found")
+
+
+@pytest.fixture
+def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of its own."""
+    with namespace(admin) as made:
+        yield made
 
 
 @pytest.fixture

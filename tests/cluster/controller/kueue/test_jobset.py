@@ -13,6 +13,7 @@ from tests.cluster.controller.conftest import (
     phase,
     reason,
 )
+from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.conftest import JOBSETS
 from tests.cluster.controller.kueue.queues import QUEUE
 
@@ -89,6 +90,24 @@ def test_a_learner_that_refuses_its_configuration_ends_all(
     assert "can never change" in kubectl.run("patch", "rmj", "wrong", "--type=merge", "-p", TO_NODE).stderr
 
 
+def test_a_learner_of_several_pods_that_lost_them_has_all_again_in_a_domain_of_its_own(
+    kubectl: Kubectl, nodes: FakeNodes, jobset: None, plain: Controller
+) -> None:
+    for index in (0, 1):
+        nodes.add(f"{kubectl.namespace}-{index}", gpus=4, labels=HERE)
+    made = wide("apart", queued=False)
+    made["spec"]["placement"]["topology"] = "Exclusive"
+    made["spec"] |= {"rollout": {"servers": 1}, "learner": {"nodes": 2, "backoffLimit": 1}}
+    made["spec"]["config"]["custom"]["extra"]["rollout_matching"]["vllm"]["server"] = {"learners": "sharded"}
+    kubectl.apply(made)
+    for _ in range(2):
+        eventually(lambda: len(placed(kubectl, "learner")) == 2, why="both pods have a node", timeout_s=60)
+        (of_servers,), (of_learner,) = ({*placed(kubectl, role).values()} for role in ("rollout", "learner"))
+        assert of_servers != of_learner
+        for name in placed(kubectl, "learner"):
+            kubectl.set_status("pod", name, {"phase": "Failed"})
+
+
 def test_kubectl_scale_adds_and_removes_servers_beside_those_that_stay(
     kubectl: Kubectl, node: str, jobset: None, plain: Controller, kubelet: Kubelet
 ) -> None:
@@ -114,6 +133,13 @@ def test_kubectl_scale_adds_and_removes_servers_beside_those_that_stay(
 def test_on_one_node_the_number_of_servers_changes_while_the_job_is_suspended(kubectl: Kubectl) -> None:
     kubectl.apply(job("fixed", rollout={"servers": 1}))
     assert "set spec.suspend to true" in kubectl.run("scale", "rmj/fixed", "--replicas=2").stderr
+
+
+def placed(kubectl: Kubectl, role: str) -> dict[str, str]:
+    """The nodes of the pods of `apart` that have one and have not failed, by the pods' names."""
+    pods = kubectl.list("pods", selector=f"stage2.dev/job=apart,stage2.dev/role={role}")
+    standing = [one for one in pods if one["status"]["phase"] != "Failed" and "nodeName" in one["spec"]]
+    return {one["metadata"]["name"]: one["spec"]["nodeName"] for one in standing}
 
 
 def rollout(kubectl: Kubectl) -> str:
