@@ -192,10 +192,7 @@ def jobs(
     helm: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Jobs]:
-    """What starts jobs: the trainer's image is on every node, and the controller knows neither nodes nor Kueue.
-
-    Kueue goes after JobSet: while its API has been without a pod, no namespace can be deleted, JobSet's included.
-    """
+    """What starts jobs: the trainer's image is on every node, and the controller knows neither nodes nor Kueue."""
     local_cluster("build", "trainer")
     folder = tmp_path_factory.mktemp("controller")
     kubeconfig = folder / "kubeconfig"
