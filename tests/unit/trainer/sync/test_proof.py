@@ -5,6 +5,8 @@ import logging
 
 import pytest
 import torch
+import torch.nn.functional as F
+from deepspeed.runtime.zero.linear import zero3_linear_wrap
 from peft import LoraConfig, get_peft_model
 
 from stage2_trainer.sync.fleet import proof
@@ -142,14 +144,20 @@ class Server:
         return {"server a": lambda: learner_logprobs(self.model, self.probe.inputs) + off}
 
 
-@pytest.mark.parametrize("options", [None, {"use_dora": True}], ids=["the model", "with DoRA"])
-def test_a_second_evaluation_is_that_of_the_same_weights_in_float32(tiny, probe, options):
+@pytest.mark.parametrize(
+    ("options", "linear"),
+    [(None, F.linear), ({"use_dora": True}, F.linear), (None, zero3_linear_wrap)],
+    ids=["the model", "with DoRA", "with what ZeRO-3 leaves in F.linear"],
+)
+def test_a_second_evaluation_is_that_of_the_same_weights_in_float32(tiny, probe, monkeypatch, options, linear):
+    monkeypatch.setattr(F, "linear", linear)
     narrow = copy.deepcopy(tiny).to(torch.bfloat16)
     if options:
         narrow = get_peft_model(narrow, LoraConfig(target_modules=["q_proj", "down_proj"], **options))
     wide = wide_logprobs(narrow, probe.inputs)
     exact = learner_logprobs(copy.deepcopy(narrow).float(), probe.inputs)
     rounding = (learner_logprobs(narrow, probe.inputs) - exact).abs().mean()
+    assert F.linear is linear
     assert wide.dtype == torch.float32
     assert (wide - exact).abs().mean() < 0.2 * rounding
 

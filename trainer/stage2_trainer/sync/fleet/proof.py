@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._nn import linear
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -306,19 +307,29 @@ def learner_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 def wide_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the log-probabilities of the same weights, computed in float32 throughout; weights are cast in parts."""
-    with Widened():
+    with _torchs_linear(), Widened():
         return learner_logprobs(model, inputs)
+
+
+@contextmanager
+def _torchs_linear() -> Iterator[None]:
+    """Put torch's own function back for a block: ZeRO-3 leaves one in `F.linear` that `Widened` does not see."""
+    found, F.linear = F.linear, linear
+    try:
+        yield
+    finally:
+        F.linear = found
 
 
 class Widened(TorchFunctionMode):
     """Makes layers with 16-bit weights compute in float32, and return it."""
 
-    _LAYERS = frozenset({F.linear, F.layer_norm, F.conv3d, F.embedding})
+    _LAYERS = frozenset({linear, F.layer_norm, F.conv3d, F.embedding})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in self._LAYERS:
             return func(*args, **(kwargs or {}))
-        if func is F.linear and args[1].numel() > WIDENED_AT_ONCE:
+        if func is linear and args[1].numel() > WIDENED_AT_ONCE:
             return self._linear(*args, **(kwargs or {}))
         if func is not F.embedding:  # whose table is large, and its rows are not changed
             args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
@@ -326,7 +337,7 @@ class Widened(TorchFunctionMode):
 
     def _linear(self, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         parts = weight.split(max(1, WIDENED_AT_ONCE // weight.shape[1]))
-        found = torch.cat([F.linear(inputs.float(), part.float()) for part in parts], dim=-1)
+        found = torch.cat([linear(inputs.float(), part.float()) for part in parts], dim=-1)
         return found if bias is None else found + bias.float()
 
 
