@@ -102,12 +102,11 @@ def _meet(node: Node) -> TCPStore:
 
     logger.info("waits for the learner's other machines")
     first, wait = node.index == 0, timedelta(seconds=LOOKS_AGAIN_S)
+    host = "localhost" if first else node.host  # a pod's own name may not be known yet
     everyone = [f"machine-{index}" for index in range(node.count)]
     while True:
         try:
-            store = TCPStore(
-                node.host, node.port, is_master=first, timeout=wait, wait_for_workers=False, multi_tenant=True
-            )
+            store = TCPStore(host, node.port, is_master=first, timeout=wait, wait_for_workers=False, multi_tenant=True)
             store.set(everyone[node.index], "")
             while not store.check(everyone):
                 time.sleep(LOOKS_AGAIN_S)

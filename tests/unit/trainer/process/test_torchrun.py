@@ -101,13 +101,13 @@ sys.exit(run_processes("none", [], processes=1, node=Node.parse(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(index: int) -> None:
-    where = f"{index}/2@127.0.0.1:{free_port()}"
+@pytest.mark.parametrize("machine", ["0/2@127.0.0.1", "0/2@not-known-yet.invalid", "1/2@127.0.0.1"])
+def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(machine: str) -> None:
+    where = f"{machine}:{free_port()}"
     with subprocess.Popen([sys.executable, "-c", ALONE, where], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert any("waits for the learner's other machines" in line for line in process.stderr)
-        time.sleep(1)  # until it waits
+        time.sleep(4)  # until it waits, or has given up
         process.terminate()
         try:
             assert process.wait(timeout=30) == EXIT_RETRYABLE
