@@ -125,9 +125,13 @@ def test_two_processes_train_with_the_answers_of_vllm_as_one_does(config_of, tmp
 
 
 def zero_with_weights(stage):
-    """ZeRO whose checkpoints have whole weights as well, and which keeps none whole for longer than a layer needs."""
+    """ZeRO whose checkpoints have whole weights as well, and which keeps none whole for longer than a layer needs.
+
+    So each gather makes processes meet; with sanity checks letting go does, too.
+    """
     config = zero(stage)
     config["zero_optimization"] |= {
+        "enable_sanity_checks": True,
         "stage3_gather_16bit_weights_on_model_save": True,
         "stage3_param_persistence_threshold": 0,
         "stage3_prefetch_bucket_size": 0,
@@ -157,7 +161,7 @@ def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(co
     one, two, few = tmp_path / "one", tmp_path / "two", {**FULL, "training": {"max_steps": 2}}
     expected, _ = learn(config_of(one, learners="one", **few))
     lost = start_server("stub")
-    config = config_of(two, learners="sharded", deepspeed=zero(3), **few)
+    config = config_of(two, learners="sharded", deepspeed=zero_with_weights(3), **few)
     vllm = config["custom"]["extra"]["rollout_matching"]["vllm"]
     vllm["server"]["servers"].append({"base_url": lost.base_url, "group_port": lost.group_port})
     steps, log = learn(config, processes=2, run=struck_in("server", STRUCK_SERVER=str(lost.process.pid)))
@@ -167,13 +171,13 @@ def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(co
 
 def test_a_first_process_that_is_stopped_in_a_push_of_zero_3_stops_the_other_with_it(config_of, tmp_path):
     unsaved = {"save_strategy": "no"}
-    config = config_of(tmp_path, learners="sharded", deepspeed=zero(3), training=unsaved, **FULL)
+    config = config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), training=unsaved, **FULL)
     assert_stopped(tmp_path, struck(tmp_path, config, "push"), "checkpoint-1")
 
 
 def test_a_first_process_that_fails_in_a_push_of_zero_3_ends_the_other(config_of, tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config_of(tmp_path, learners="sharded", deepspeed=zero(3), **FULL)))
+    path.write_text(yaml.safe_dump(config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), **FULL)))
     done = struck_in("fault")(["", "", path], env=dict(os.environ), imports=())
     assert done.returncode == 1
     assert "RuntimeError: a fault of the learner itself" in done.stderr

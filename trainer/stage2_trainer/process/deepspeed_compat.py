@@ -52,8 +52,9 @@ def compile_nothing() -> None:
 class GatheredWeights(WeightAccess):
     """Weights that ZeRO-3 spreads: whole in all processes for a block, or read by the first one, which pushes them.
 
-    What the first process reads, the others gather with it, and let go of at once. `find_engine` returns DeepSpeed's
-    engine once training has begun. `together` lets the other processes `follow` a step for the time of a block.
+    What the first process reads, the others gather with it, and all let go of it when the next step begins: with
+    DeepSpeed's `enable_sanity_checks` they meet there. `find_engine` returns DeepSpeed's engine once training has
+    begun. `together` lets the other processes `follow` a step for the time of a block.
     """
 
     def __init__(self, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
@@ -70,15 +71,18 @@ class GatheredWeights(WeightAccess):
         found: T = self._take(GatheredWeights._run, work, *arguments)
         return found
 
-    def follow(self, step: Callable[..., object], *arguments: Any) -> None:
-        """Take a step of the first process in another one."""
-        step(self, *arguments)
+    def follow(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Take a step of the first process, in each process."""
+        self.let_go()
+        return step(self, *arguments)
+
+    def let_go(self) -> None:
+        """Let go of what the last step gathered. All processes must call it."""
         self._held.close()
 
     def _take(self, step: Callable[..., Any], *arguments: Any) -> Any:
         with self.together(step, *arguments):
-            self._held.close()
-            return step(self, *arguments)
+            return self.follow(step, *arguments)
 
     def _hold(self, ids: Sequence[int]) -> None:
         """Gather the parameters that DeepSpeed has given these numbers, the same in each process."""

@@ -23,7 +23,6 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import ProofError, SyncReport
-from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
@@ -52,16 +51,19 @@ class ProcessExchange:
         self._interrupt = interrupt
         self._group = host_group()
 
-    def from_first(self, make: Callable[[], Any], follow: Callable[..., object] | None = None) -> Any:
+    def from_first(self, make: Callable[[], Any], whole: GatheredWeights | None = None) -> Any:
         """Run `make` in the first process; return its result, or raise its error (SENT), in all processes.
 
-        follow: called in the others for each step that `make` takes `together` with them.
+        whole: the weights that `make` gathers `together` with the others. Afterwards all processes let go of them: an
+        error that is not sent ends the first one without, for the others may wait for it in a gather.
         """
         found = self.sent(self._made(make))
         while isinstance(found, _Step):
-            assert follow is not None, "the first process takes no step alone"
-            follow(*found.arguments)
+            assert whole is not None, "the first process takes no step alone"
+            whole.follow(*found.arguments)
             found = self.sent(None)
+        if whole is not None:
+            whole.let_go()
         return _raised(found)
 
     @contextmanager
@@ -144,8 +146,7 @@ class FirstProcessRollouts(RolloutSource):
         self._exchange = ProcessExchange(interrupt)
         self._streams = ProcessExchange(interrupt)  # another group: its thread and this one do not wait for each other
         self._last: Future[RolloutBatch] | None = None
-        self._access: WeightAccess = whole or HERE
-        self._follow = None if whole is None else whole.follow
+        self._whole = whole
         if whole is not None:
             whole.together = self._exchange.together
         connected: list[RolloutSource] = []
@@ -162,21 +163,10 @@ class FirstProcessRollouts(RolloutSource):
         source = self._source
         waits = nullcontext() if source else stopwatch.measure("sync")
         with waits:
-            report: SyncReport | None = self._pushed(
-                lambda: source and source.sync(model, global_step=global_step, stopwatch=stopwatch)
+            report: SyncReport | None = self._exchange.from_first(
+                lambda: source and source.sync(model, global_step=global_step, stopwatch=stopwatch), self._whole
             )
         return report
-
-    def _pushed(self, push: Callable[[], Any]) -> Any:
-        """Run what may push in the first process; the others gather weights with it. All processes call it."""
-
-        def pushed() -> Any:
-            try:
-                return push()
-            finally:
-                self._access.gather(())  # a push that failed has left some of them whole
-
-        return self._exchange.from_first(pushed, self._follow)
 
     def ask(self, request: GenerationRequest) -> Answers:
         """Request one rollout for each chat; all processes pass the same chats, and each gets all answers."""
@@ -192,7 +182,7 @@ class FirstProcessRollouts(RolloutSource):
 
         def ask(error: ServerError | None, tries: int) -> Future[RolloutBatch]:
             if error is not None:
-                self._pushed(retry)
+                self._exchange.from_first(retry, self._whole)
             self._last = in_background(self._receive, own, arrived, request, after=self._last)
             return self._last
 
