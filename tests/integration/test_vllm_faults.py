@@ -97,6 +97,7 @@ def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones
     served = renewed("vllm", transport=transport)
     with struck_learner(served, model_path, token, push, phase, blow):
         proved(make_sync(served, timeout_s=60.0, **push.options()), probe).ensure_synced(policy_of(push), 5)
+    assert version_of(served, token) == "5"
 
 
 def test_health_says_so_while_an_engine_does_not_come_back_from_a_push_and_no_longer_than_that(

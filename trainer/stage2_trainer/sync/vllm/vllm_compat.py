@@ -94,7 +94,7 @@ def drop_requests_at_the_end() -> None:
 
     vLLM ends its engine first, and its HTTP server then waits without a limit for the requests that nothing answers any
     more: it sets no `timeout_graceful_shutdown`, and has no option for it. A pod with requests under way ended only
-    with its grace period, and so long a learner waited for them. No upstream issue found. Goes when vLLM sets a limit.
+    with its grace period, and the learner waited as long. No upstream issue found. Goes when vLLM sets a limit.
     """
     import uvicorn
 
