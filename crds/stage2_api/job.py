@@ -101,7 +101,8 @@ class Placement(KubernetesObject):
     """Label of nodes whose values are domains of the network, such as a rack (engine JobSet)."""
     topology: Literal["Preferred", "Exclusive"] = "Preferred"
     """What `topologyKey` asks for: with `Preferred` all pods of the job gather in one domain where it has room; with
-    `Exclusive` each rollout pod, and all pods of the learner together, get a domain without other jobs' JobSets."""
+    `Exclusive` each rollout pod, and all pods of the learner together, get a domain without other JobSets of
+    the same pod priority."""
 
 
 class Tls(KubernetesObject):

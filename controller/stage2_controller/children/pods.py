@@ -300,7 +300,9 @@ def _in_one_domain(job: RolloutMatchingJob, role: str) -> Manifest:
 
     `Exclusive` of rollout pods is JobSet's own. It lets the learner's further pods follow the first, and refuses them
     while a first one that failed is still there beside its successor; a Job keeps it. So the learner's pods have the
-    same rule as affinities of their own.
+    same rule as affinities of their own: away from pods of their priority that another Job of a JobSet has. (Lower ones
+    on several nodes could not be preempted: that frees one node.) JobSet before 0.11 labels only exclusive pods with
+    their priority. Kubernetes ignores the key of a label that a pod lacks, and the learner then keeps away from all.
     """
     key = job.spec.placement.topology_key
     if key is None:
@@ -313,7 +315,8 @@ def _in_one_domain(job: RolloutMatchingJob, role: str) -> Manifest:
         return {}
     mates = {"matchLabels": manifest.selector(job.metadata.name, role)}
     others = {"matchExpressions": [{"key": names.LABEL_JOB_KEY, "operator": "Exists"}]}
-    away = {"labelSelector": others, "mismatchLabelKeys": [names.LABEL_JOB_KEY], "namespaceSelector": {}}
+    keys = {"matchLabelKeys": [names.LABEL_POD_PRIORITY], "mismatchLabelKeys": [names.LABEL_JOB_KEY]}
+    away = {"labelSelector": others, **keys, "namespaceSelector": {}}
     return {
         "podAffinity": {node_fit.REQUIRED: [{"topologyKey": key, "labelSelector": mates}]},
         "podAntiAffinity": {node_fit.REQUIRED: [{"topologyKey": key, **away}]},

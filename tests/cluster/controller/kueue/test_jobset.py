@@ -16,6 +16,7 @@ from tests.cluster.controller.conftest import (
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.conftest import JOBSETS
 from tests.cluster.controller.kueue.queues import QUEUE
+from tests.cluster.controller.test_placement import SECURE
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue and JobSet
 
@@ -93,17 +94,21 @@ def test_a_learner_that_refuses_its_configuration_ends_all(
 def test_a_learner_of_several_pods_that_lost_them_has_all_again_in_a_domain_of_its_own(
     kubectl: Kubectl, nodes: FakeNodes, jobset: None, plain: Controller
 ) -> None:
+    shared = nodes.add(f"{kubectl.namespace}-shared", gpus=4, labels=HERE)
+    kubectl.apply(of_another_jobset(shared, priority="0"))
     for index in (0, 1):
-        nodes.add(f"{kubectl.namespace}-{index}", gpus=4, labels=HERE)
+        node = nodes.add(f"{kubectl.namespace}-{index}", gpus=4, labels=HERE)
+        kubectl.apply(of_another_jobset(node, priority="7"))
     made = wide("apart", queued=False)
     made["spec"]["placement"]["topology"] = "Exclusive"
-    made["spec"] |= {"rollout": {"servers": 1}, "learner": {"nodes": 2, "backoffLimit": 1}}
+    for_pods = {"metadata": {"labels": {OF_PRIORITY: "0"}}}  # by JobSet itself from 0.11 on
+    made["spec"] |= {"rollout": {"servers": 1}, "learner": {"nodes": 2, "backoffLimit": 1, "template": for_pods}}
     made["spec"]["config"]["custom"]["extra"]["rollout_matching"]["vllm"]["server"] = {"learners": "sharded"}
     kubectl.apply(made)
     for _ in range(2):
         eventually(lambda: len(placed(kubectl, "learner")) == 2, why="both pods have a node", timeout_s=60)
         (of_servers,), (of_learner,) = ({*placed(kubectl, role).values()} for role in ("rollout", "learner"))
-        assert of_servers != of_learner
+        assert len({of_servers, of_learner, shared}) == 3
         for name in placed(kubectl, "learner"):
             kubectl.set_status("pod", name, {"phase": "Failed"})
 
@@ -135,6 +140,13 @@ def test_on_one_node_the_number_of_servers_changes_while_the_job_is_suspended(ku
     assert "set spec.suspend to true" in kubectl.run("scale", "rmj/fixed", "--replicas=2").stderr
 
 
+def of_another_jobset(node: str, *, priority: str) -> Object:
+    """A pod on a node, with the labels of one whose JobSet did not ask for a domain of its own."""
+    metadata = {"name": f"of-{node}", "labels": {"jobset.sigs.k8s.io/job-key": "another", OF_PRIORITY: priority}}
+    spec = {"nodeName": node, "containers": [{"name": "x", "image": "x", "securityContext": SECURE}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
 def placed(kubectl: Kubectl, role: str) -> dict[str, str]:
     """The nodes of the pods of `apart` that have one and have not failed, by the pods' names."""
     pods = kubectl.list("pods", selector=f"stage2.dev/job=apart,stage2.dev/role={role}")
@@ -153,4 +165,5 @@ def names_of(kubectl: Kubectl) -> set[tuple[str, str]]:
     return {(one["name"], one["uid"]) for one in there}
 
 
+OF_PRIORITY = "jobset.sigs.k8s.io/priority"
 TO_NODE = '{"spec":{"engine":"Node","rollout":{"serversPerPod":1},"placement":{"topologyKey":null}}}'

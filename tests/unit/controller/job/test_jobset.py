@@ -118,6 +118,7 @@ def test_domains_queue_and_time_to_live_are_passed_on() -> None:
     assert together["topologyKey"] == apart["topologyKey"] == key
     assert together["labelSelector"]["matchLabels"]["stage2.dev/role"] == "learner"
     assert (apart["mismatchLabelKeys"], apart["namespaceSelector"]) == (["jobset.sigs.k8s.io/job-key"], {})
+    assert apart["matchLabelKeys"] == ["jobset.sigs.k8s.io/priority"], "as JobSet's own rule"
     replicas, rollout = replicated(own["JobSet"], "rollout")
     assert (replicas, rollout["parallelism"], rollout["completions"]) == (2, 1, 1), "a domain for each pod"
     index = rollout["template"]["spec"]["containers"][0]["env"][-1]["valueFrom"]["fieldRef"]["fieldPath"]
