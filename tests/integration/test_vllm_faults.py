@@ -133,5 +133,5 @@ def test_a_server_that_is_asked_to_stop_leaves_nobody_waiting(renewed, token):
             time.sleep(0.05)
         os.kill(served.process.pid, signal.SIGTERM)
         ends = [one.exception() or one.result().status_code for one in asked]
-    assert all(end == 500 or isinstance(end, (httpx.NetworkError, httpx.RemoteProtocolError)) for end in ends), ends
+    assert all(end == 503 or isinstance(end, (httpx.NetworkError, httpx.RemoteProtocolError)) for end in ends), ends
     assert served.process.wait(timeout=patience(15)) == EXIT_RETRYABLE

@@ -50,15 +50,34 @@ LOADING_S = 120.0  # to load what had arrived
 ENGINE_CHECK_S = 1.0
 STUCK = {"error": "a weight update that no learner waits for does not end; start this server again"}
 DEAD = {"error": "the engine of this server has died; it must be started again"}
+STOPPED = {"error": "this server was asked to stop"}
 
 
 class Stage2Routes:
-    """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls."""
+    """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls.
+
+    It answers 503 to whatever the HTTP server drops when it is asked to stop, which would send 500: that is a refusal.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = False
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, note)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or began:
+                raise
+            await send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, STOPPED)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, handle = ROUTES.get(scope["path"], ("", None)) if scope["type"] == "http" else ("", None)
         if handle is None:
             await self._app(scope, receive, send)

@@ -1,0 +1,53 @@
+"""A server that is asked to stop is lost to the learner: what it drops is no refusal."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
+from stage2_trainer.sync.vllm import routes
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from tests.ports import free_port
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {}), (FOLDER_ROUTE, {"tensors": []})])
+def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monkeypatch):
+    asked, may_end = threading.Event(), threading.Event()
+
+    def digests(*_):
+        asked.set()
+        may_end.wait()
+        return {}
+
+    async def chat():
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(routes, "folder_digests", digests)
+    app = FastAPI()
+    app.state.model_folder = ""
+    app.add_middleware(routes.Stage2Routes)
+    app.post(CHAT)(chat)
+    config = uvicorn.Config(app, port=free_port(), timeout_graceful_shutdown=1, log_level="critical")
+    server = uvicorn.Server(config)
+    with ThreadPoolExecutor() as pool:
+        served = pool.submit(server.run)
+        while not server.started:
+            time.sleep(0.01)
+        client = ServerClient(f"http://127.0.0.1:{config.port}", "token", timeout_s=30)
+        answer = pool.submit(client.post, path, "ask", body=body)
+        asked.wait()
+        server.should_exit = True
+        error = answer.exception()
+        may_end.set()
+        served.result()
+    assert isinstance(error, ServerError)
+    assert (error.status, "asked to stop" in error.detail) == (None, True)
