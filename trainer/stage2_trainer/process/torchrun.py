@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import signal
-import sys
+import threading
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,33 +89,56 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int, node
 
 def _end(*_: object) -> None:
     logger.error("asked to stop (SIGTERM)")
-    sys.exit(EXIT_RETRYABLE)
+    os._exit(EXIT_RETRYABLE)  # an ordinary exit aborts where a thread is inside of a TCPStore
 
 
-def _meet(node: Node) -> TCPStore:
+def _meet(node: Node) -> TCPStore | None:
     """Return once all machines are here; on the first one the result is the server that torchrun's own wait uses.
 
     That wait runs no handler of a signal, ends after ten minutes, and a pod's first process ignores SIGTERM without a
     handler.
     """
-    from torch._C._distributed_c10d import TCPStore
+    logger.info("waits for the learner's other machines")
+    if node.index == 0:
+        return _welcome_others(node)
+    # A first machine that stands still holds its callers for good, and they run no handler either.
+    wait = threading.Thread(target=_wait_for_welcome, args=[node], daemon=True)
+    wait.start()
+    wait.join()
+    return None
+
+
+def _welcome_others(node: Node) -> TCPStore:
+    store = _store("localhost", node)  # a pod's own name may not be known yet
+    others = [f"machine-{index}" for index in range(1, node.count)]
+    while not store.check(others):
+        time.sleep(LOOKS_AGAIN_S)
+    for process in store.multi_get(others):
+        store.set(process.decode(), "welcome")
+    return store
+
+
+def _wait_for_welcome(node: Node) -> None:
+    """Return once the first machine has met this process, not one of an earlier attempt."""
     from torch.distributed import DistError
 
-    logger.info("waits for the learner's other machines")
-    first, wait = node.index == 0, timedelta(seconds=LOOKS_AGAIN_S)
-    host = "localhost" if first else node.host  # a pod's own name may not be known yet
-    everyone = [f"machine-{index}" for index in range(node.count)]
+    process = uuid.uuid4().hex
     while True:
         try:
-            store = TCPStore(host, node.port, is_master=first, timeout=wait, wait_for_workers=False, multi_tenant=True)
-            store.set(everyone[node.index], "")
-            while not store.check(everyone):
+            store = _store(node.host, node)
+            store.set(f"machine-{node.index}", process)
+            while not store.check([process]):
                 time.sleep(LOOKS_AGAIN_S)
-            return store
+            return
         except DistError:  # the first one is not there, or not any more
-            if first:
-                raise
             time.sleep(LOOKS_AGAIN_S)
+
+
+def _store(host: str, node: Node) -> TCPStore:
+    from torch._C._distributed_c10d import TCPStore
+
+    wait = timedelta(seconds=LOOKS_AGAIN_S)
+    return TCPStore(host, node.port, is_master=node.index == 0, timeout=wait, wait_for_workers=False, multi_tenant=True)
 
 
 def joined_exit_code(codes: Collection[int]) -> int:

@@ -1,12 +1,14 @@
 """Exit codes of several learner processes, of real ones too; SIGTERM is a request whenever it comes."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
@@ -34,22 +36,51 @@ def test_a_launcher_returns_what_processes_end_with(code: int, tmp_path: Path, m
     assert run_processes("ends", [str(code)], processes=2) == code
 
 
-def test_the_processes_of_several_machines_are_numbered_by_their_machine(tmp_path: Path) -> None:
-    (tmp_path / "named.py").write_text(
-        '"""Says which it is."""\nimport os, pathlib, sys\n\n'
-        'pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(sys.argv[2] + " of " + os.environ["WORLD_SIZE"])\n'
+NAMED = '''"""Says which it is."""
+import os, pathlib, sys
+
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(sys.argv[2] + " of " + os.environ["WORLD_SIZE"])
+'''
+ONE_OF_TWO = """
+import logging, sys
+from stage2_trainer.process.torchrun import Node, run_processes
+logging.basicConfig(level=logging.INFO)
+sys.exit(run_processes("named", sys.argv[2:], processes=2, node=Node.parse(sys.argv[1])))
+"""
+
+
+def machine_of_two(index: int, port: int, folder: Path, host: str = "127.0.0.1") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ONE_OF_TWO, f"{index}/2@{host}:{port}", folder, f"machine {index}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def until_it_waits(machine: subprocess.Popen[str]) -> None:
+    assert machine.stderr is not None
+    assert any("waits for the learner's other machines" in line for line in machine.stderr)
+    time.sleep(4)  # until it waits, or has gone on
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_processes_of_several_machines_are_numbered_by_their_machine(restarted: bool, tmp_path: Path) -> None:
+    """restarted: a first machine that has met all processes of an earlier attempt is still there for a while."""
+    (tmp_path / "named.py").write_text(NAMED)
     port = free_port()
-    launch = "import sys; from stage2_trainer.process.torchrun import *; sys.exit(run_processes('named', sys.argv[2:], "
-    launch += "processes=2, node=Node.parse(sys.argv[1])))"
-    machines = [
-        subprocess.Popen(
-            [sys.executable, "-c", launch, f"{index}/2@127.0.0.1:{port}", tmp_path, f"machine {index}"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        )
-        for index in (1, 0)
-    ]
-    assert [machine.wait(timeout=200) for machine in machines] == [0, 0]
+    machines = []
+    if restarted:
+        earlier = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        for index in range(2):
+            earlier.set(f"machine-{index}", "of the earlier attempt")
+        machines.append(machine_of_two(1, port, tmp_path))
+        until_it_waits(machines[0])
+        del earlier
+    else:
+        machines.append(machine_of_two(1, port, tmp_path))
+    machines.append(machine_of_two(0, port, tmp_path))
+    assert [machine.communicate(timeout=200) and machine.returncode for machine in machines] == [0, 0]
     assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == [
         f"machine {index} of 4" for index in (0, 0, 1, 1)
     ]
@@ -93,26 +124,24 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
     assert len(list(tmp_path.glob("*.saved"))) == 2
 
 
-ALONE = """
-import logging, sys
-from stage2_trainer.process.torchrun import Node, run_processes
-logging.basicConfig(level=logging.INFO)
-sys.exit(run_processes("none", [], processes=1, node=Node.parse(sys.argv[1])))
-"""
-
-
-@pytest.mark.parametrize("machine", ["0/2@127.0.0.1", "0/2@not-known-yet.invalid", "1/2@127.0.0.1"])
-def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(machine: str) -> None:
-    where = f"{machine}:{free_port()}"
-    with subprocess.Popen([sys.executable, "-c", ALONE, where], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any("waits for the learner's other machines" in line for line in process.stderr)
-        time.sleep(4)  # until it waits, or has given up
-        process.terminate()
-        try:
-            assert process.wait(timeout=30) == EXIT_RETRYABLE
-        finally:
-            process.kill()
+@pytest.mark.parametrize(
+    ("index", "host", "first_stands_still"),
+    [(0, "127.0.0.1", False), (0, "not-known-yet.invalid", False), (1, "127.0.0.1", False), (1, "127.0.0.1", True)],
+)
+def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(
+    index: int, host: str, first_stands_still: bool, tmp_path: Path
+) -> None:
+    port = free_port()
+    silent = socket.create_server(("127.0.0.1", port)) if first_stands_still else None
+    machine = machine_of_two(index, port, tmp_path, host)
+    try:
+        until_it_waits(machine)
+        machine.terminate()
+        assert machine.wait(timeout=30) == EXIT_RETRYABLE
+    finally:
+        machine.kill()
+        machine.communicate()
+    del silent
 
 
 def test_the_command_can_be_run_as_a_module() -> None:
