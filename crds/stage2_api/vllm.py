@@ -49,8 +49,8 @@ class VllmServer(Section):
     """The rollout servers of server mode, as `servers` or as `base_url` with `group_port`."""
 
     servers: list[VllmServerEntry] | None = Field(None, min_length=1, max_length=512)
-    """List of the rollout servers, in the order of their chunks of requests. Leave it out of a job: the controller and
-    `stage2 run` fill it in. The learner reads the list again when its file changes."""
+    """List of the rollout servers. Leave it out of a job: the controller and `stage2 run` fill it in. The learner reads
+    the list again when its file changes."""
     base_url: Annotated[
         Url | list[Url] | None, Field(json_schema_extra={"x-stage2-schema": {"type": "string", "maxLength": 2048}})
     ] = None
