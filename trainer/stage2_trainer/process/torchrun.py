@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -19,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
+from stage2_trainer.wire.background import in_background
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -28,6 +28,8 @@ LONGEST_END_S = 3600
 the option torchrun waits for 30 s, and a large save takes longer."""
 LOOKS_AGAIN_S = 2.0
 """Seconds between looks at whether the other machines are here."""
+
+LAST_PORT = 65535
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,8 @@ class Node:
     def parse(cls, text: str) -> Node:
         """Return the node of INDEX/COUNT@HOST:PORT. Raises ConfigError."""
         found = re.fullmatch(r"(\d+)/(\d+)@([^:@/]+):(\d+)", text)
-        if found is None or int(found[1]) >= int(found[2]):
-            rule = "must be INDEX/COUNT@HOST:PORT, with an index from 0 and below the count"
+        if found is None or int(found[1]) >= int(found[2]) or not 0 < int(found[4]) <= LAST_PORT:
+            rule = f"must be INDEX/COUNT@HOST:PORT, with an index from 0 and below the count, and a port to {LAST_PORT}"
             way_out = "number the nodes from 0, and name the first one's host, such as 0/2@10.0.0.5:29400"
             raise ConfigError((Problem("--node", text, rule, way_out),))
         return cls(int(found[1]), int(found[2]), found[3], int(found[4]))
@@ -102,9 +104,7 @@ def _meet(node: Node) -> TCPStore | None:
     if node.index == 0:
         return _welcome_others(node)
     # A first machine that stands still holds its callers for good, and they run no handler either.
-    wait = threading.Thread(target=_wait_for_welcome, args=[node], daemon=True)
-    wait.start()
-    wait.join()
+    in_background(_wait_for_welcome, node).result()
     return None
 
 
@@ -112,7 +112,9 @@ def _welcome_others(node: Node) -> TCPStore:
     store = _store("localhost", node)  # a pod's own name may not be known yet
     others = [f"machine-{index}" for index in range(1, node.count)]
     while not store.check(others):
-        time.sleep(LOOKS_AGAIN_S)
+        for other in others:  # who is still there calls again within this time, who has gone does not
+            store.delete_key(other)
+        time.sleep(2 * LOOKS_AGAIN_S)
     for process in store.multi_get(others):
         store.set(process.decode(), "welcome")
     return store
@@ -126,8 +128,8 @@ def _wait_for_welcome(node: Node) -> None:
     while True:
         try:
             store = _store(node.host, node)
-            store.set(f"machine-{node.index}", process)
             while not store.check([process]):
+                store.set(f"machine-{node.index}", process)
                 time.sleep(LOOKS_AGAIN_S)
             return
         except DistError:  # the first one is not there, or not any more

@@ -41,7 +41,7 @@ import os, pathlib, sys
 
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(sys.argv[2] + " of " + os.environ["WORLD_SIZE"])
 '''
-ONE_OF_TWO = """
+ONE_OF_SEVERAL = """
 import logging, sys
 from stage2_trainer.process.torchrun import Node, run_processes
 logging.basicConfig(level=logging.INFO)
@@ -49,18 +49,18 @@ sys.exit(run_processes("named", sys.argv[2:], processes=2, node=Node.parse(sys.a
 """
 
 
-def machine_of_two(index: int, port: int, folder: Path, host: str = "127.0.0.1") -> subprocess.Popen[str]:
+def machine(index: int, port: int, folder: Path, *, host: str = "127.0.0.1", count: int = 2) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", ONE_OF_TWO, f"{index}/2@{host}:{port}", folder, f"machine {index}"],
+        [sys.executable, "-c", ONE_OF_SEVERAL, f"{index}/{count}@{host}:{port}", folder, f"machine {index}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def until_it_waits(machine: subprocess.Popen[str]) -> None:
-    assert machine.stderr is not None
-    assert any("waits for the learner's other machines" in line for line in machine.stderr)
+def until_it_waits(started: subprocess.Popen[str]) -> None:
+    assert started.stderr is not None
+    assert any("waits for the learner's other machines" in line for line in started.stderr)
     time.sleep(4)  # until it waits, or has gone on
 
 
@@ -74,19 +74,38 @@ def test_the_processes_of_several_machines_are_numbered_by_their_machine(restart
         earlier = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
         for index in range(2):
             earlier.set(f"machine-{index}", "of the earlier attempt")
-        machines.append(machine_of_two(1, port, tmp_path))
+        machines.append(machine(1, port, tmp_path))
         until_it_waits(machines[0])
         del earlier
     else:
-        machines.append(machine_of_two(1, port, tmp_path))
-    machines.append(machine_of_two(0, port, tmp_path))
-    assert [machine.communicate(timeout=200) and machine.returncode for machine in machines] == [0, 0]
+        machines.append(machine(1, port, tmp_path))
+    machines.append(machine(0, port, tmp_path))
+    assert [one.communicate(timeout=200) and one.returncode for one in machines] == [0, 0]
     assert [(tmp_path / str(rank)).read_text() for rank in range(4)] == [
         f"machine {index} of 4" for index in (0, 0, 1, 1)
     ]
 
 
-@pytest.mark.parametrize("text", ["2/2@h:1", "0/2", "a/2@h:1", "0/2@h"])
+def test_a_machine_that_goes_while_it_waits_is_waited_for_again(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text(NAMED)
+    port = free_port()
+    first, gone = (machine(index, port, tmp_path, count=3) for index in (0, 1))
+    until_it_waits(first)
+    until_it_waits(gone)
+    gone.kill()
+    gone.communicate()
+    last = machine(2, port, tmp_path, count=3)
+    until_it_waits(last)
+    machines = [first, last, machine(1, port, tmp_path, count=3)]
+    try:
+        assert [one.communicate(timeout=200) and one.returncode for one in machines] == [0, 0, 0]
+    finally:
+        for one in machines:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.parametrize("text", ["2/2@h:1", "0/2", "a/2@h:1", "0/2@h", "1/2@h:70000"])
 def test_a_machine_that_is_none_of_the_number_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="INDEX/COUNT@HOST:PORT"):
         Node.parse(text)
@@ -133,14 +152,14 @@ def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(
 ) -> None:
     port = free_port()
     silent = socket.create_server(("127.0.0.1", port)) if first_stands_still else None
-    machine = machine_of_two(index, port, tmp_path, host)
+    waiting = machine(index, port, tmp_path, host=host)
     try:
-        until_it_waits(machine)
-        machine.terminate()
-        assert machine.wait(timeout=30) == EXIT_RETRYABLE
+        until_it_waits(waiting)
+        waiting.terminate()
+        assert waiting.wait(timeout=30) == EXIT_RETRYABLE
     finally:
-        machine.kill()
-        machine.communicate()
+        waiting.kill()
+        waiting.communicate()
     del silent
 
 
