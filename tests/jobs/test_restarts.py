@@ -11,7 +11,7 @@ import yaml
 from tests.clusters import ROOT, Ran, kubectl, run_job
 
 JOB = "restarts"
-STEPS = 10
+STEPS = 30  # the kill may come some steps after the second was seen
 OF_LEARNER = f"--selector=stage2.dev/job={JOB},stage2.dev/role=learner"
 # What an out-of-memory kill does to the learner itself, whatever has started it.
 KILL = """

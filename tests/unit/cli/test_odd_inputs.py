@@ -14,8 +14,6 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_cli.config_files import load_config
 from stage2_cli.main import app
 
-pytestmark = pytest.mark.timeout(120)  # a FIFO without a writer is waited for for ever
-
 MINIMAL = {
     "model": {"model": "model"},
     "training": {"output_dir": "out", "eval_strategy": "no"},

@@ -9,7 +9,6 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
 
 import pytest
 from PIL import Image
@@ -141,12 +140,12 @@ def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts
 
 
 def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) -> None:
-    hung = LocalProcess("server-0", ["sh", "-c", "trap '' TERM; echo on; sleep 60"], {}, tmp_path / "server-0.log")
+    asked_to_end = "trap 'kill -INT $PPID' TERM; echo on; while :; do sleep 0.1; done"
+    hung = LocalProcess("server-0", ["sh", "-c", asked_to_end], {}, tmp_path / "server-0.log")
     hung.start()
     while hung.tail() != "on\n":
         time.sleep(0.01)
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-    Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         with pytest.raises(KeyboardInterrupt):
             hung.stop()
@@ -194,7 +193,10 @@ def test_a_misconfigured_server_ends_the_run_of_a_learner(tmp_path: Path, monkey
 def test_a_server_that_keeps_dying_is_not_restarted_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert watched(tmp_path, monkeypatch, server="exit 3", learner="sleep 5; exit 75") == 75
+    starts = tmp_path / "starts"
+    dies = f"echo >> {starts}; exit 3"
+    outlives = f"until [ -e {starts} ] && [ $(wc -l < {starts}) = 4 ]; do sleep 0.1; done; sleep 2; exit 75"
+    assert watched(tmp_path, monkeypatch, server=dies, learner=outlives) == 75
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("ended with exit code 3; restarting it") == 3
     assert shown.count("not restarting it after 3 restarts") == 1

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests import forked
 
 TEXT = (Path(__file__).parents[3] / "docs" / "python-api.md").read_text(encoding="utf-8")
@@ -20,7 +18,6 @@ def printed(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.timeout(300)  # torch and peft, cold, on a machine that may be busy
 def test_the_blocks_print_what_the_page_shows() -> None:
     done = forked.run([sys.executable, "-c", "\n".join(BLOCKS)], imports=forked.LEARNER)
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,6 @@ def test_the_operator_never_loads_the_training_code() -> None:
     assert loaded & {"torch", "transformers", "vllm", "stage2_trainer"} == set()
 
 
-@pytest.mark.timeout(300)  # torch, transformers, peft and trl, once more, on a machine that may be busy
 def test_the_learner_loads_neither_a_kubernetes_client_nor_the_servers_vllm() -> None:
     loaded = modules_after("import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build")
     assert loaded & {"kopf", "kubernetes", "stage2_controller", "vllm"} == set()

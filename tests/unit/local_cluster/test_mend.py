@@ -19,7 +19,7 @@ def test_mend_starts_what_has_died_with_its_arguments_and_environment(tmp_path: 
     killed = spawn(layout, "killed", ["sh", "-c", f'echo "$WORD" >> {written}; exec sleep 60'], env={"WORD": "here"})
     living = spawn(layout, "living", ["sleep", "60"])
     try:
-        while not written.exists():
+        while not written.exists() or not written.read_text():
             time.sleep(0.01)
         os.kill(killed.pid, signal.SIGKILL)
         os.waitpid(killed.pid, 0)

@@ -23,7 +23,6 @@ from tests.unit.report.reported import write_run
 from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, voc, voc_object, yolo
 from tests.unit.trainer.prepare.test_hugging_face import imported, row
 
-pytestmark = pytest.mark.timeout(30)
 OUTSIDE = {record_writer.OUTSIDE: 1}
 ELSEWHERE = [
     "../private/scan.png",

@@ -57,7 +57,7 @@ def test_the_page_s_command_publishes_the_whole_folder(tmp_path, model_path):
         environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_x"}
         environment["HF_HUB_DISABLE_UPDATE_CHECK"] = "1"  # asks the package index
         environment.pop("HF_HUB_OFFLINE", None)
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     published = {one.name: one.read_bytes() for one in folder.iterdir()}
     assert published == {one.name: one.read_bytes() for one in exported.iterdir()}
     card = ModelCard.load(folder / "README.md").data

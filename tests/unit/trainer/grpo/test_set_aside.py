@@ -20,7 +20,6 @@ from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.processes import run_members
 
-pytestmark = pytest.mark.timeout(300)
 BY_TOKENS = {"rlhf": {"loss_type": "dapo"}}  # a mean over tokens: those of others show at once
 
 

@@ -22,7 +22,6 @@ from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.harness import read_log
 from tests.unit.trainer.log_page import explained
 
-pytestmark = pytest.mark.timeout(300)
 KL = {"rlhf": {"beta": 0.5}}
 
 

@@ -209,7 +209,6 @@ def member(rank, port, folder, paths):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.timeout(600)
 def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths):
     run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from tests.unit.trainer.learner.processes import join, run_members
 
 CLOSE = 1e-5
 ROW = 256  # tokens; two or three samples
+PATIENCE_S = 60
 
 
 def star(*bins):
@@ -50,11 +53,13 @@ def some_empty(one):
 
 @dataclass
 class LateBackend(ScriptedBackend):
-    """Answers in an order and at times of its own."""
+    """Answers in an order and at times of its own; the last word comes once a row was trained on, known before it."""
 
     order: int = 0
+    trained: ClassVar[threading.Event]
 
     def generate(self, requests, *, seed_plan, version=None, on_rollout=None, expected=()):
+        self.trained.clear()
         self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
         rollouts = [self._rollout(request, version or 0) for request in requests]
         order = list(range(len(rollouts)))
@@ -62,7 +67,7 @@ class LateBackend(ScriptedBackend):
         for index in order:
             time.sleep(0.02)
             on_rollout(index, rollouts[index])
-        time.sleep(0.5)  # the last word comes late: rows are known before it
+        assert self.trained.wait(PATIENCE_S), "no row was trained on while others were awaited"
         return rollouts
 
 
@@ -118,7 +123,6 @@ def whole(**changes):
     return {"rows": StepRowPlanner(ROW), "per_device_train_batch_size": 1, "gradient_accumulation_steps": 12, **changes}
 
 
-@pytest.mark.timeout(300)
 def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, records, unpacked):
     found, logged, run = gradients(tmp_path / "step", model, encoder, records, **whole())
     assert_close(found, unpacked[0])
@@ -131,7 +135,7 @@ def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, re
 
 
 @pytest.fixture
-def late(tmp_path, model, encoder, records, monkeypatch):
+def late(tmp_path, model, encoder, records, trained_early, monkeypatch):
     """A function that trains a step whose answers come in an order of their own; returns its gradient and its rows."""
 
     def train(order):
@@ -154,12 +158,12 @@ def late(tmp_path, model, encoder, records, monkeypatch):
 @pytest.fixture
 def trained_early(monkeypatch):
     """The rows that were trained on while answers were awaited."""
-    early, add = [], EarlyGradients.add
-    monkeypatch.setattr(EarlyGradients, "add", lambda self, *sums: (early.append(1), add(self, *sums)))
+    early, add, trained = [], EarlyGradients.add, threading.Event()
+    monkeypatch.setattr(EarlyGradients, "add", lambda self, *sums: (early.append(1), add(self, *sums), trained.set()))
+    monkeypatch.setattr(LateBackend, "trained", trained, raising=False)
     return early
 
 
-@pytest.mark.timeout(300)
 def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, trained_early):
     found = [late(order) for order in (1, 2)]
     for gradient, _, _ in found:
@@ -168,7 +172,6 @@ def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, tr
     assert len(trained_early) >= 2, "no row was trained on while others were awaited"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("early", [True, False])
 def test_an_image_that_is_lost_counts_in_no_mean(
     early, tmp_path, model, encoder, records, image_paths, trained_early, monkeypatch
@@ -190,7 +193,6 @@ def test_an_image_that_is_lost_counts_in_no_mean(
     assert again["loss"] == pytest.approx(logged["loss"], rel=2e-5)
 
 
-@pytest.mark.timeout(300)
 def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked, model, monkeypatch):
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
@@ -201,7 +203,6 @@ def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked,
         assert_close(first, unpacked[0])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("enough", [True, False])
 def test_rows_train_early_where_gradients_are_small(enough, late, unpacked, model, trained_early, monkeypatch, caplog):
     needed = sum(one.nbytes for one in model.parameters())
@@ -235,7 +236,6 @@ def member(rank, port, folder, paths):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.timeout(600)
 def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked):
     run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     for rank in range(2):

@@ -18,8 +18,6 @@ from stage2_trainer.prepare.voc import VocChoice
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, voc_object
 
-pytestmark = pytest.mark.timeout(30)  # a FIFO without a writer is waited for for ever
-
 BOX = "0 0.35 0.3 0.5 0.4"
 LONG = "x" * 5000
 DEEP = "../" * 3000

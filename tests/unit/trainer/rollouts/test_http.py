@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from stage2_trainer.rollouts.http import KEEPALIVE_S, ServerBackend
+from stage2_trainer.rollouts import http
+from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.http_server import AnsweringHandler, answering, serving
@@ -17,7 +18,7 @@ from tests.http_server import AnsweringHandler, answering, serving
 pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
 PLAN = SeedPlan(training_seed=17, global_step=3, micro_step=0)
-WAIT_S = 10
+WAIT_S = 60
 
 
 def good(body):
@@ -160,14 +161,25 @@ def test_a_request_that_costs_three_servers_costs_no_fourth(serve):
 
 
 def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
+    arrived, both = [], threading.Event()
+
     def slow(body):
-        time.sleep(0.2)
+        """Takes three times as long as both answers of the other one take to arrive."""
+        start = time.monotonic()
+        assert both.wait(WAIT_S)
+        time.sleep(2 * (time.monotonic() - start))
         return good(body)
+
+    def note(index, rollout):
+        arrived.append(index)
+        if len(arrived) == 2:
+            both.set()
 
     servers = [serve(slow), serve()]
     with backend(*servers) as client:
-        client.generate(requests("abcd"), seed_plan=PLAN)
+        client.generate(requests("abcd"), seed_plan=PLAN, on_rollout=note)
         found = client.generate(requests("abcdefgh"), seed_plan=PLAN)
+        assert not client.lost
     assert sum(one.server == servers[1].url for one in found) > 4
 
 
@@ -270,11 +282,12 @@ def test_connections_stay_open_between_calls_until_the_backend_closes():
         assert server.closed.acquire(timeout=WAIT_S)
 
 
-def test_connections_of_a_server_that_failed_are_closed_at_once():
+def test_connections_of_a_server_that_failed_are_closed_at_once(monkeypatch):
+    monkeypatch.setattr(http, "KEEPALIVE_S", 3600)
     with serving(Counting) as server:
         server.answer = lambda path, body: refuse(body) if body else (200, {"weight_version": "0"})
         server.opened, server.closed = threading.Semaphore(0), threading.Semaphore(0)
         with backend(server) as client:
             with pytest.raises(ServerError, match="503"):
                 client.generate(requests("a"), seed_plan=PLAN)
-            assert server.closed.acquire(timeout=KEEPALIVE_S / 2)
+            assert server.closed.acquire(timeout=WAIT_S)

@@ -61,22 +61,29 @@ def test_processes_are_joined_so_that_the_parts_still_add_up():
 
 
 def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step():
-    timeline, answered = Timeline(), threading.Event()
+    timeline, asked, answered = Timeline(), threading.Event(), threading.Event()
     timeline.set_servers(["a", "idle"])
 
     def ask():
         with timeline.request("a"):
-            answered.wait(10)
+            asked.set()
+            answered.wait()
 
+    def most_of_the_step(start):
+        time.sleep(2 * (time.monotonic() - start))
+
+    start = time.monotonic()
     timeline.begin()
     thread = threading.Thread(target=ask)
     thread.start()
-    time.sleep(0.05)
+    asked.wait()
+    most_of_the_step(start)
     first = timeline.end(1)
+    start = time.monotonic()
     timeline.begin()
     answered.set()
     thread.join()
-    time.sleep(0.05)
+    most_of_the_step(start)
     second = timeline.end(2)
     shares = {one.server: one.busy_share for one in first.servers}
     assert shares["a"] > 0.5 > shares["idle"] == 0
