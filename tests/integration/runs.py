@@ -4,18 +4,16 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests import forked
-from tests.ports import free_port
+from tests.ports import free_port, free_ports
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -25,20 +23,6 @@ STAGE2 = str(Path(sys.executable).with_name("stage2"))
 
 def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nothing listens on; each process of the tests has a range of its own."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for first in range(18300 + 200 * worker, 18500 + 200 * worker, count):
-        with ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return first
-    raise AssertionError("no free ports")
 
 
 def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[str, object]) -> None:
@@ -82,18 +66,20 @@ def learn(
     ]
     first = [f"--node=0/{machines}@127.0.0.1:{port}"] if others else []
     done = run([*command, *first], imports=imports, env=environment)
-    codes = [done.returncode, *(other.wait(timeout=60) for other in others)]
+    codes = [done.returncode, *(other.wait() for other in others)]
     assert codes == [0] * machines, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
 
 
 @contextlib.contextmanager
-def learning(config: Path, log: Path, **environment: object) -> Iterator[forked.Forked]:
+def learning(
+    config: Path, log: Path, *, command: Sequence[str] = (STAGE2, "learn"), **environment: object
+) -> Iterator[forked.Forked]:
     """Start a learner that writes into a log, and kill it with the block. environment: variables beside ours."""
     variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
     with log.open("wb") as output:
-        process = forked.start([STAGE2, "learn", config], imports=forked.LEARNER, env=variables, stdout=output)
+        process = forked.start([*command, config], imports=forked.LEARNER, env=variables, stdout=output)
     try:
         yield process
     finally:

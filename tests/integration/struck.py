@@ -3,7 +3,7 @@
     python -m tests.integration.struck CONFIG PHASE
 
 The second process asks, for torchrun passes it on to all. In `rollouts` and `evaluation` the answers of that process
-would never end, and in `engine` those of all; other phases last as long as they do.
+would never end, and in `engine` those of all; other phases last until that process is asked itself.
 
 The phases of `IN_PUSH` come in the middle of a push of weights that ZeRO-3 has spread. There the first process is
 asked, fails by itself, or kills a server; with `pushes` nothing happens. Each process writes into `whole-RANK.json` the
@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
@@ -49,6 +50,22 @@ def strike() -> None:
         os.kill(os.getppid(), signal.SIGTERM)
 
 
+def strike_and_hear() -> None:
+    """Ask the launcher to stop, once, and go on when it has passed that on to this process."""
+    if os.environ["RANK"] != "1" or STRUCK:
+        return
+    heard, handle = [], signal.getsignal(signal.SIGTERM)
+
+    def hear(number, frame) -> None:
+        heard.append(number)
+        handle(number, frame)
+
+    signal.signal(signal.SIGTERM, hear)
+    strike()
+    while not heard:
+        time.sleep(0.01)
+
+
 def before(owner: type, name: str, do) -> None:
     """Do something before each call of a method."""
     real = getattr(owner, name)
@@ -78,7 +95,7 @@ class AtStep(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         if state.global_step == STEP:
-            strike()
+            strike_and_hear()
 
 
 def endless(backend: HfBackend) -> None:
@@ -106,12 +123,12 @@ def in_engine(engine: ColocateEngine, requests, *, seed_plan, version=None) -> N
 
 def in_gradients(own: RolloutMatchingTrainer, model: nn.Module, *arguments, **options) -> None:
     if own.state.global_step == STEP:
-        strike()
+        strike_and_hear()
 
 
 def in_save(own: WholeCheckpoints, model: nn.Module, trial, staged: Path) -> None:
     if own.state.global_step == STEP + 1:
-        strike()
+        strike_and_hear()
 
 
 class Pushes:

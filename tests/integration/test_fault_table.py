@@ -4,11 +4,11 @@ Pushes that are struck are in test_struck_pushes and test_sync_faults, and on vL
 tests/unit/trainer/rollouts/test_http, ports and tokens in test_serve and test_server_contract.
 """
 
+import asyncio
 import contextlib
 import itertools
 import json
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -26,13 +26,12 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Sampling
-from tests.integration.conftest import patience, stop
+from tests.integration.conftest import LONG_S, patience, stop
 from tests.integration.runs import learning
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
 from tests.shapes import make_shapes
 
-pytestmark = pytest.mark.timeout(300)
-
+LEARNER_TIMEOUT_S = 10.0  # for which it waits for its last server
 BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
 
@@ -42,8 +41,7 @@ def learner(token):
     """A function that returns the rollouts of a learner with these servers, as `server_assembly` puts them together."""
     with contextlib.ExitStack() as stack:
 
-        def make(*served, patience_s=90.0, temperature=0.0):
-            timeout_s = patience(STANDSTILL_S)
+        def make(*served, patience_s=90.0, temperature=0.0, timeout_s=LONG_S):
             addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
             full = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
             stack.callback(full.close)
@@ -90,21 +88,25 @@ def cpu_ticks(served):
 
 
 @contextlib.contextmanager
-def when_it_generates(served, rollouts, do):
-    """Do something while a server computes answers of the learner's next rollouts."""
+def when_it_generates(served, do):
+    """Do something once, while a server computes the first answer that the block asks of it."""
+    ask, asked = ServerBackend._request, []
 
-    def wait_and_do():
-        while rollouts._reporter.current.phase != "rollout":
-            time.sleep(0.01)
+    async def request(self, server, *arguments):
+        if server != served.base_url or asked:
+            return await ask(self, server, *arguments)
+        asked.append(server)
         idle = cpu_ticks(served)
-        while cpu_ticks(served) < idle + BUSY_TICKS:
-            time.sleep(0.01)
+        answer = asyncio.create_task(ask(self, server, *arguments))
+        while cpu_ticks(served) < idle + BUSY_TICKS and not answer.done():
+            await asyncio.sleep(0.01)
+        assert not answer.done()
         do()
+        return await answer
 
-    thread = threading.Thread(target=wait_and_do)
-    thread.start()
-    yield
-    thread.join()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ServerBackend, "_request", request)
+        yield
 
 
 def restarted(start_server, served):
@@ -126,8 +128,7 @@ def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(server
     rollouts = learner(healthy, struck)
     before = generate(rollouts, base, 1).rollouts
     assert {one.server for one in before} == {healthy.base_url, struck.base_url}
-    rollouts._reporter.update(phase="training")
-    with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGKILL)):
+    with when_it_generates(struck, lambda: strike(struck, signal.SIGKILL)):
         after = generate(rollouts, base, 2)
     assert {(one.version, one.server) for one in after.rollouts} == {(2, healthy.base_url)}
     assert [one.token_ids for one in after.rollouts] == [one.token_ids for one in before]
@@ -140,10 +141,9 @@ def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(server
 
 def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(servers, start_server, learner, base):
     healthy, struck = servers("stub"), start_server("stub")
-    rollouts = learner(healthy, struck)
+    rollouts = learner(healthy, struck, timeout_s=patience(STANDSTILL_S))
     generate(rollouts, base, 1)
-    rollouts._reporter.update(phase="training")
-    with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGSTOP)):
+    with when_it_generates(struck, lambda: strike(struck, signal.SIGSTOP)):
         after = generate(rollouts, base, 2)
     assert {one.server for one in after.rollouts} == {healthy.base_url}
     assert generate(rollouts, base, 3).origin["servers"] == [healthy.base_url], "nobody waits for it"
@@ -170,12 +170,12 @@ def test_the_last_server_is_named_when_it_does_not_come_back_in_time(start_serve
     assert (caught.value.server, caught.value.phase) == (struck.base_url, "health")
 
 
-def learner_config(folder: Path, servers, model_path, *, held_out: int = 2, **training: object) -> Path:
-    make_shapes(folder / "shapes", train=4, held_out=held_out)
+def learner_config(folder: Path, servers, model_path, *, timeout_s: float = LONG_S, **training: object) -> Path:
+    make_shapes(folder / "shapes", train=4, held_out=2)
     vllm = {
         "mode": "server",
         "max_model_len": 512,
-        "server": {"timeout_s": 5.0, "servers": addresses(servers)},
+        "server": {"timeout_s": timeout_s, "servers": addresses(servers)},
     }
     config = {
         "model": {"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},
@@ -202,17 +202,17 @@ def learner_config(folder: Path, servers, model_path, *, held_out: int = 2, **tr
 
 
 def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_server, token_file, model_path):
-    served = start_server("stub")
-    config, log = learner_config(tmp_path, [served], model_path), tmp_path / "learner.log"
+    served, timeout_s = start_server("stub"), round(patience(LEARNER_TIMEOUT_S))
+    config, log = learner_config(tmp_path, [served], model_path, timeout_s=timeout_s), tmp_path / "learner.log"
     with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:
         while '"event": "step"' not in log.read_text():
             assert process.poll() is None, log.read_text()
             time.sleep(0.2)
         strike(served, signal.SIGKILL)
-        assert process.wait(timeout=120) == 75, log.read_text()
+        assert process.wait() == 75, log.read_text()
     output = log.read_text()
     assert f"server {served.base_url}" in output
-    assert "not healthy within 5 s" in output
+    assert f"not healthy within {timeout_s} s" in output
     (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
     steps = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
     assert int(checkpoint.name.partition("-")[2]) == max(one["step"] for one in steps if one["event"] == "step")
@@ -255,7 +255,7 @@ def test_answers_do_not_depend_on_servers_that_come_and_go(tmp_path, servers, st
                 server["servers"] = addresses([stays, comes])
                 config.write_text(yaml.safe_dump(document))
                 wait_until_answered(output, comes, process=process)
-            assert process.wait(timeout=240) == 0, log.read_text()
+            assert process.wait() == 0, log.read_text()
         found.append(answers_of(output))
     assert len(found[0]) == 160
     assert found[0] == found[1]

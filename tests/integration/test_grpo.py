@@ -28,9 +28,9 @@ from stage2_trainer.sync.fleet.report import PHASES
 from tests import forked
 from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs
+from tests.integration.conftest import patience
 from tests.integration.test_local_rollouts import zero
-
-pytestmark = pytest.mark.timeout(900)
+from tests.ports import free_ports
 
 EXAMPLES = runs.ROOT / "examples"
 DATA = {"job-grpo-6v2-tiny": ("summaries", "tiny-summaries"), "job-grpo-objects-tiny": ("shapes", "tiny-qwen3-vl")}
@@ -44,17 +44,23 @@ RISE = 0.08
 
 
 def run_job(
-    folder: Path, name: str = "job-grpo-6v2-tiny", *, backoff: int = 0, sharded: int | None = None, **training: object
+    folder: Path,
+    name: str = "job-grpo-6v2-tiny",
+    *,
+    backoff: int = 0,
+    sharded: int | None = None,
+    server_timeout_s: float = END_S,
+    **training: object,
 ) -> forked.Forked:
     """Start a tiny twin on the CPU stub, with some keys of `training` changed."""
     data, model = DATA[name]
     make = [sys.executable, EXAMPLES / f"make_{data}.py", folder / data]
     subprocess.run([*make, "--train", "64", "--held-out", str(HELD_OUT)], check=True)
     job = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
-    port = runs.free_ports(2)
+    port = free_ports(2)
     job["spec"]["rollout"]["port"] = port
     job["spec"]["learner"]["backoffLimit"] = backoff
-    job["spec"]["config"]["rlhf"] |= {"vllm_server_port": [port], "vllm_server_timeout": 20.0}
+    job["spec"]["config"]["rlhf"] |= {"vllm_server_port": [port], "vllm_server_timeout": server_timeout_s}
     job["spec"]["config"]["training"] |= training
     if sharded is not None:
         job["spec"]["config"]["deepspeed"] = zero(sharded)
@@ -158,7 +164,7 @@ def test_stopped_while_the_server_hangs_all_processes_save_their_last_step(tmp_p
 
 
 def test_when_the_server_cannot_come_back_all_learner_processes_end_with_the_retryable_code(tmp_path: Path) -> None:
-    with running_job(tmp_path, max_steps=1000) as process:
+    with running_job(tmp_path, server_timeout_s=patience(20), max_steps=1000) as process:
         learner_that_trains(tmp_path)
         (tmp_path / "etc" / "token" / "token").write_text("another")  # a server that starts again refuses the learner
         (stub,) = processes(tmp_path, STUB_MODULE)

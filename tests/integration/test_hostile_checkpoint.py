@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 
 import pytest
 import yaml
@@ -10,6 +9,7 @@ import yaml
 from stage2_api.errors import EXIT_CONFIG
 from tests import forked
 from tests.hostile_checkpoints import plant
+from tests.ports import free_port
 from tests.shapes import make_shapes, supervised_config
 
 pytest.importorskip("deepspeed")
@@ -18,10 +18,8 @@ STEPS = 2
 
 def start(config, path):
     """Learn alone, as torchrun would start one process; DeepSpeed asks MPI otherwise."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    port = str(free_port())
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     path.write_text(yaml.safe_dump(config))
     environment = {**os.environ, **alone, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return forked.run(

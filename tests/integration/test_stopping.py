@@ -6,7 +6,7 @@ Servers are given minutes for an answer here, so a learner that waited for one w
 import contextlib
 import json
 import signal
-import socket
+import sys
 import time
 
 import pytest
@@ -16,21 +16,35 @@ from stage2_trainer.process.checkpoints import newest_whole
 from tests.integration.conftest import patience
 from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config, strike
-
-pytestmark = pytest.mark.timeout(300)
+from tests.ports import free_port
 
 SERVER_TIMEOUT_S = 250.0
 GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 STUCK_S = 2.0
-HELD_OUT = 60  # so many that an evaluation is still under way when a step is seen to be done
+STOPS_SERVER = """
+import os, signal, sys
+from stage2_cli.main import main
+from stage2_trainer.learner.evaluate import Evaluation
+
+pid, evaluate = int(sys.argv.pop(1)), Evaluation.__call__
+
+def evaluate_after_a_step(*arguments, global_step):
+    if global_step > 0:
+        os.killpg(pid, signal.SIGSTOP)
+        print("the server stands still", flush=True)
+    return evaluate(*arguments, global_step=global_step)
+
+Evaluation.__call__ = evaluate_after_a_step
+main()
+"""
 
 
 @pytest.fixture
 def learn(tmp_path, token_file, model_path):
     """A function that starts a learner on a server, with keys of `training` and `rollout_matching` changed."""
 
-    def start(served, *, held_out=2, training=(), matching=()):
-        path = learner_config(tmp_path, [served], model_path, held_out=held_out)
+    def start(served, *, training=(), matching=(), **how):
+        path = learner_config(tmp_path, [served], model_path)
         config = yaml.safe_load(path.read_text())
         config["training"] |= dict(training)
         section = config["custom"]["extra"]["rollout_matching"]
@@ -39,7 +53,7 @@ def learn(tmp_path, token_file, model_path):
         config["custom"]["val_jsonl"] = str(tmp_path / "shapes" / "held-out.jsonl")
         path.write_text(yaml.safe_dump(config))
         log = tmp_path / "learner.log"
-        return stack.enter_context(learning(path, log, STAGE2_TOKEN_FILE=token_file)), log
+        return stack.enter_context(learning(path, log, STAGE2_TOKEN_FILE=token_file, **how)), log
 
     with contextlib.ExitStack() as stack:
         yield start
@@ -68,9 +82,7 @@ class Nobody:
     """A server that never comes."""
 
     def __init__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.base_url, self.group_port = f"http://127.0.0.1:{probe.getsockname()[1]}", probe.getsockname()[1]
+        self.base_url, self.group_port = f"http://127.0.0.1:{free_port()}", free_port()
 
 
 def test_while_it_waits_for_servers(learn, tmp_path):
@@ -93,10 +105,9 @@ def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
 
 def test_while_it_evaluates(learn, start_server, tmp_path):
     served = start_server("stub")
-    process, log = learn(served, held_out=HELD_OUT, training={"eval_strategy": "steps", "eval_steps": 1})
-    wait_for_log(process, log, '"event": "step"')
-    strike(served, signal.SIGSTOP)
-    time.sleep(STUCK_S)
+    command = [sys.executable, "-c", STOPS_SERVER, str(served.process.pid), "learn"]
+    process, log = learn(served, training={"eval_strategy": "steps", "eval_steps": 1}, command=command)
+    wait_for_log(process, log, "the server stands still")
     stops(process, log)
     (step,) = steps_of(tmp_path)
     events = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
