@@ -12,6 +12,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -20,16 +21,18 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_cli.processes import end_with_parent
 from tests import certificates, forked
-from tests.patience import crowding
+from tests.patience import Patience, crowding
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 START_TIMEOUT_S = 400.0
+LONG_S = 120.0
 STOP_TIMEOUT_S = 20.0
 LOG_LINES = 40
 MAX_MODEL_LEN = 1024
@@ -214,7 +217,10 @@ def client(served, token):
 
 @pytest.fixture
 def make_sync(token):
-    """A function that returns a full sync to these servers; it is closed with the test."""
+    """A function that returns a full sync to these servers; it is closed with the test.
+
+    timeout_s: by default so long that no server misses it which is only slow; to notice one that stands still, shorter.
+    """
     import torch
 
     from stage2_trainer.sync.fleet.push import FullPush
@@ -222,7 +228,7 @@ def make_sync(token):
 
     with contextlib.ExitStack() as stack:
 
-        def make(*served: Served, timeout_s: float = 30.0, **options: Any) -> FullPush:
+        def make(*served: Served, timeout_s: float = LONG_S, **options: Any) -> FullPush:
             addresses = [ServerAddress(one.base_url, one.group_port) for one in served]
             with sending_over(served[0].transport):
                 sync = FullPush(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
@@ -238,6 +244,13 @@ def policy_of(base):
     from tests.integration import policies
 
     return cache(lambda push: policies.trained(base, push.policy))
+
+
+@pytest.fixture
+def no_other_engine():
+    """No other test of this machine has a colocated engine meanwhile: all share their names of shared memory."""
+    with FileLock(Path(tempfile.gettempdir()) / "stage2-test-engine.lock"):
+        yield
 
 
 @pytest.fixture
@@ -317,15 +330,15 @@ def wait_until_healthy(served: Served) -> None:
     import httpx
 
     trusted = ssl.create_default_context(cafile=served.tls.authority) if served.tls else True
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
+    patience = Patience(START_TIMEOUT_S)
+    while not patience.ended():
         if served.process.poll() is not None:
             pytest.fail(f"{served.engine} ended with {served.process.returncode}:\n{served.log_tail()}")
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{served.base_url}/health", trust_env=False, verify=trusted).status_code == 200:
                 return
         time.sleep(0.3)
-    pytest.fail(f"{served.engine} was not healthy within {START_TIMEOUT_S:g} s:\n{served.log_tail()}")
+    pytest.fail(f"{served.engine} was not healthy within {patience.waited_s:.0f} s:\n{served.log_tail()}")
 
 
 def stop(process: forked.Forked) -> None:

@@ -169,10 +169,10 @@ def struck_learner(
     served: Served, model: Path, token: str, push: Push, phase: str, blow: signal.Signals
 ) -> Iterator[None]:
     """Let a learner of one server die, or stand still, in a phase of its push; end it with the block."""
-    timeout_s = min(patience(LEARNER_S), LONGEST_LEARNER_S)
+    timeout_s = deadline_s(blow) if blow == signal.SIGKILL else min(patience(LEARNER_S), LONGEST_LEARNER_S)
     with _learner(served, model, token, push, phase, timeout_s, blow=int(blow)) as process:
         if blow == signal.SIGKILL:
-            assert process.wait(timeout=120) == -signal.SIGKILL
+            assert process.wait() == -signal.SIGKILL
         else:
             wait_until_stopped(process.pid)
         yield

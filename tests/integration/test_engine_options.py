@@ -8,8 +8,6 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE
 from tests.integration import policies
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def dtype():

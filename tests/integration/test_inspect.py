@@ -38,7 +38,6 @@ def write_config(folder, base_url, model):
     (folder / "train.yaml").write_text(yaml.safe_dump(config))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_a_sample_is_answered_by_the_configured_server(engine, servers, tmp_path, model_path, token_file):
     write_config(tmp_path, servers(engine).base_url, model_path)

@@ -19,8 +19,6 @@ TINY_JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
 RECORDS = 32  # the job's own effective_batch_size
 ROW = 1000  # tokens, some five answers, as the job's rows have
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):

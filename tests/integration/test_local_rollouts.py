@@ -21,8 +21,6 @@ STEPS = 4
 FEW = 2  # steps of the runs that are compared with the first ones of the run alone
 ROUNDING = 1e-4  # float32, other orders of additions over several steps
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
@@ -204,7 +202,7 @@ def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(whole, sh
 
 
 @pytest.fixture
-def left_by_a_killed_engine():
+def left_by_a_killed_engine(no_other_engine):
     """Shared memory as a killed engine leaves it; a forked one, which no C++ exit handler ends, leaves its own too."""
     (SHARED_MEMORY / "-tp:0-[0-1]-cpushm_0").touch()
     yield

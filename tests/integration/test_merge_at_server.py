@@ -9,7 +9,7 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES
 
-pytestmark = [pytest.mark.timeout(600), BOTH_DTYPES]
+pytestmark = BOTH_DTYPES
 
 NEW_TOKENS = 24
 TOKEN_BYTES = 4096  # at most: the first message of each link, on the first push

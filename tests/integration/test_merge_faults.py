@@ -20,7 +20,7 @@ from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES
 
-pytestmark = [pytest.mark.timeout(300), BOTH_DTYPES]
+pytestmark = BOTH_DTYPES
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES, ROOT, launch, stop, wait_until_healthy
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm, BOTH_DTYPES]
+pytestmark = [pytest.mark.vllm, BOTH_DTYPES]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2

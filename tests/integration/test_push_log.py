@@ -6,8 +6,8 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 
-pytestmark = pytest.mark.timeout(600)
 PUSHES = 200
+EVERY_10_S = "Avg prompt throughput"  # of vLLM, which counts answers to earlier tests too
 
 
 def test_a_push_of_an_adapter_is_one_line_of_the_servers_log(servers, make_sync, base, token, probe):
@@ -18,7 +18,7 @@ def test_a_push_of_an_adapter_is_one_line_of_the_servers_log(servers, make_sync,
     for version in range(2, 2 + PUSHES):
         policies.train_on(policy, 1e-4)
         assert not sync.push(policy, version=version).everything
-    lines = served.log.read_text().splitlines()[before:]
+    lines = [line for line in served.log.read_text().splitlines()[before:] if EVERY_10_S not in line]
     assert len(lines) == PUSHES, "\n".join(lines[:20])
     assert all("new weights in 16 layers, and" in line for line in lines), lines[0]
     verify(served, token, policy, probe)

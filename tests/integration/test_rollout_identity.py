@@ -16,8 +16,6 @@ from stage2_trainer.wire.client import ServerClient
 from tests.integration.policies import image_chat
 from tests.unit.trainer.data.odd_images import FILES
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):

@@ -30,7 +30,6 @@ def records(finished: Path) -> list[dict]:
     return runs.records(finished)
 
 
-@pytest.mark.timeout(400)
 def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     ports = [int(url.rpartition(":")[2]) for url in record["servers"]]

@@ -18,7 +18,7 @@ from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES
 from tests.integration.sent_faults import FAULTS, LAYER
 
-pytestmark = [pytest.mark.timeout(300), BOTH_DTYPES]
+pytestmark = BOTH_DTYPES
 
 
 @pytest.fixture(params=["dora merged by the learner", "full training"])

@@ -35,8 +35,6 @@ from stage2_trainer.wire.requests import (
 from tests.integration import app_routes, policies, sent_faults
 from tests.integration.app_routes import WEBSOCKET, Route
 
-pytestmark = pytest.mark.timeout(600)
-
 PROMPT = "List the shapes."
 NEW_TOKENS = 48
 SMALL_BUCKETS = 400_000  # bytes: several buckets even for the tiny model

@@ -17,8 +17,6 @@ from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights
 from tests.integration.test_stopping_together import LAUNCH, assert_stopped, struck
 from tests.shapes import make_shapes
 
-pytestmark = pytest.mark.timeout(400)
-
 RECORDS = 5  # of a step: two processes cannot halve them
 STEPS = 3
 ALIKE = 1e-5  # float32

@@ -9,8 +9,6 @@ from stage2_trainer.sync.tensors.access import WeightAccess
 from tests.integration import policies
 from tests.integration.strikes import WHOLE, deadline_s, proved, push_to_struck, version_of
 
-pytestmark = pytest.mark.timeout(300)
-
 OPTIONS = {"access": WeightAccess(WHOLE.bucket_bytes), "how": VllmSync(one_group_from=2), "adapted": False}
 TWICE = 1.9  # nearly
 

@@ -20,8 +20,6 @@ SMALLER = {"effective_batch_size": 4, "eval_steps": 3, "save_steps": 3}
 STEPS = RECORDS // SMALLER["effective_batch_size"] * EPOCHS
 MIDDLE = STEPS // 2
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def configuration(shapes, output):
     # The file's layers and mergers, where the tiny model has them.

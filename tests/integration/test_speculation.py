@@ -13,7 +13,7 @@ from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.requests import RepetitionDetection, RolloutRequest, Sampling, SeedPlan
 from tests.integration.policies import image_chat
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.vllm]
+pytestmark = pytest.mark.vllm
 SAMPLES = 400
 IMPROBABLE = 1e-4
 LEAST_EXPECTED = 10

@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[2]
 STEPS, MIDDLE = 6, 3
 ROWS = "embed_tokens.token_adapter.trainable_tokens_delta"
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):

@@ -6,6 +6,7 @@ Each waits for the others in most of what it does, so one that left alone would 
 import json
 import signal
 import sys
+import time
 
 import pytest
 import yaml
@@ -13,7 +14,6 @@ import yaml
 from stage2_trainer.process.checkpoints import newest_whole
 from tests import forked
 from tests.fork_server import STRUCK
-from tests.integration.conftest import patience
 from tests.integration.runs import adapter, learn
 from tests.integration.test_local_rollouts import (
     COLOCATE,
@@ -24,8 +24,7 @@ from tests.integration.test_local_rollouts import (
     shapes,  # noqa: F401 - a fixture
     zero,
 )
-
-pytestmark = pytest.mark.timeout(400)
+from tests.patience import Patience
 
 GRACE_S, RUN_S = 60.0, 60.0  # RUN_S: a start and two steps
 LAUNCH = """
@@ -52,7 +51,9 @@ def struck(folder, config, phase, *, imports=DEEPSPEED):
     with log.open("wb") as output:
         process = forked.start(command, imports=(*imports, STRUCK), stdout=output)
         try:
-            code = process.wait(timeout=patience(GRACE_S + RUN_S))
+            patience = Patience(GRACE_S + RUN_S)
+            while (code := process.poll()) is None and not patience.ended():
+                time.sleep(0.1)
         finally:
             process.send_signal(signal.SIGKILL)
     assert code == 75, log.read_text()[-5000:]
@@ -87,7 +88,7 @@ def test_two_processes_leave_the_last_whole_step(shapes, tmp_path, phase, stage)
 
 
 @pytest.mark.vllm
-def test_an_engine_of_two_processes_stops_after_the_same_token(shapes, tmp_path):  # noqa: F811
+def test_an_engine_of_two_processes_stops_after_the_same_token(shapes, tmp_path, no_other_engine):  # noqa: F811
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": 2}}
     config = config_of(shapes, tmp_path, "engine", matching=matching)
     output = struck(tmp_path, config, "engine", imports=(*forked.VLLM, *forked.LEARNER))

@@ -27,8 +27,6 @@ from tests.integration.strikes import (
     waiting_learner,
 )
 
-pytestmark = pytest.mark.timeout(300)
-
 LONG_S = 250.0  # for which nothing here waits
 GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 WHO = ("server", "learner")

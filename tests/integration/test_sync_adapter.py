@@ -16,8 +16,6 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 
-pytestmark = pytest.mark.timeout(600)
-
 NEW_TOKENS = 32
 
 

@@ -1,7 +1,6 @@
 """What a sync makes of servers that fail: errors that name server and phase, deadlines kept, healthy servers served."""
 
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -12,17 +11,10 @@ from tests.integration.conftest import patience
 from tests.integration.strikes import STANDSTILL_S, strike, version_of
 from tests.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
 
-
-@pytest.fixture
-def hasty(make_sync):
-    return partial(make_sync, timeout_s=patience(STANDSTILL_S))
-
-
-def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, hasty, base, token):
+def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, make_sync, base, token):
     healthy, lost = servers("stub"), start_server("stub")
-    sync = hasty(healthy, lost)
+    sync = make_sync(healthy, lost)
     sync.push(base, version=1)
     strike(lost, signal.SIGKILL)
     lost.process.wait()
@@ -34,9 +26,9 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
 
 
 @pytest.mark.parametrize("bucket_bytes", [100_000, 2**29])
-def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, hasty, base, token, bucket_bytes):
+def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, make_sync, base, token, bucket_bytes):
     healthy, frozen = servers("stub"), start_server("stub")
-    sync = hasty(healthy, frozen, access=WeightAccess(bucket_bytes))
+    sync = make_sync(healthy, frozen, timeout_s=patience(STANDSTILL_S), access=WeightAccess(bucket_bytes))
     sync.push(base, version=1)
     strike(frozen, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:
@@ -49,9 +41,9 @@ def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, h
     assert {version_of(healthy, token), version_of(frozen, token)} == {"3"}
 
 
-def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, hasty, base, token):
+def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, make_sync, base, token):
     served = servers("stub")
-    sync = hasty(served)
+    sync = make_sync(served)
     sync.push(base, version=1)
     other = torch.nn.ModuleDict({"stranger": torch.nn.Linear(2, 2)})
     with pytest.raises(ServerError, match=r"phase push.*stranger\.weight"):
@@ -61,7 +53,7 @@ def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(serve
     assert version_of(served, token) == "3"
 
 
-def test_nobody_listens_is_an_error_within_the_deadline(hasty, base, servers):
+def test_nobody_listens_is_an_error_at_once(make_sync, base, servers):
     nowhere = type(servers("stub"))(**{**vars(servers("stub")), "base_url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(ServerError, match="phase connect"):
-        hasty(nowhere).push(base, version=1)
+        make_sync(nowhere).push(base, version=1)

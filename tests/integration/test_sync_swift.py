@@ -23,8 +23,6 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 from tests.integration.conftest import patience
 
-pytestmark = pytest.mark.timeout(300)
-
 NEW_TOKENS = 24
 
 

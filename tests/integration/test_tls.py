@@ -24,8 +24,6 @@ from tests.integration.test_fault_table import learner_config
 from tests.ports import free_port
 from tests.recorder import recording
 
-pytestmark = pytest.mark.timeout(600)
-
 HANDSHAKE = 0x16  # RFC 8446, section 5.1: the first byte of a record of this type
 STEPS = 2
 

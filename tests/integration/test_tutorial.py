@@ -47,8 +47,6 @@ ln -s "$PWD/out/stock" Qwen/Qwen3-VL-8B-Instruct
 """
 KUBECTL = 'kubectl() { printf "%s\\n" "$*" >> kubectl.log; }\n'
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def script() -> str:
     """Return the page's commands, made small."""
