@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
 from stage2_trainer.process.torchrun import joined_exit_code
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, KILL_ALL, TAKES_ROOM, Fault, FileCall, run_with_faults
+from tests.ports import free_port
 from tests.unit.trainer.learner.harness import box, build, record
 
 CASES = int(os.environ.get("STAGE2_CUT_OFF_CASES", "12"))
@@ -266,9 +266,7 @@ def learn(model, encoder, image_paths, tmp_path):
 
 def together(run, folder):
     """Train in two processes, each of which ends by itself, and return what their launcher would."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     pids = [os.fork() or member(run, folder, rank, port) for rank in "01"]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     return joined_exit_code(codes) if any(codes) else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.http_server import AnsweringHandler, answering, serving
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("servers_forgotten")
 
@@ -196,9 +196,7 @@ def test_the_longest_answers_are_asked_for_first_and_shared_by_length(serve, cap
 
 def gone():
     """The address of a server that is not there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def test_a_server_that_is_not_there_is_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from contextlib import ExitStack
 
 import httpx
@@ -15,6 +14,7 @@ from stage2_trainer.learner.step_record import StepRecord, rollout_metrics
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog
+from tests.ports import free_port
 
 STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
 SECTION_14 = """
@@ -34,10 +34,8 @@ TIMES = "forward_s mask_build_s rollout_generate_s rollout_parse_match_s rollout
 def served():
     """A log with metrics, its reporter, and a function that scrapes both."""
     reporter = Reporter()
-    with socket.socket() as probe, ExitStack() as stack:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    port = free_port()
+    with ExitStack() as stack:
         log = metered(SilentLog(), reporter, {METRICS_PORT_VARIABLE: str(port)}, host="127.0.0.1", stack=stack)
 
         def scrape() -> dict[str, float]:

@@ -5,14 +5,14 @@ import socket
 
 import pytest
 
+from tests.ports import free_port
+
 LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture
