@@ -115,6 +115,16 @@ async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_g
     assert server.ended == ["/update_weights"]
 
 
+async def test_a_call_that_the_server_drops_when_it_stops_ends():
+    """Else it would work on while vLLM takes its engine down, and answer a learner that has its answer."""
+    server = Server()
+    update = asyncio.ensure_future(server.call("/update_weights"))
+    await settle()
+    update.cancel()
+    await settle()
+    assert (update.cancelled(), server.ended) == (True, ["/update_weights"])
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"init_info": {}}', b'{"init_info": {"timeout_s": "x"}}'])
 async def test_an_init_that_cannot_be_read_is_left_to_the_route(body):
     assert await Server().call("/init_weight_transfer_engine", body) == 200

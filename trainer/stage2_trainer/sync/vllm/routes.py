@@ -130,6 +130,7 @@ class UpdateWatch:
                 call.cancel()
                 await send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, DEAD)
         finally:
+            call.cancel()  # where this is cancelled itself
             self._abandoned.pop(call, None)
             hung_up.cancel()
 
