@@ -94,7 +94,7 @@ def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
 
 
 def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_transfer):
-    transfer = make_transfer(NeverEnters, timeout_s=0.5)
+    transfer = make_transfer(NeverEnters, timeout_s=2.0)
     joining = nccl_receiver(NeverEnters)
 
     class Late(Client):
@@ -104,7 +104,7 @@ def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_trans
             assert "the NCCL group was not formed" in str(errors[0])
             raise ServerError(self.base_url, phase, str(errors[0]))
 
-    with pytest.raises(ServerError, match=r"the NCCL group was not formed within 0\.5 s"):
+    with pytest.raises(ServerError, match=r"the NCCL group was not formed within 2 s"):
         transfer.connect(Late([joining]))
 
 
