@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.conftest import run_config
+from tests.ports import free_port
 
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
 
@@ -32,7 +33,6 @@ def serve(folder, port, *options, token_file):
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
     )
 
 
@@ -62,10 +62,7 @@ def test_a_server_that_is_not_configured_ends_with_64(tmp_path, busy_port, token
 
 
 def test_an_engine_that_does_not_exist_is_a_mistake_of_usage(tmp_path, token_file):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
-    ended = serve(tmp_path, free, "--engine", "sglang", token_file=token_file)
+    ended = serve(tmp_path, free_port(), "--engine", "sglang", token_file=token_file)
     assert ended.returncode == 2
     assert "sglang" in ended.stderr
 

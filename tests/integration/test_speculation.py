@@ -11,6 +11,7 @@ from scipy.stats import chi2_contingency
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.requests import RepetitionDetection, RolloutRequest, Sampling, SeedPlan
+from tests.integration.conftest import LONG_S
 from tests.integration.policies import image_chat
 
 pytestmark = pytest.mark.vllm
@@ -55,7 +56,8 @@ def answers(served, token, requests, **options):
 
 
 def counters(served, token):
-    text = httpx.get(f"{served.base_url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
+    known = {"Authorization": f"Bearer {token}"}
+    text = httpx.get(f"{served.base_url}/metrics", headers=known, timeout=LONG_S).text
     found = [re.search(rf"^vllm:{name}_total\S* (\S+)", text, re.MULTILINE) for name in COUNTERS]
     return np.array([float(one[1]) if one else 0 for one in found])
 
