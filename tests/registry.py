@@ -29,7 +29,7 @@ def start(program: str, folder: Path) -> tuple[int, int]:
     (folder / "config.yaml").write_text(CONFIG.format(storage=folder / "storage", port=port))
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, "serve", folder / "config.yaml"], stdout=log, stderr=log)
-    patience = Patience(10)
+    patience = Patience(60)
     while not patience.ended():
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return process.pid, port

@@ -12,7 +12,6 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import message, node_of, places, refused
 from tests.cluster.controller.test_refusals import bound, gpus, neighbour
 
-pytestmark = pytest.mark.timeout(300)
 TYPE = "node.kubernetes.io/instance-type"
 
 
@@ -102,4 +101,4 @@ def test_a_named_host_is_waited_for(kubectl: Kubectl, rights: Path, nodes: FakeN
         eventually(lambda: reason(kubectl, "named", "Placed") == "NoSingleNodeFits", why="it has no place")
         assert f"the largest free is 0 on {busy}" in message(kubectl, "named")
         kubectl("delete", "rmj", "first")
-        eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken", timeout_s=90)
+        eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken")

@@ -10,7 +10,6 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
-pytestmark = pytest.mark.timeout(600)
 API = "resource.k8s.io/v1"
 TEMPLATE = "one-gpu"
 Offer = Callable[[str, int], str]
@@ -102,7 +101,7 @@ def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node
     kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 0)
     eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job is done")
-    eventually(lambda: held(kubectl) == [], why="its devices are free again", timeout_s=60)
+    eventually(lambda: held(kubectl) == [], why="its devices are free again")
 
 
 def test_servers_hold_several_devices(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
@@ -149,4 +148,4 @@ def test_a_missing_template_is_named(kubectl: Kubectl, controller: Controller, o
     kubectl.apply(claiming())
     eventually(lambda: f"ResourceClaimTemplate {TEMPLATE}" in message(kubectl, "Training"), why="it is named")
     kubectl.apply(claimed)
-    eventually(lambda: places(kubectl) == [node] * 2, why="claims are made, and devices given", timeout_s=120)
+    eventually(lambda: places(kubectl) == [node] * 2, why="claims are made, and devices given")

@@ -7,13 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from stage2_api.crd import FROZEN
 from stage2_api.errors import EXIT_EXHAUSTED
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
-
-pytestmark = pytest.mark.timeout(300)
 
 CHANGES: dict[str, Any] = {
     "image": "another:1",
@@ -48,8 +44,9 @@ def _patched(kubectl: Kubectl, spec: Object) -> str:
 
 
 def test_a_job_past_its_deadline_ends(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
-    kubectl.apply(job(activeDeadlineSeconds=5))
+    kubectl.apply(job())
     kubelet.job_runs("job-3v1")
+    assert _patched(kubectl, {"activeDeadlineSeconds": 1}) == ""
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
@@ -86,7 +83,7 @@ def test_an_evicted_learner_has_not_failed(kubectl: Kubectl, controller: Control
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
     where = f"/api/v1/namespaces/{kubectl.namespace}/pods/{name}/eviction"
     kubectl("create", "--raw", where, "-f", "-", stdin=eviction)
-    eventually(lambda: _another(kubelet, first), why="a new learner", timeout_s=60)
+    eventually(lambda: _another(kubelet, first), why="a new learner")
     kubelet.learner_runs("job-3v1")
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="it runs on")
     kubelet.learner_ends("job-3v1", 0)

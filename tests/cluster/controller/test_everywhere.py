@@ -9,8 +9,6 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def neighbour(admin: Kubectl) -> Iterator[Kubectl]:

@@ -152,7 +152,6 @@ def endure(
         assert "Traceback" not in replica.text(), replica.text()[-3000:]
 
 
-@pytest.mark.timeout(420)
 def test_jobs_outlive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeNodes, replicas: list[Replica]) -> None:
     node = nodes.add(f"{kubectl.namespace}-0", gpus=GPUS, labels=HERE)
     kubelets = pretended.Kubelets(kubectl, nodes={node: GPUS}, pretended=frozenset({node}), fates=fates(4), work_s=4.0)
@@ -163,7 +162,6 @@ def test_jobs_outlive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeN
     assert killer.killed["controller"]
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.skipif("STAGE2_FAULT_SEED" not in os.environ, reason="minutes of chaos, for whoever names a seed")
 def test_every_job_ends_as_it_was_made_to_whatever_is_killed(
     on_local_cluster: Path,

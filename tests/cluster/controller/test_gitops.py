@@ -11,7 +11,6 @@ from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Obje
 from tests.cluster.controller.test_placement import message
 from tests.unit.controller.stages import CURRENT, IN_PROGRESS, STAGES
 
-pytestmark = pytest.mark.timeout(300)
 PROGRAM = Path(__file__).parents[2] / "kstatus"
 
 
@@ -48,10 +47,10 @@ def test_a_file_edits_a_running_job_together_with_its_suspension(
 
     kubectl.apply(job(image="first:1"))
     kubelet.job_runs("job-3v1")
-    kubectl("wait", "--for=condition=Ready", "rmj/job-3v1", "--timeout=60s")
+    kubectl("wait", "--for=condition=Ready", "rmj/job-3v1", "--timeout=600s")
     assert kubectl.run("apply", "--server-side", "-f", "-", stdin=job(image="next:1")).returncode != 0
     kubectl.apply(job(image="next:1", suspend=True))
-    kubectl("wait", "--for=condition=Suspended", "rmj/job-3v1", "--timeout=120s")
+    kubectl("wait", "--for=condition=Suspended", "rmj/job-3v1", "--timeout=600s")
     eventually(lambda: not kubectl.list("deployments", "jobs", "pods"), why="its children are gone")
     suspended = kubectl.get("rmj", "job-3v1") or {}
     assert kstatus(suspended) == [CURRENT]
@@ -59,14 +58,14 @@ def test_a_file_edits_a_running_job_together_with_its_suspension(
     kubectl.apply(job(image="next:1"))
     eventually(lambda: image() == "next:1", why="it starts with what the file says")
     kubelet.job_runs("job-3v1")
-    kubectl("wait", "--for=condition=Ready", "rmj/job-3v1", "--timeout=60s")
+    kubectl("wait", "--for=condition=Ready", "rmj/job-3v1", "--timeout=600s")
 
 
 def test_who_suspended_a_job_by_hand_is_named(kubectl: Kubectl, controller: Controller) -> None:
     kubectl.apply(job())
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     kubectl.apply(job())
-    kubectl("wait", "--for=condition=Suspended", "rmj/job-3v1", "--timeout=120s")
+    kubectl("wait", "--for=condition=Suspended", "rmj/job-3v1", "--timeout=600s")
     words = "spec.suspend is true (set by kubectl-patch; a file that is applied without it leaves it so): no pod exists"
     eventually(lambda: message(kubectl, "job-3v1").startswith(words), why="it says so")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": null}}')
@@ -76,10 +75,8 @@ def test_who_suspended_a_job_by_hand_is_named(kubectl: Kubectl, controller: Cont
 def test_a_drained_node_is_named_as_one(kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
-    kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s")
-    eventually(
-        lambda: "NodeDrained" in {one["reason"] for one in kubectl.list("events")}, why="an Event says it", timeout_s=90
-    )
+    kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
+    eventually(lambda: "NodeDrained" in {one["reason"] for one in kubectl.list("events")}, why="an Event says it")
     closest = "is cordoned (kubectl uncordon)"
     eventually(lambda: closest in message(kubectl, "job-3v1"), why="and where it may go")
     assert reason(kubectl, "job-3v1", "Ready") == "NoSingleNodeFits"
@@ -90,7 +87,7 @@ def test_what_a_deleted_job_left_without_an_owner_is_named_with_a_command_that_r
 ) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
-    kubectl("delete", "rmj", "job-3v1", "--cascade=orphan", "--timeout=60s")
+    kubectl("delete", "rmj", "job-3v1", "--cascade=orphan", "--timeout=600s")
     kubectl.apply(job())
 
     words = "a job of this name was deleted with --cascade=orphan"

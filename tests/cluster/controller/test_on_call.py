@@ -10,8 +10,6 @@ import pytest
 from tests.cluster.controller.conftest import Kubectl, Kubelet, eventually, job, phase
 from tests.cluster.controller.test_availability import Replica
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def replica(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Iterator[Replica]:

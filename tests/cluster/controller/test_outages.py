@@ -22,8 +22,6 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_availability import Replica
 from tests.clusters import LocalCluster
 
-pytestmark = pytest.mark.timeout(400)
-LEASE_LIMIT_S = 60  # a leader ends ten seconds after its last renewal
 HOUR = timedelta(hours=1)
 JOBS = "/apis/stage2.dev/v1alpha1/namespaces/{}/rolloutmatchingjobs"
 
@@ -46,7 +44,7 @@ def without_api_server(kubectl: Kubectl, local_cluster: LocalCluster) -> Iterato
         yield
     finally:
         local_cluster("mend")
-        eventually(lambda: kubectl.run("get", "--raw", "/readyz").returncode == 0, why="it answers", timeout_s=60)
+        eventually(lambda: kubectl.run("get", "--raw", "/readyz").returncode == 0, why="it answers")
 
 
 def compact() -> None:
@@ -82,11 +80,11 @@ def test_an_api_server_that_is_away_costs_no_pod_and_what_comes_afterwards_is_do
             kubelet.job_runs(name)
         before = pods(kubectl, "stays")
         with without_api_server(kubectl, local_cluster):
-            eventually(replica.ended, why="who cannot renew the Lease leads no more", timeout_s=LEASE_LIMIT_S)
+            eventually(replica.ended, why="who cannot renew the Lease leads no more")
         kubelet.learner_ends("ends", 0)
         kubectl.apply(job("comes"))
         replica.start()  # as its kubelet does
-        eventually(lambda: phase(kubectl, "ends") == "Succeeded", why="an end is seen", timeout_s=60)
+        eventually(lambda: phase(kubectl, "ends") == "Succeeded", why="an end is seen")
         kubelet.job_runs("comes")
         assert phase(kubectl, "stays") == "Running"
         assert pods(kubectl, "stays") == before
@@ -122,7 +120,7 @@ def test_a_watch_whose_past_was_compacted_begins_anew_and_misses_nothing(
     )
     assert json.loads(watched.splitlines()[0])["object"]["code"] == 410, "what the controller's watch is told"
     controller.send(signal.SIGCONT)
-    eventually(lambda: phase(kubectl, "ends") == "Succeeded", why="an end is seen", timeout_s=60)
+    eventually(lambda: phase(kubectl, "ends") == "Succeeded", why="an end is seen")
     kubelet.job_runs("comes")
     eventually(lambda: pods(kubectl, "goes") == {}, why="what was deleted has no pods", timeout_s=300)
     assert phase(kubectl, "stays") == "Running"
@@ -149,7 +147,7 @@ def test_a_job_on_a_silent_node_stays_until_a_person_says_that_the_node_is_off(
         assert len({pod["spec"].get("nodeName") for pod in learners}) <= 1, "a second learner beside the first"
         return len(found) == 2 and {pod["spec"].get("nodeName") for pod in found} == {node}
 
-    eventually(moved, why="the whole job moves", timeout_s=120)
+    eventually(moved, why="the whole job moves")
     kubelet.job_runs("job-3v1")
 
 

@@ -8,8 +8,6 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def bind(kubectl: Kubectl, role: str) -> str:
     """Somebody who has one of the cluster's own roles in the namespace of the test."""

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
@@ -12,7 +11,6 @@ from stage2_controller.children.build import static_children
 from tests.cluster.controller.conftest import Kubectl, Object
 from tests.clusters import ROOT
 
-pytestmark = pytest.mark.timeout(300)
 JOBS = sorted((ROOT / "examples").glob("job-*.yaml"))
 
 

@@ -9,7 +9,6 @@ import yaml
 from tests.cluster.controller.conftest import ROOT, Kubectl, eventually, job
 from tests.unit.charts.test_policy import NEEDED, RISKY
 
-pytestmark = pytest.mark.timeout(300)
 VALUES = (
     'policy.hostPaths=["/data"]',
     'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',

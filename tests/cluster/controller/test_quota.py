@@ -3,12 +3,9 @@
 import functools
 import json
 
-import pytest
-
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, reason
 from tests.cluster.controller.test_placement import message
 
-pytestmark = pytest.mark.timeout(300)
 GPUS = "requests.nvidia.com/gpu"
 
 
@@ -46,7 +43,7 @@ def test_a_job_above_a_quota_has_no_pods_and_starts_once_there_is_room(
     reported = functools.partial(reason, kubectl, "second", "Placed")
     eventually(lambda: reported() == "QuotaExceeded", why="the first holds four of six")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
-    eventually(lambda: pods(kubectl, "second") == 2, why="the second takes its turn", timeout_s=120)
+    eventually(lambda: pods(kubectl, "second") == 2, why="the second takes its turn")
     events = [one for one in kubectl.list("events") if one["reason"] == "QuotaExceeded"]
     assert sorted(one["involvedObject"]["name"] for one in events) == ["job-3v1", "second"]
     assert "exceeded quota" not in "".join(one["message"] for one in kubectl.list("events")), "nothing tried in vain"

@@ -4,12 +4,8 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, eventually, job, phase, reason
 from tests.cluster.controller.test_availability import Replica
-
-pytestmark = pytest.mark.timeout(300)
 
 # Used by the API server on the controller's behalf: whoever sets blockOwnerDeletion must be allowed to finalize. Those
 # on JobSets, and on their Jobs, are used where there are some (kueue/test_jobset.py).
@@ -106,7 +102,7 @@ def test_rights_are_what_is_needed(kubectl: Kubectl, node: str, rights: Path, ku
         eventually(lambda: ("patch", "events") in did | does(replica), why="an event like an earlier one is counted")
         kubectl("patch", "rmj", "third", "--type=merge", "-p", '{"spec": {"suspend": false}}')
         unmade = "no pod has a RuntimeClass that does not exist, as an event says"
-        eventually(lambda: reason(kubectl, "third", "LearnerRunning") == "PodRefused", timeout_s=120, why=unmade)
+        eventually(lambda: reason(kubectl, "third", "LearnerRunning") == "PodRefused", why=unmade)
         # The lease is renewed by the clock, and a quick machine is done with both jobs before that.
         eventually(lambda: ("update", "leases") in did | does(replica), why="it renews its lease")
         assert may(kubectl) == did | does(replica) | IMPLIED

@@ -3,13 +3,10 @@
 import json
 from typing import Any
 
-import pytest
-
 from stage2_controller.children.manifest import labels
 from stage2_controller.spec import names
 from tests.cluster.controller.conftest import SERVERS_ADDRESS, Controller, Kubectl, Kubelet, eventually, job
 
-pytestmark = pytest.mark.timeout(300)
 SERVICE = "job-3v1-rollout"
 OF_SERVICE = f"kubernetes.io/service-name={SERVICE}"
 LEFT = "192.0.2.66"
@@ -53,7 +50,7 @@ def test_the_service_leads_to_the_servers_of_this_attempt(
     left_behind(kubectl, node)
     kubectl("patch", "service", SERVICE, "--type=merge", "-p", json.dumps({"spec": {"selector": worn}}))
     eventually(lambda: selector(kubectl) == wanted, why="a selector that somebody changed is mended")
-    eventually(lambda: behind(kubectl) == [SERVERS_ADDRESS], why="servers that an attempt left are out", timeout_s=60)
+    eventually(lambda: behind(kubectl) == [SERVERS_ADDRESS], why="servers that an attempt left are out")
     kubectl("delete", "pod", "left", "--wait=false")
 
 

@@ -9,8 +9,6 @@ from tests.cluster.controller.conftest import Kubectl, Object, eventually
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_refusals import SECURE
 
-pytestmark = pytest.mark.timeout(120)
-
 CPUS = 64  # of a node
 SIDECAR = {"restartPolicy": "Always"}
 
@@ -33,7 +31,6 @@ def create(kubectl: Kubectl, node: str, name: str, **spec: Any) -> None:
     """A pod for this node alone, which the scheduler binds or refuses."""
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
     where = {"nodeSelector": {"kubernetes.io/hostname": node}, "automountServiceAccountToken": False}
-    eventually(lambda: kubectl.get("serviceaccount", "default"), why="pods of the namespace may be made")
     kubectl("create", "-f", "-", stdin={**body, "spec": {**where, "enableServiceLinks": False, **spec}})
 
 

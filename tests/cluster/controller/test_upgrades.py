@@ -9,7 +9,6 @@ import pytest
 from stage2_controller.spec import names
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 
-pytestmark = pytest.mark.timeout(600)
 CHANGED = "of-another-version"
 
 
@@ -79,6 +78,6 @@ def test_a_secret_that_is_deleted_is_replaced_once_the_pods_that_hold_it_have_en
     controller.start()
     eventually(lambda: reason(kubectl, "job-3v1", "LearnerRunning") == "SecretRenewed", why="it says so")
     assert kubectl.get("secret", "job-3v1-token") is None or not uids(kubectl) & before
-    eventually(lambda: not uids(kubectl) & before and uids(kubectl), why="the job starts again", timeout_s=120)
+    eventually(lambda: not uids(kubectl) & before and uids(kubectl), why="the job starts again")
     found = eventually(lambda: kubectl.get("secret", "job-3v1-token"), why="with another Secret")
     assert found["metadata"]["uid"] != old

@@ -64,7 +64,7 @@ def apply_queued(
 def until_running(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
     """Wait until a job is admitted; play its pods until it runs."""
     why = f"{name} is admitted: {quota_message(kubectl, name)}"
-    eventually(lambda: kubelet.pod(name, "rollout"), why=why, timeout_s=60)
+    eventually(lambda: kubelet.pod(name, "rollout"), why=why)
     kubelet.job_runs(name)
 
 

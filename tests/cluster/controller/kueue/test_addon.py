@@ -14,9 +14,9 @@ DEPLOYMENT = "deployment/kueue-controller-manager"
 def test_namespaces_can_be_deleted_while_kueue_has_no_pod(admin: Kubectl, kueue: None, on_local_cluster: Path) -> None:
     admin("scale", KUEUE, DEPLOYMENT, "--replicas=0")
     try:
-        admin("wait", KUEUE, "pods", "--all", "--for=delete", "--timeout=60s")
+        admin("wait", KUEUE, "pods", "--all", "--for=delete", "--timeout=600s")
         admin("create", "namespace", "stage2-test-goes")
-        admin("delete", "namespace", "stage2-test-goes", "--timeout=60s")
+        admin("delete", "namespace", "stage2-test-goes", "--timeout=600s")
     finally:
         admin("scale", KUEUE, DEPLOYMENT, "--replicas=1")
-        admin("rollout", "status", KUEUE, DEPLOYMENT, "--timeout=180s")
+        admin("rollout", "status", KUEUE, DEPLOYMENT, "--timeout=600s")

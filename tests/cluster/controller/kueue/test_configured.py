@@ -16,7 +16,6 @@ from tests.cluster.controller.test_claims import TEMPLATE, Offer, claimed, offer
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.timeout(1800),  # the first run on a machine builds Kueue
     pytest.mark.skipif("STAGE2_KUEUE_CONFIGURED" not in os.environ, reason="minutes of Kueue, for whoever asks for it"),
 ]
 FIXTURES = (claimed, offer)  # they are found by their names
@@ -68,14 +67,12 @@ def test_where_kueue_knows_jobs_nothing_is_charged_twice_and_claimed_devices_are
         patch += [{"op": "add", "path": "/spec/resourceGroups/0/flavors/0/resources/-", "value": quota}]
         kubectl("patch", "clusterqueue", own, "--type=json", "-p", json.dumps(patch))
         kubectl.apply(_claiming("first"))
-        eventually(
-            lambda: places(kubectl) == [node] * 2, why=f"it runs: {quota_message(kubectl, 'first')}", timeout_s=60
-        )
+        eventually(lambda: places(kubectl) == [node] * 2, why=f"it runs: {quota_message(kubectl, 'first')}")
         assert workloads(kubectl) == ["first-quota"]
         learner = kubectl.get("job", "first-learner") or {}
         assert QUEUE not in learner["metadata"]["labels"]
         kubectl.apply(_claiming("second"))
-        eventually(lambda: DEVICES in quota_message(kubectl, "second"), why="the quota is used up", timeout_s=60)
+        eventually(lambda: DEVICES in quota_message(kubectl, "second"), why="the quota is used up")
         kubelet.job_runs("first")
 
 

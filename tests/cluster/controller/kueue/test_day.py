@@ -36,7 +36,6 @@ from tests.cluster.controller.test_faults import OUTCOMES, fates, finished
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.timeout(3600),
     pytest.mark.skipif("STAGE2_DAY_SEED" not in os.environ, reason="minutes of a day, for whoever names a seed"),
 ]
 JOBS = int(os.environ.get("STAGE2_DAY_JOBS", "200"))

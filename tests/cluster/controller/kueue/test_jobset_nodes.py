@@ -32,7 +32,6 @@ from tests.clusters import ROOT, LocalCluster
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(os.environ.get("STAGE2_NODES") != "3", reason="minutes, on a cluster of three nodes"),
-    pytest.mark.timeout(3600),
 ]
 STEPS = 60
 STRUCK_STEPS = 120  # a server that comes back loads for the time of some forty

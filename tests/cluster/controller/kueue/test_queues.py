@@ -6,7 +6,7 @@ from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import QUEUE, apply_queued, queue, quota_message, until_running
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
+pytestmark = pytest.mark.alone
 
 
 def workloads(kubectl: Kubectl) -> list[str]:
@@ -18,7 +18,7 @@ def test_a_default_queue_names_what_to_configure(kubectl: Kubectl, team: list[st
     with queue(kubectl, f"{kubectl.namespace}-default", "default"):
         apply_queued(kubectl, "first")
         wanted = "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks"
-        eventually(lambda: wanted in quota_message(kubectl, "first"), why="the job says so", timeout_s=60)
+        eventually(lambda: wanted in quota_message(kubectl, "first"), why="the job says so")
         assert len(workloads(kubectl)) == 2
 
 

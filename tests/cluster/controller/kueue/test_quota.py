@@ -11,7 +11,7 @@ from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import apply_queued, queue, quota_message, until_running
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
+pytestmark = pytest.mark.alone
 REST_S = 5.0  # nothing makes a pass of its own in it: a job that runs is looked at each ten seconds
 
 
@@ -46,9 +46,9 @@ def test_a_preempted_job_comes_back(kubectl: Kubectl, controller: Controller, ku
     until_running(kubectl, kubelet, "patient")
 
     apply_queued(kubectl, "hasty", priority_class=urgent)
-    eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it waits", timeout_s=60)
-    eventually(lambda: kubelet.pod("patient", "learner") is None, why="its learner is gone", timeout_s=60)
-    eventually(lambda: kubelet.pod("patient", "rollout") is None, why="its servers are gone", timeout_s=60)
+    eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it waits")
+    eventually(lambda: kubelet.pod("patient", "learner") is None, why="its learner is gone")
+    eventually(lambda: kubelet.pod("patient", "rollout") is None, why="its servers are gone")
     until_running(kubectl, kubelet, "hasty")
 
     kubelet.learner_ends("hasty", 0)
@@ -115,7 +115,7 @@ def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
     with queue(kubectl, own, "plain", nodeLabels=pool, topologyName=None):
         apply_queued(kubectl, "hosted", queue_name="plain")
         way_out = "set spec.placement.mode to Scheduler"
-        eventually(lambda: way_out in quota_message(kubectl, "hosted"), why="it says what to change", timeout_s=60)
+        eventually(lambda: way_out in quota_message(kubectl, "hosted"), why="it says what to change")
         kubectl("delete", "rmj", "hosted", "--timeout=600s")
         apply_queued(kubectl, "free", queue_name="plain", mode="Scheduler")
         until_running(kubectl, kubelet, "free")
@@ -123,7 +123,7 @@ def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
         servers = kubelet.pod("free", "rollout") or {}
         assert servers["spec"]["nodeSelector"]["pool"] == own
         apply_queued(kubectl, "second", queue_name="plain", mode="Scheduler")
-        eventually(lambda: "insufficient" in quota_message(kubectl, "second"), why="quota is counted", timeout_s=60)
+        eventually(lambda: "insufficient" in quota_message(kubectl, "second"), why="quota is counted")
 
 
 def test_a_patch_of_an_older_version_is_refused(kubectl: Kubectl, controller: Controller, team: list[str]) -> None:
