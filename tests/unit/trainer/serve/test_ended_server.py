@@ -4,10 +4,12 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
+from fastapi.testclient import TestClient
 
 from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
 from stage2_trainer.sync.vllm import routes
@@ -51,3 +53,15 @@ def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monk
         served.result()
     assert isinstance(error, ServerError)
     assert (error.status, "asked to stop" in error.detail) == (None, True)
+
+
+@pytest.mark.parametrize(("engine_is_dead", "status"), [(True, 503), (False, 500)])
+def test_what_a_dead_engine_cannot_answer_is_no_refusal_either(engine_is_dead, status):
+    def chat():
+        raise HTTPException(500)
+
+    app = FastAPI()
+    app.state.engine_client = SimpleNamespace(errored=engine_is_dead)
+    app.add_middleware(routes.Stage2Routes)
+    app.post(CHAT)(chat)
+    assert TestClient(app).post(CHAT).status_code == status

@@ -56,7 +56,8 @@ STOPPED = {"error": "this server was asked to stop"}
 class Stage2Routes:
     """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls.
 
-    It answers 503 to whatever the HTTP server drops when it is asked to stop, which would send 500: that is a refusal.
+    When the server is asked to stop, whatever it drops is answered with 503: 500 would be a refusal. uvicorn sends 500
+    for it, and so does vLLM once its engine has ended.
     """
 
     def __init__(self, app: App) -> None:
@@ -68,6 +69,8 @@ class Stage2Routes:
         async def note(message: MutableMapping[str, Any]) -> None:
             nonlocal began
             began = True
+            if message.get("status") == HTTPStatus.INTERNAL_SERVER_ERROR and _engine_is_dead(scope):
+                message["status"] = int(HTTPStatus.SERVICE_UNAVAILABLE)
             await send(message)
 
         try:
