@@ -15,9 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from transformers import AutoProcessor
 
 from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer.rollouts.build import check_identity
 from stage2_trainer.wire.chat import CHAT_ROUTE
+from stage2_trainer.wire.client import ServerClient
 from tests.integration.conftest import LONG_S, patience
 from tests.integration.strikes import (
     BLOWS,
@@ -95,7 +98,10 @@ def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones
     renewed, make_sync, policy_of, token, probe, model_path, push, phase, who, blow, transport
 ):
     served = renewed("vllm", transport=transport)
+    client = ServerClient(served.base_url, token, timeout_s=LONG_S)
+    processor, ids = AutoProcessor.from_pretrained(model_path), probe.inputs["input_ids"][0].tolist()
     with struck_learner(served, model_path, token, push, phase, blow):
+        check_identity([client], processor, probe.messages, ids)  # asks for an answer before the next push
         proved(make_sync(served, **push.options()), probe).ensure_synced(policy_of(push), 5)
     assert version_of(served, token) == "5"
 

@@ -33,6 +33,7 @@ from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_obstacle, res
 from stage2_trainer.sync.fleet.proof import Ask, Prover, server_logprobs, swift_logprobs
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep
+from stage2_trainer.sync.fleet.server import close_update
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
@@ -245,9 +246,10 @@ def _identity(client: ServerClient) -> dict[str, Any]:
 
 
 def _resume(client: ServerClient) -> None:
-    """Resume a server that a learner paused for a push and died: it would never answer again."""
+    """Resume a server that a learner paused for a push and died: it would never answer again, or end at a request."""
     if client.get("/is_paused", PHASE).get("is_paused"):
         logger.warning("server %s is paused, as a learner that ended in a push leaves it; it resumes", client.base_url)
+        close_update(client)
         client.post("/resume", PHASE)
 
 

@@ -35,12 +35,26 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling
 logger = logging.getLogger(__name__)
 
 FRESH = "default"  # the version of a server that was never given weights
+UNFINISHED = "unfinished"  # that of one which got a part of an update
 UPDATE_ROUTE = "/update_weights"
 START_ROUTE, FINISH_ROUTE, VERSION_ROUTE = "/start_weight_update", "/finish_weight_update", "/weight_info"
 START, DIGEST_PHASE, RESET, CONFIRM = "start", "compare digests", "reset caches", "confirm"
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 RESET_INTERVAL_S = 0.02
 RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
+
+
+def close_update(client: ServerClient) -> None:
+    """Close the update that a learner which died left open, if it did: until then some layers may have no weights.
+
+    Raises:
+        ServerError: the server does not answer.
+    """
+    try:
+        client.post(FINISH_ROUTE, START, body={"weight_version": UNFINISHED})
+    except ServerError as error:
+        if error.status is None:
+            raise
 
 
 class ServerSession:
@@ -90,7 +104,7 @@ class ServerSession:
                 raise
             # A learner that died between start and finish leaves its update open; close it, and open ours.
             logger.warning("%s; closing the update that an earlier learner left open", error)
-            self._close_what_is_open()
+            close_update(self.client)
             self.client.post(START_ROUTE, START)
             self.holds_base = False
             return True
@@ -157,14 +171,6 @@ class ServerSession:
                 raise ServerError(self.client.base_url, calls[0].phase, detail)
             time.sleep(RESET_INTERVAL_S)
         return answers[-1]
-
-    def _close_what_is_open(self) -> None:
-        """Close an update, unless the learner that opened it has done so meanwhile."""
-        try:
-            self.client.post(FINISH_ROUTE, START)
-        except ServerError as error:
-            if error.status is None:
-                raise
 
     def use_adapter(self, name: str) -> None:
         """Make the server load the adapter that it was sent, by asking it for one token, and drop all others."""

@@ -72,8 +72,12 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         self._reload.abandon()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load tensors."""
-        receive_and_settle(self, update_info)
+        """Receive and load tensors. If that fails, the layers have weights again: a request would end the engine."""
+        try:
+            receive_and_settle(self, update_info)
+        except BaseException:
+            self._reload.abandon()
+            raise
 
     def receive_weights(self, update_info: BucketUpdateInfo) -> None:
         """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
