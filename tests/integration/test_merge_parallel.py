@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.vllm import VllmSync
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES, ROOT, launch, stop, wait_until_healthy
 from tests.ports import free_port
@@ -69,3 +70,11 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
     client = ServerClient(served.base_url, token, timeout_s=60)
     assert client.world_size() == WORKERS
     policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
+
+
+def test_a_call_that_workers_refuse_leaves_none_of_them_an_answer_behind(served, token):
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    with pytest.raises(ServerError, match="without a matching start_weight_update"):
+        client.post("/finish_weight_update", "test", body={"weight_version": "3"})
+    client.post("/start_weight_update", "test")
+    client.post("/finish_weight_update", "test", body={"weight_version": "3"})

@@ -71,6 +71,7 @@ def test_a_server_that_a_dead_learner_left_standing_still_goes_on(client, model_
     client.post("/start_weight_update", "test")
     check(client, model_path, chat)
     assert client.get("/is_paused", "test") == {"is_paused": False}
+    assert client.weight_version() == "unfinished"
     client.post("/start_weight_update", "test")  # the other one is closed
     client.post("/finish_weight_update", "test", body={"weight_version": "default"})
 

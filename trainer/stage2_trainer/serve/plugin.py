@@ -14,6 +14,7 @@ from stage2_trainer.sync.vllm.vllm_compat import (
     expand_sampling_on_cpus,
     offer_model_inspections,
     quiet_updates,
+    read_every_reply,
     register_transfer_engine,
 )
 
@@ -48,6 +49,7 @@ def register() -> None:
     for backend, (module, name) in ENGINES.items():
         register_transfer_engine(backend, module, name)
     quiet_updates()
+    read_every_reply()
     expand_sampling_on_cpus()
     if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
         LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())

