@@ -300,9 +300,10 @@ def _in_one_domain(job: RolloutMatchingJob, role: str) -> Manifest:
 
     `Exclusive` of rollout pods is JobSet's own. It lets the learner's further pods follow the first, and refuses them
     while a first one that failed is still there beside its successor; a Job keeps it. So the learner's pods have the
-    same rule as affinities of their own: away from pods of their priority that another Job of a JobSet has. (Lower ones
-    on several nodes could not be preempted: that frees one node.) JobSet before 0.11 labels only exclusive pods with
-    their priority. Kubernetes ignores the key of a label that a pod lacks, and the learner then keeps away from all.
+    same rule as affinities of their own: away from pods of their priority that another Job of a JobSet has. Pods of a
+    lower priority are no obstacle: preemption frees only one node, and a learner kept away from several would wait for
+    ever. JobSet before 0.11 labels only exclusive pods with their priority. Kubernetes ignores the key of a label that
+    a pod lacks, and the learner then keeps away from all.
     """
     key = job.spec.placement.topology_key
     if key is None:

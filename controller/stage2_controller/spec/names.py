@@ -34,7 +34,7 @@ LABEL_PRIORITY = "kueue.x-k8s.io/priority-class"  # of a job: its rank in the qu
 LABEL_JOB_INDEX = "jobset.sigs.k8s.io/job-index"  # of a pod: its Job's among those of JobSet for its role
 LABEL_POD_INDEX = "batch.kubernetes.io/job-completion-index"  # of a pod: its own in its Job
 LABEL_JOB_KEY = "jobset.sigs.k8s.io/job-key"  # of a JobSet's pod: its Job's among all of the cluster
-LABEL_POD_PRIORITY = "jobset.sigs.k8s.io/priority"  # of a JobSet's pod: its number
+LABEL_POD_PRIORITY = "jobset.sigs.k8s.io/priority"  # of a JobSet's pod: its priority, as a number
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "stage2"
 

@@ -195,7 +195,7 @@ def test_a_server_that_keeps_dying_is_not_restarted_forever(
 ) -> None:
     starts = tmp_path / "starts"
     dies = f"echo >> {starts}; exit 3"
-    outlives = f"until [ -e {starts} ] && [ $(wc -l < {starts}) = 4 ]; do sleep 0.1; done; sleep 2; exit 75"
+    outlives = f"until [ -e {starts} ] && [ $(wc -l < {starts}) -ge 4 ]; do sleep 0.1; done; sleep 5; exit 75"
     assert watched(tmp_path, monkeypatch, server=dies, learner=outlives) == 75
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("ended with exit code 3; restarting it") == 3

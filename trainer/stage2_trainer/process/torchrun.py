@@ -48,7 +48,7 @@ class Node:
         """Return the node of INDEX/COUNT@HOST:PORT. Raises ConfigError."""
         found = re.fullmatch(r"(\d+)/(\d+)@([^:@/]+):(\d+)", text)
         if found is None or int(found[1]) >= int(found[2]) or not 0 < int(found[4]) <= LAST_PORT:
-            rule = f"must be INDEX/COUNT@HOST:PORT, with an index from 0 and below the count, and a port to {LAST_PORT}"
+            rule = f"must be INDEX/COUNT@HOST:PORT, an index from 0 and below the count, and a port up to {LAST_PORT}"
             way_out = "number the nodes from 0, and name the first one's host, such as 0/2@10.0.0.5:29400"
             raise ConfigError((Problem("--node", text, rule, way_out),))
         return cls(int(found[1]), int(found[2]), found[3], int(found[4]))
@@ -91,7 +91,7 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int, node
 
 def _end(*_: object) -> None:
     logger.error("asked to stop (SIGTERM)")
-    os._exit(EXIT_RETRYABLE)  # an ordinary exit aborts where a thread is inside of a TCPStore
+    os._exit(EXIT_RETRYABLE)  # an ordinary exit aborts where a thread is inside a TCPStore
 
 
 def _meet(node: Node) -> TCPStore | None:
@@ -112,7 +112,7 @@ def _welcome_others(node: Node) -> TCPStore:
     store = _store("localhost", node)  # a pod's own name may not be known yet
     others = [f"machine-{index}" for index in range(1, node.count)]
     while not store.check(others):
-        for other in others:  # who is still there calls again within this time, who has gone does not
+        for other in others:  # who is still there calls again; who ends in this time is met, and costs ten minutes
             store.delete_key(other)
         time.sleep(2 * LOOKS_AGAIN_S)
     for process in store.multi_get(others):

@@ -11,7 +11,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
+from stage2_trainer.process.torchrun import LOOKS_AGAIN_S, Node, joined_exit_code, run_processes
 from tests.ports import free_port
 
 
@@ -94,6 +94,7 @@ def test_a_machine_that_goes_while_it_waits_is_waited_for_again(tmp_path: Path) 
     until_it_waits(gone)
     gone.kill()
     gone.communicate()
+    time.sleep(4 * LOOKS_AGAIN_S)  # until the first one has forgotten its last call
     last = machine(2, port, tmp_path, count=3)
     until_it_waits(last)
     machines = [first, last, machine(1, port, tmp_path, count=3)]

@@ -46,10 +46,13 @@ def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monk
             time.sleep(0.01)
         client = ServerClient(f"http://127.0.0.1:{config.port}", "token", timeout_s=30)
         answer = pool.submit(client.post, path, "ask", body=body)
-        asked.wait()
-        server.should_exit = True
-        error = answer.exception()
-        may_end.set()
+        try:
+            assert asked.wait(60)
+            server.should_exit = True
+            error = answer.exception()
+        finally:
+            server.should_exit = True
+            may_end.set()
         served.result()
     assert isinstance(error, ServerError)
     assert (error.status, "asked to stop" in error.detail) == (None, True)

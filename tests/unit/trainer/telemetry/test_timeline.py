@@ -74,7 +74,7 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
 
     start = time.monotonic()
     timeline.begin()
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     asked.wait()
     most_of_the_step(start)

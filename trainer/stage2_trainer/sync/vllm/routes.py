@@ -56,8 +56,8 @@ STOPPED = {"error": "this server was asked to stop"}
 class Stage2Routes:
     """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls.
 
-    When the server is asked to stop, whatever it drops is answered with 503: 500 would be a refusal. uvicorn sends 500
-    for it, and so does vLLM once its engine has ended.
+    When the server is asked to stop, it answers 503 to the requests that it drops. uvicorn, and vLLM once its engine
+    has ended, answer 500, which a learner takes for a refusal.
     """
 
     def __init__(self, app: App) -> None:
