@@ -74,7 +74,7 @@ def test_pods_run_the_images_that_were_pushed(demo: Path, kubeconfig: Path, publ
     assert {image["digest"] for image in status["images"]} == {published.trainer.partition("@")[2]}
     pods = _kubectl(kubeconfig, "get", "pods", "--namespace=stage2-system", "--output=json")
     ran = [one["imageID"] for pod in json.loads(pods)["items"] for one in pod["status"]["containerStatuses"]]
-    assert set(ran) == {published.controller}
+    assert {one.partition("@")[2] for one in ran} == {published.controller.partition("@")[2]}
 
 
 def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:
