@@ -32,7 +32,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 START_TIMEOUT_S = 400.0
-LONG_S = 120.0
+LONG_S = 120.0  # a deadline that only a server which stands still misses
 STOP_TIMEOUT_S = 20.0
 LOG_LINES = 40
 MAX_MODEL_LEN = 1024

@@ -112,7 +112,8 @@ def _welcome_others(node: Node) -> TCPStore:
     store = _store("localhost", node)  # a pod's own name may not be known yet
     others = [f"machine-{index}" for index in range(1, node.count)]
     while not store.check(others):
-        for other in others:  # who is still there calls again; who ends in this time is met, and costs ten minutes
+        # A machine that still waits calls again. One that ends within this time is welcomed, and costs ten minutes.
+        for other in others:
             store.delete_key(other)
         time.sleep(2 * LOOKS_AGAIN_S)
     for process in store.multi_get(others):

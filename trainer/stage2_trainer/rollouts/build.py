@@ -246,7 +246,7 @@ def _identity(client: ServerClient) -> dict[str, Any]:
 
 
 def _resume(client: ServerClient) -> None:
-    """Resume a server that a learner paused for a push and died: it would never answer, or end at a request."""
+    """Resume a server whose learner died in a push: it is paused for good, and a request could end its engine."""
     if client.get("/is_paused", PHASE).get("is_paused"):
         logger.warning("server %s is paused, as a learner that ended in a push leaves it; it resumes", client.base_url)
         close_update(client)

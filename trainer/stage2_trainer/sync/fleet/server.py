@@ -35,7 +35,7 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling
 logger = logging.getLogger(__name__)
 
 FRESH = "default"  # the version of a server that was never given weights
-UNFINISHED = "unfinished"  # that of one which got a part of an update
+UNFINISHED = "unfinished"  # the version of a server that may hold a part of an update
 UPDATE_ROUTE = "/update_weights"
 START_ROUTE, FINISH_ROUTE, VERSION_ROUTE = "/start_weight_update", "/finish_weight_update", "/weight_info"
 START, DIGEST_PHASE, RESET, CONFIRM = "start", "compare digests", "reset caches", "confirm"
@@ -45,9 +45,9 @@ RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 def close_update(client: ServerClient) -> None:
-    """Close the update that a learner which died may have left open: until then some layers may have no weights.
+    """Close the update that a dead learner may have left open, because some layers may have no weights until then.
 
-    The server's version says then that it may have got a part of an update.
+    The server's version is `UNFINISHED` afterwards, since it may hold a part of that update.
 
     Raises:
         ServerError: the server does not answer.

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 # wheel.
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
+# Calls of a weight update that vLLM makes in all workers (`read_every_reply`).
 UPDATE_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -107,7 +108,7 @@ def drop_requests_at_the_end() -> None:
 
 
 def read_every_reply() -> None:
-    """Let a call of an update that several workers refuse leave no reply behind, which the next call would read.
+    """Read the replies of all workers when a call of an update fails, or the next call would read those left over.
 
     `MultiprocExecutor.collective_rpc` raises at the first worker that failed, and the replies of the others stay in
     their queues: vllm-project/vllm issue 49972. Other calls are left alone: a worker may wait there for the one that
@@ -139,7 +140,7 @@ def read_every_reply() -> None:
 
 @dataclass(frozen=True)
 class _Replies:
-    """A worker's queue, whose replies all count as good: each result is a pair of the true status and result."""
+    """A worker's queue whose replies all count as successes; each result is a pair of the real status and result."""
 
     queue: Any
     good: Any

@@ -72,7 +72,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         self._reload.abandon()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load tensors. If that fails, the layers have weights again: a request would end the engine."""
+        """Receive and load tensors. If that fails, put old weights back: without them a request ends the engine."""
         try:
             receive_and_settle(self, update_info)
         except BaseException:
