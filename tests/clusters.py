@@ -206,11 +206,10 @@ def installed(kubeconfig: Path, published: Published, helm: str, session_folder:
 
 @dataclass(frozen=True)
 class Ran:
-    """A job that has ended: its last state, the log of its learner, and the progress that it reported."""
+    """A job that has ended: its last state, and the log of its learner."""
 
     job: Mapping[str, Any]
     log: str
-    progress: Sequence[str]
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The learner's JSON lines of one kind, in order."""
@@ -248,14 +247,11 @@ def run_job(
     name = manifest["metadata"]["name"]
     kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
     patience = Patience(JOB_TIMEOUT_S)
-    progress: list[str] = []
     while True:
         job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
         status = job.get("status", {})
         if status.get("phase") in ("Succeeded", "Failed"):
-            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"), progress)
-        if status.get("phase") == "Running" and "progress" in status:
-            progress.append(status["progress"])
+            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
         meanwhile(job)
         assert not patience.ended(), job
         time.sleep(1)

@@ -32,11 +32,6 @@ def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:
     assert status["step"] == status["maxSteps"] == STEPS
 
 
-def test_the_learner_tells_its_progress_while_it_runs(ran: Ran) -> None:
-    """Over TLS: the controller asks it nothing otherwise."""
-    assert f"0/{STEPS}" in ran.progress or f"1/{STEPS}" in ran.progress, ran.progress
-
-
 def test_the_learner_has_the_gpus_and_no_server_stands_beside_it(ran: Ran, installed: Path) -> None:
     deployments, services, jobs = (
         json.loads(kubectl(installed, "get", kind, f"--selector={OWNED}", "--output=json"))["items"]
