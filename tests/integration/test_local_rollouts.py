@@ -13,7 +13,7 @@ import yaml
 from stage2_trainer.learner.evaluate import METRICS
 from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
-from tests.integration.runs import adapter, assert_resumes_alike, learn
+from tests.integration.runs import adapter, learn
 from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
@@ -122,10 +122,6 @@ def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
     assert_scored_as_by_the_learner(alone, alone[0] / "config.yaml")
 
 
-def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
-    assert_resumes_alike(*alone, 2, configuration(shapes, tmp_path))
-
-
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
     output, steps = alone
     together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2, run=executed)
@@ -159,16 +155,6 @@ def zero(stage):
         "train_batch_size": "auto",
         "gradient_clipping": "auto",
     }
-
-
-def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path):
-    """ZeRO-3 does too: that of the colocated engine below is compared with the same run."""
-    _, steps = alone
-    few = {"max_steps": FEW, "save_strategy": "no"}
-    together, _ = learn(
-        configuration(shapes, tmp_path, training=few, deepspeed=zero(2)), processes=2, imports=DEEPSPEED
-    )
-    assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
 
 WHOLE = {
