@@ -12,6 +12,7 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record
+from stage2_trainer.doctor.activations import pass_bytes
 from stage2_trainer.doctor.examination import Devices, Examination, check_images, check_order, missing_from
 from stage2_trainer.doctor.footprint import footprint
 from stage2_trainer.doctor.resources import GIB, Gpu, Machine, memory_left, total
@@ -24,6 +25,23 @@ GPU = Gpu(0, "NVIDIA H100", 80 * GIB, 0)
 
 def machine(gpus=4, **changes):
     return replace(Machine((GPU,) * gpus, shared_memory=8 * GIB, memory=64 * GIB, driver="580.65.06"), **changes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted_once():
+    """Passes over rows are counted once for policies that are alike: each takes a second (test_activations)."""
+    known = {}
+
+    def count(policy, **rows):
+        parameters = [(name, one.shape, one.dtype, one.requires_grad) for name, one in policy.named_parameters()]
+        key = f"{policy} {policy.config} {parameters} {rows}"
+        if key not in known:
+            known[key] = pass_bytes(policy, **rows)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stage2_trainer.doctor.footprint.pass_bytes", count)
+        yield
 
 
 @pytest.fixture
