@@ -3,6 +3,7 @@
 import gc
 import os
 import tempfile
+from collections.abc import Generator
 
 import pytest
 
@@ -13,10 +14,16 @@ os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name i
 pytest_plugins = ["tests.clusters"]
 
 
-def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collection: they stay, and transformers collects often."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude imported objects from garbage collection: they stay, and imports and transformers collect often."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
