@@ -42,7 +42,7 @@ _COMMANDS = """\
 code 2 means that an argument is missing or wrong, 64 that a person must change something, 69 that a package is missing,
 75 that another try may succeed.
 
-`--set training.max_steps=40` changes a value of the training YAML for one call; of a job the key is meant below
+`--set training.max_steps=40` changes a value of the training YAML for one call; in a job file, the key is relative to
 `spec.config`.
 """
 _MORE = {

@@ -31,7 +31,7 @@ Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file."
 Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
 Order = Annotated[Sorting, typer.Option(help="Objects from top to bottom and left to right, or as in the file.")]
 Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Most records.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of records.")]
 SplitObjects = Annotated[Split, typer.Option(help="Outline of an object of several parts, with --geometry poly.")]
 Exif = Annotated[Reference, typer.Option(help="Pixels that annotations of an image rotated by EXIF refer to.")]
 MaxObjects = Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")]
@@ -110,9 +110,9 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     output: Output,
     boxes: Annotated[
         Literal["coco", "voc", "yolo"],
-        typer.Option(help="Four numbers of a box: x y width height, or x1 y1 x2 y2, or centre and size as shares."),
+        typer.Option(help="A box is x y width height (coco), x1 y1 x2 y2 (voc), or centre and size as shares (yolo)."),
     ],
-    split: Annotated[str | None, typer.Option(help="Needed where there are several.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to import; required if there are several.")] = None,
     names: Annotated[str | None, typer.Option(metavar="A,B", help="Names of numbered categories, from 0.")] = None,
     image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the images.")] = None,
     objects: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the objects.")] = None,

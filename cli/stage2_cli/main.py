@@ -26,7 +26,7 @@ Mapped = Annotated[
     list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML, as training.seed=1.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1.")
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
@@ -35,7 +35,7 @@ Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast serv
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
 ]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, also where the job asks for some: for tiny models.")]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -101,7 +101,7 @@ def prepare(
 
 @app.command()
 def init(
-    data: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Data file to train on, of `stage2 import`.")],
+    data: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Data file to train on: see `stage2 import`.")],
     model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     val_data: Annotated[
@@ -188,7 +188,7 @@ def serve(
         str | None, typer.Option(help="Address to bind; by default loopback if the server's base_url is.")
     ] = None,
     pod: Annotated[
-        int | None, typer.Option(help="Index of this host among the servers' hosts; --server then counts on it.")
+        int | None, typer.Option(help="Index of this host among the servers' hosts; --server then counts within it.")
     ] = None,
 ) -> None:
     """Start rollout server number SERVER of CONFIG in the foreground."""
@@ -216,7 +216,7 @@ def learn(
         str | None,
         typer.Option(
             metavar="INDEX/COUNT@HOST:PORT",
-            help="This machine among COUNT, each with so many processes; HOST is the first. Not with --restarts.",
+            help="This machine of COUNT, each with --processes; HOST is the first. Not with --restarts.",
         ),
     ] = None,
     changes: Changes = None,
@@ -262,7 +262,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
     ] = False,
     missing: Annotated[
-        Literal["refuse", "count-as-empty"], typer.Option(help="Other records without an answer.")
+        Literal["refuse", "count-as-empty"], typer.Option(help="What to do with other records that lack an answer.")
     ] = "refuse",
     resamples: Annotated[
         int, typer.Option(min=0, help="Resamples of the bootstrap over images; 0: no intervals.")

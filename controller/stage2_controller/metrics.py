@@ -36,9 +36,9 @@ OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Seconds from the start or last resume to the first optimizer step (status.firstStepTime).",
         (),
     ),
-    "stage2_job_report_age_seconds": ("Seconds since the running learner last gave a report.", ()),
-    "stage2_job_server_restarts": ("Restarts of the server that has most of them.", ()),
-    "stage2_job_restarts": ("Times that the learner was started again.", ()),
+    "stage2_job_report_age_seconds": ("Seconds since the last report of the running learner.", ()),
+    "stage2_job_server_restarts": ("Restarts of the server with the most restarts.", ()),
+    "stage2_job_restarts": ("Restarts of the learner.", ()),
     "stage2_job_step": ("Optimizer steps that are done.", ()),
     "stage2_job_max_steps": ("Optimizer steps of the whole run.", ()),
     "stage2_job_loss": ("Loss of the last optimizer step.", ()),
@@ -74,7 +74,7 @@ class Metrics:
         self.queue_depth = Gauge("stage2_queue_depth", "Jobs that wait for a pass.", registry=self.registry)
         self.loop_lag = Histogram(
             "stage2_event_loop_lag_seconds",
-            "Seconds by which the event loop was late for a task, since something else kept it.",
+            "Seconds by which the event loop was late for a task, because something else blocked it.",
             buckets=_LAG_BUCKETS,
             registry=self.registry,
         )

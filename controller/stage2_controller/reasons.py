@@ -10,7 +10,7 @@ SUCCEEDED: Final = "Succeeded"  # the learner ended with exit code 0; final
 FAILED: Final = "Failed"  # invalid, or ended without success; a corrected spec runs
 SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 
-# Condition Accepted: the spec is one that can run.
+# Condition Accepted: the spec can run.
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"  # the job passes the definition, the rules and the policy
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
@@ -20,21 +20,21 @@ INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing chan
 # Condition Placed: one node has room for servers and learner. Where the scheduler chooses, it reports only what failed.
 PLACED: Final = "Placed"
 NODE_CHOSEN: Final = "NodeChosen"  # servers and learner are placed on a node
-NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only where a node may come
-NODE_LOST: Final = "NodeLost"  # the whole job moves
-NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
-NODE_DRAINED: Final = "NodeDrained"  # the same, because somebody has cordoned the node
-QUOTA_EXCEEDED: Final = "QuotaExceeded"  # a ResourceQuota refuses its pods: it has none, and waits
+NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only if a node may come
+NODE_LOST: Final = "NodeLost"  # the node is gone or out of service; the whole job moves
+NODE_FULL: Final = "NodeFull"  # the scheduler or the kubelet refused a pod on the node; the whole job moves
+NODE_DRAINED: Final = "NodeDrained"  # somebody has cordoned the node; the whole job moves
+QUOTA_EXCEEDED: Final = "QuotaExceeded"  # a ResourceQuota refuses the job's pods: it has none, and waits
 HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
-NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
+NODE_NOT_READY: Final = "NodeNotReady"  # the node is silent; the job stays, because its learner may still write
 
 # Condition ChildrenApplied: the API server accepted every child.
 CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"  # the API server accepted every child
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
-JOBSET_MISSING: Final = "JobSetMissing"  # spec.engine is JobSet, and the cluster has none; the message installs it
+JOBSET_MISSING: Final = "JobSetMissing"  # JobSet is not installed; the message has the command
 NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: no child is written
-OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # those of a deleted job of the same name: no child is written yet
+OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # children of a deleted job of this name end: none is written yet
 
 # Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
 ROLLOUT_READY: Final = "RolloutReady"
@@ -47,20 +47,20 @@ RELEASED: Final = "Released"  # the learner is done: the pod was removed
 LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"  # the learner's container runs
 WAITING_FOR_SERVERS: Final = "WaitingForServers"  # it starts when the servers answer
-OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # of a suspended or moved job: it writes its checkpoint
+OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # the learner of a suspended or moved job writes its checkpoint
 SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"  # the learner's pod has ended, and its Job has not counted it yet
 
-# Condition LearnerReachable: present only while the controller gets no report of a learner that runs.
+# Condition LearnerReachable: present only while the controller gets no report from a running learner.
 LEARNER_REACHABLE: Final = "LearnerReachable"
-LEARNER_UNREACHABLE: Final = "LearnerUnreachable"  # its health endpoint does not answer
+LEARNER_UNREACHABLE: Final = "LearnerUnreachable"  # the learner runs, but gives no report
 
 # Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
 NOT_CREATED: Final = "NotCreated"  # the object or its pod does not exist yet
-POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy, or its node's kubelet; the message is theirs
+POD_REFUSED: Final = "PodRefused"  # a quota, a policy or the kubelet refused the pod; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
-UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
+UNSCHEDULABLE: Final = "Unschedulable"  # no node fits the pod; the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"  # the message names the image and the registry's answer
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
 CONTAINERS_STARTING: Final = "ContainersStarting"  # images are pulled, or containers start
@@ -69,37 +69,37 @@ CONTAINERS_STARTING: Final = "ContainersStarting"  # images are pulled, or conta
 WEIGHTS_IN_SYNC: Final = "WeightsInSync"
 SAME_VERSION: Final = "SameVersion"  # all servers hold the version pushed last
 VERSIONS_DIFFER: Final = "VersionsDiffer"  # some server holds another version
-SERVER_RESTARTED: Final = "ServerRestarted"  # it holds the checkpoint's weights until the next push
+SERVER_RESTARTED: Final = "ServerRestarted"  # a restarted server has no pushed weights until the next push
 NOT_SYNCED_YET: Final = "NotSyncedYet"  # the learner has pushed no weights yet
 
 # Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.
 QUOTA_RESERVED: Final = "QuotaReserved"
 ADMITTED: Final = "Admitted"  # Kueue has admitted the job
 QUOTA_PENDING: Final = "QuotaPending"  # Kueue keeps the job waiting
-CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue retries it with growing pauses
-QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue retries only after the job was suspended and resumed
-WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody has deactivated the Workload: the job waits for them
-NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist, so it requests no quota
+CHECK_FAILED: Final = "AdmissionCheckFailed"  # a check failed; Kueue retries with growing pauses
+QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue deactivated the Workload: suspend and resume the job to ask again
+WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody else deactivated the Workload; the job waits for them
+NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the class does not exist, so the job requests no quota
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: only what runs continues
 
-# Condition Training: nothing is missing. Otherwise its reason is that of the first condition in the job's way.
+# Condition Training: nothing is missing. If it is False, its reason is that of the first condition that is missing.
 TRAINING: Final = "Training"
 TRAINS: Final = "Trains"  # at least one optimizer step is done
 NO_STEP_YET: Final = "NoStepYet"  # no optimizer step is done
 
 # Conditions Ready, Reconciling and Stalled: as kstatus reads them. The last two are present only when true.
-READY: Final = "Ready"  # the job is as its spec says: it works, is suspended, or has succeeded
-RECONCILING: Final = "Reconciling"  # it is on its way there
-STALLED: Final = "Stalled"  # it does not get there unless somebody acts
+READY: Final = "Ready"  # the job is as its spec says: it runs, is suspended, or has succeeded
+RECONCILING: Final = "Reconciling"  # the job is on its way there
+STALLED: Final = "Stalled"  # the job does not get there unless somebody acts
 
 # Condition Suspended: present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"  # spec.suspend is true
-PODS_ENDING: Final = "PodsEnding"  # of a suspended job: its learner writes its checkpoint
+PODS_ENDING: Final = "PodsEnding"  # the pods of a suspended job end: its learner writes its checkpoint
 
 # Conditions Succeeded and Failed: present only when true.
 LEARNER_SUCCEEDED: Final = "LearnerSucceeded"  # the learner ended with exit code 0
 CONFIGURATION_ERROR: Final = "ConfigurationError"  # exit code 64: never retried
 BACKOFF_LIMIT: Final = "BackoffLimitExceeded"  # the learner failed more often than spec.learner.backoffLimit
-DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds has passed
 START_DEADLINE: Final = "StartDeadlineExceeded"  # spec.learner.startDeadlineSeconds: the servers never all answered
 LEARNER_FAILED: Final = "LearnerFailed"  # the Job failed for another reason, which the message names

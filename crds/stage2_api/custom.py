@@ -57,13 +57,13 @@ class Custom(Section):
 
     trainer_variant: Literal["rollout_matching_sft", "sft", "grpo"] = "rollout_matching_sft"
     """Trainer: rollout-matching fine-tuning (stage 2), supervised fine-tuning on the ground truth (`sft`, stage 1), or
-    GRPO, which `rlhf` configures. `sft` makes rollouts only to evaluate."""
+    GRPO, which `rlhf` configures. `sft` generates rollouts only to evaluate."""
     train_jsonl: Path
     """File of training records, one JSON object per line; image paths are relative to its folder, and stay below it."""
     val_jsonl: Path | None = None
     """File of evaluation records; null means no evaluation."""
     image_roots: list[Path] = Field(default=[], max_length=64)
-    """Further folders in which the images of records may lie."""
+    """List of further folders in which the images of records may be."""
     train_sample_limit: Positive | None = None
     """Number of training records to read, from the start of the file; null means all."""
     val_sample_limit: Positive | None = None

@@ -100,9 +100,9 @@ class Rlhf(Section):
     truncation_strategy: Literal["left", "delete"] = "left"
     """Treatment of prompts that are too long in ms-swift. Ignored: such prompts are refused."""
     dynamic_sample: bool = False
-    """Whether to replace prompts whose answers all score the same."""
+    """Whether to replace prompts whose answers all score the same. Must be false: stage2 does not replace them."""
     max_resample_times: Positive = 3
-    """Maximum rounds of replacement."""
+    """Maximum rounds of replacement. Ignored, because `dynamic_sample` must be false."""
 
     @property
     def resolved_scale(self) -> Literal["group", "batch", "none"]:

@@ -40,8 +40,8 @@ class RolloutSpec(KubernetesObject):
     """The rollout servers: one pod with one container for each server, or several pods with engine JobSet."""
 
     servers: Annotated[int, Field(ge=0, le=512)] = 0
-    """Number of vLLM servers: at least one with `vllm.mode: server`; otherwise 0, because the learner makes the
-    rollouts. Engine Node has at most 16. With engine JobSet the number may change while the job runs
+    """Number of vLLM servers: at least one with `vllm.mode: server`; otherwise 0, because the learner generates the
+    rollouts. Engine Node allows at most 16. With engine JobSet the number may change while the job runs
     (`kubectl scale`)."""
     servers_per_pod: Annotated[int, Field(ge=1, le=16)] = 1
     """Number of servers in each pod of engine JobSet; must divide `servers`. Engine Node has one pod with all."""
@@ -98,11 +98,10 @@ class Placement(KubernetesObject):
     scheduler, for clusters where an autoscaler adds nodes for pending pods, or volumes tie the job to certain nodes.
     Engine JobSet always leaves it to the scheduler, or to Kueue."""
     topology_key: QualifiedName | None = None
-    """Label of nodes whose values are domains of the network, such as a rack (engine JobSet)."""
+    """Node label whose values are domains of the network, such as racks (engine JobSet)."""
     topology: Literal["Preferred", "Exclusive"] = "Preferred"
-    """What `topologyKey` asks for: with `Preferred` all pods of the job gather in one domain where it has room; with
-    `Exclusive` each rollout pod, and all pods of the learner together, get a domain without other JobSets of
-    the same pod priority."""
+    """How `topologyKey` is used: `Preferred` puts all pods of the job into one domain if it has room; `Exclusive` gives
+    each rollout pod one domain, and all learner pods together one, without other JobSets of the same pod priority."""
 
 
 class Tls(KubernetesObject):
@@ -162,9 +161,9 @@ class JobSpec(KubernetesObject):
     )
     """List of volumes for model, data and output, mounted in every container."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Seconds after its start when an unfinished job fails; unset means no limit."""
+    """Seconds from its start or last resume until an unfinished job fails; unset means no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Seconds after its end when the job is deleted; unset keeps it."""
+    """Seconds from its end until the job is deleted; unset keeps it."""
     managed_by: (
         Annotated[
             str,

@@ -181,7 +181,7 @@ class Volume(KubernetesObject):
     sub_path: Path | None = None
     """Path inside the volume to mount instead of its root."""
     persistent_volume_claim: ClaimSource | None = None
-    """PersistentVolumeClaim as the source. ReadWriteOnce is enough, because servers and learner share a node."""
+    """PersistentVolumeClaim as the source. ReadWriteOnce is enough for engine Node, whose pods share a node."""
     host_path: HostPathSource | None = None
     """Folder of the node as the source."""
     empty_dir: EmptyDirSource | None = None

@@ -59,8 +59,8 @@ class Pipeline(Section):
     """Makes the next optimizer step's rollouts while the current step trains, with weights one step old."""
 
     enabled: bool = False
-    """Whether to make rollouts one step ahead, with the weights from before the current optimizer step. No rollout is
-    older than one sync, and `rollouts.jsonl` records its version."""
+    """Whether to generate rollouts one step ahead, with the weights from before the current optimizer step. No rollout
+    is older than one sync, and `rollouts.jsonl` records its version."""
 
 
 class Runaway(Section):

@@ -117,7 +117,7 @@ class Training(Section):
     save_delay_steps: Count | None = None
     """Optimizer steps before ms-swift's first checkpoint. Ignored: a restarted job needs early checkpoints."""
     eval_strategy: Literal["no", "steps", "epoch"] = "no"
-    """When to evaluate: make and match rollouts of `custom.val_jsonl`, without a loss."""
+    """When to evaluate: generate and match rollouts of `custom.val_jsonl`, without a loss."""
     eval_steps: Positive | None = None
     """Optimizer steps between evaluations; null means `logging_steps`."""
     metric_for_best_model: Annotated[Name, Field(pattern=r"^[A-Za-z0-9_/.-]+$")] | None = None

@@ -65,8 +65,8 @@ class VllmServer(Section):
     """Protocol of the servers: `vllm` for `stage2 serve`, or `swift` for ms-swift's `swift rollout`, which supports
     only full syncs and does not report its weight version."""
     learners: Literal["one", "sharded"] = "one"
-    """Learner processes: `one`, or `sharded`, any number that share the rows of each optimizer step by tokens. Their
-    number changes neither answers nor rows nor the loss."""
+    """Learner processes: `one`, or `sharded` for any number, which share the rows of each optimizer step by tokens.
+    Their number changes neither answers nor rows nor the loss."""
     timeout_s: Scale = 240.0
     """Seconds to wait for a server to answer and to join the weight-transfer group. A large model takes minutes to
     load."""
@@ -170,8 +170,8 @@ class Vllm(Section):
     max_num_seqs: Positive = 256
     """Maximum number of concurrent sequences."""
     speculation: Literal["auto", "frame", "ngram", "none"] = "auto"
-    """Drafts that the model verifies several at a time: `frame` drafts the JSON around coordinates and names, `ngram`
-    what followed the last tokens before, `none` nothing. `auto` means `frame` where vLLM runs on CPUs with
+    """Draft tokens that the model verifies several at a time: `frame` drafts the JSON around coordinates and names,
+    `ngram` what followed the same tokens earlier, `none` nothing. `auto` means `frame` if vLLM runs on CPUs with
     `max_num_seqs` of at most 8 and answers list objects, else `none`."""
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
     """Requests per call of a colocated engine; null, 0 or less means all at once. Small values lower the peak memory of
