@@ -1,6 +1,7 @@
 """The comparison of stage 1, stage 2 and GRPO: equal terms, each run once, and figures of what has run."""
 
 import json
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,8 +21,7 @@ ROOT = Path(__file__).parents[3]
 SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2, object_tokens=12)
 
 
-@pytest.fixture
-def small(tmp_path, monkeypatch):
+def study_in(folder):
     """A study of two images whose arms train two steps, and the folders of what it has trained."""
     trained = []
 
@@ -29,7 +29,7 @@ def small(tmp_path, monkeypatch):
         trained.append(Path(config.training.output_dir).name)
         study.learn_here(config)
 
-    found = study.Study(tmp_path, SIZES, learn)
+    found = study.Study(folder, SIZES, learn)
     found.data.mkdir(parents=True)
     found.start.symlink_to(study.MODEL)
     for part in ("train", "val"):
@@ -45,11 +45,30 @@ def small(tmp_path, monkeypatch):
     return found, trained
 
 
-def test_every_arm_runs_once_from_one_start_and_has_its_figures(small):
-    one, trained = small
+@pytest.fixture
+def small(tmp_path):
+    return study_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Such a study after the comparison, which nobody may change; what it told of twice; what it trained."""
+    one, trained = study_in(tmp_path_factory.mktemp("compared"))
     one.prepare()  # data and start are there
+    told = [list(one.run(COMPARED, [1])) for _ in range(2)]
+    return one, told, trained
+
+
+def have_done(one, compared, run):
+    """Give a study the answers of its start and a run, as the comparison has them."""
+    shutil.copy(compared[0].start_answers, one.start_answers)
+    shutil.copytree(compared[0].run_folder(run), one.run_folder(run))
+
+
+def test_every_arm_runs_once_from_one_start_and_has_its_figures(compared):
+    one, told, trained = compared
     expected = [Run(arm, 1) for arm in COMPARED] + [Run(arm, 1, seconds=True) for arm in "acd"]
-    assert list(one.run(COMPARED, [1])) == list(one.run(COMPARED, [1])) == expected
+    assert told == [expected, expected]
     assert trained == [run.name for run in expected]
     found = findings.findings(one, draws=20)
     for term in findings.TERMS:
@@ -134,10 +153,11 @@ def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(m
     assert (config.rollout_matching.max_new_tokens, config.template.max_pixels) == (256, 128 * 128)
 
 
-def test_a_single_variant_is_set_against_stage_2_without_it(small):
-    one, _ = small
-    one.prepare()
+def test_a_single_variant_is_set_against_stage_2_without_it(small, compared):
+    one, trained = small
+    have_done(one, compared, Run("b", 1))
     assert len(list(one.run(["b", "names"], [1], seconds=False))) == 2
+    assert trained == ["names-1"]
     found = findings.findings(one, draws=20)["steps"]
     assert {arm: sorted(key for key, value in row.items() if key.startswith("against") and value) for arm, row in
             found.items()} == {"b": [], "names": ["against_b"]}  # fmt: skip
@@ -157,9 +177,9 @@ def test_an_arm_after_another_begins_with_that_ones_last_weights(small):
     assert rates == [SIZES.rate, 3e-5]
 
 
-def test_the_best_of_several_answers_is_each_images_best_by_f1_with_class(small):
+def test_the_best_of_several_answers_is_each_images_best_by_f1_with_class(small, compared):
     one, _ = small
-    one.prepare()
+    have_done(one, compared, Run("a", 1))
     right, wrong = (100, 100, 400, 400), (600, 600, 900, 900)
     lines = [
         {"event": "rollout", "part": "held-out", "step": step, "sample_id": f"val.jsonl:{k + 1}", "record_index": k,
@@ -168,7 +188,6 @@ def test_the_best_of_several_answers_is_each_images_best_by_f1_with_class(small)
         for k, (name, box) in enumerate(zip(("one", "two"), boxes, strict=True))
     ]  # fmt: skip
     one.sampled_answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    list(one.run(["a"], [1], seconds=False))
     found = findings.findings(one, draws=20)
     assert found["best"]["figures"]["f1_class@0.5"] == 1
     assert found["sampled"]["figures"]["f1_class@0.5"] == 0.5
