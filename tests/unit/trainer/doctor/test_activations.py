@@ -81,10 +81,10 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
     ("options", "rows", "checkpointing", "dtype"),
     [
         *(pytest.param(options, 1, True, torch.bfloat16, id=name) for name, options in CASES.items()),
-        pytest.param(CASES["DoRA"], 4, True, torch.bfloat16, id="DoRA, rows of GRPO"),
-        pytest.param(CASES["DoRA and vision tower"], 4, False, torch.bfloat16, id="all, without checkpoints"),
+        pytest.param(CASES["DoRA"], 2, True, torch.bfloat16, id="DoRA, rows of GRPO"),
+        pytest.param(CASES["DoRA and vision tower"], 2, False, torch.bfloat16, id="all, without checkpoints"),
         pytest.param(CASES["LoRA"], 1, True, torch.float32, id="LoRA in float32"),
-        pytest.param(CASES["DoRA and vision tower"], 4, False, torch.float32, id="all in float32"),
+        pytest.param(CASES["DoRA and vision tower"], 2, False, torch.float32, id="all in float32"),
     ],
 )
 def test_the_doctor_counts_what_the_learner_takes(options, rows, checkpointing, dtype, monkeypatch):
