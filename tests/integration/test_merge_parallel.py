@@ -1,8 +1,9 @@
 """Merges at a vLLM server of two workers, each with a half of every layer.
 
 Both receive the adapter, merge it into base weights of the folder, and must agree with the learner's digests; their own
-loader cuts what they are given. The rollout server of a GRPO run is what can have several workers; the job of
-tests/jobs/test_grpo_job.py has two copies of the model.
+loader cuts what they are given. What bfloat16 changes in a merge is seen with one worker (test_merge_at_server.py).
+The rollout server of a GRPO run is what can have several workers; the job of tests/jobs/test_grpo_job.py has two copies
+of the model.
 """
 
 import shutil
@@ -16,10 +17,10 @@ from stage2_api.vllm import VllmSync
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
-from tests.integration.conftest import BOTH_DTYPES, ROOT, launch, stop, wait_until_healthy
+from tests.integration.conftest import ROOT, launch, stop, wait_until_healthy
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.vllm, BOTH_DTYPES]
+pytestmark = pytest.mark.vllm
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2
