@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from functools import cache
 
 import pytest
 import yaml
@@ -19,25 +21,22 @@ from tests.shapes import make_shapes
 
 RECORDS = 5  # of a step: two processes cannot halve them
 STEPS = 3
+FEW = 2  # of a run whose other steps would show nothing more
 ALIKE = 1e-5  # float32
 
 FULL = {"tuner": {"train_type": "full", "freeze_vit": True}}
 LORA = {"tuner": {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.0, "freeze_vit": True}}
+DORA, ADAPTERS_SENT = "DoRA, rows of the whole step", "adapters sent, rows of a window"
+ALL_WEIGHTS, PIPELINED = "all weights, rows of micro-steps", "DoRA, no packing, one step ahead"
 SCOPES = {
-    "DoRA, rows of the whole step": {"matching": {"post_rollout_pack_scope": "step"}},
-    "adapters sent, rows of a window": {
+    DORA: {"matching": {"post_rollout_pack_scope": "step"}},
+    ADAPTERS_SENT: {
         **LORA,
         "matching": {"post_rollout_pack_scope": "window", "loss_normalizer": "window"},
         "vllm": {"enable_lora": True, "sync": {"mode": "adapter", "verify_every": 1}},
     },
-    "all weights, rows of micro-steps": FULL,
-    "DoRA, no packing, one step ahead": {"training": {"packing": False}, "matching": {"pipeline": {"enabled": True}}},
-}
-ON_TWO_MACHINES = "all weights, rows of micro-steps"
-SHARDED = {
-    "all weights": FULL,
-    "adapters, merged by the server": {},
-    "adapters sent": {**LORA, "vllm": {"enable_lora": True, "sync": {"mode": "adapter", "verify_every": 1}}},
+    ALL_WEIGHTS: FULL,
+    PIPELINED: {"training": {"packing": False}, "matching": {"pipeline": {"enabled": True}}},
 }
 LARGEST_BYTES = 693_760  # of a tensor of the tiny model, in float32
 
@@ -47,12 +46,14 @@ def shapes(tmp_path_factory):
     return make_shapes(tmp_path_factory.mktemp("shapes"), train=RECORDS * STEPS, held_out=3)
 
 
-@pytest.fixture(autouse=True)
-def with_token(token_file, monkeypatch):
-    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(token_file))
+@pytest.fixture(scope="module", autouse=True)
+def with_token(token_file):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("STAGE2_TOKEN_FILE", str(token_file))
+        yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config_of(servers, shapes):
     """A function that returns the configuration of a run on one server."""
 
@@ -61,18 +62,22 @@ def config_of(servers, shapes):
         address = {"base_url": served.base_url, "group_port": served.group_port}
         server = {"servers": [address], "learners": learners}
         vllm = {"mode": "server", "server": server, "sync": {"verify_every": 1}, **(vllm or {})}
-        few = {"max_steps": STEPS, "effective_batch_size": RECORDS, "save_steps": 1, **(training or {})}
+        few = {"max_steps": STEPS, "effective_batch_size": RECORDS, "save_steps": 1, "weight_decay": 0.1}
         sampled = {"rollout_backend": "vllm", "temperature": 1.0, "vllm": vllm, **(matching or {})}
-        return configuration(shapes, output, training=few, matching=sampled, **top)
+        return configuration(shapes, output, training=few | (training or {}), matching=sampled, **top)
 
     return config
 
 
 def weights(output, step):
+    """The weights in a checkpoint; ZeRO-2 saves a tied table twice."""
     from safetensors.torch import load_file
 
     (path,) = (output / f"checkpoint-{step}").glob("*model.safetensors")
-    return load_file(path)
+    found = load_file(path)
+    head = found.pop("lm_head.weight", None)
+    assert head is None or head.equal(found["model.language_model.embed_tokens.weight"])
+    return found
 
 
 def answers(output):
@@ -81,15 +86,40 @@ def answers(output):
     return sorted((one["part"], one["step"], one["sample_id"], one["seed"], one["text"]) for one in lines)
 
 
+def evaluated(scope):
+    """The options of a scope, in a run that is evaluated at its start and at its end."""
+    evaluations = {"eval_strategy": "steps", "eval_steps": STEPS}
+    return {**SCOPES[scope], "training": evaluations | SCOPES[scope].get("training", {})}
+
+
+@pytest.fixture(scope="module")
+def alone(config_of, tmp_path_factory):
+    """A function that returns the folder and the steps of one process's run of a scope."""
+
+    @cache
+    def run(scope):
+        output = tmp_path_factory.mktemp("alone")
+        return output, learn(config_of(output, learners="one", **evaluated(scope)))[0]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(config_of, tmp_path_factory):
+    """The same of two processes, with what they wrote; those of one scope are on two machines, as a JobSet's pods."""
+
+    @cache
+    def run(scope):
+        output = tmp_path_factory.mktemp("together")
+        where = {"processes": 1, "machines": 2} if scope == ALL_WEIGHTS else {"processes": 2}
+        return output, *learn(config_of(output, learners="sharded", **evaluated(scope)), **where)
+
+    return run
+
+
 @pytest.mark.parametrize("scope", SCOPES)
-def test_two_processes_learn_what_one_does(config_of, tmp_path, scope):
-    """Those of one scope are on two machines, as pods of a JobSet are."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    evaluated = {"eval_strategy": "steps", "eval_steps": STEPS, **SCOPES[scope].get("training", {})}
-    whole = {**SCOPES[scope], "training": evaluated}
-    expected, _ = learn(config_of(one, learners="one", **whole))
-    where = {"processes": 1, "machines": 2} if scope == ON_TWO_MACHINES else {"processes": 2}
-    steps, log = learn(config_of(two, learners="sharded", **whole), **where)
+def test_two_processes_learn_what_one_does(alone, together, scope):
+    (one, expected), (two, steps, log) = alone(scope), together(scope)
     assert_same_figures(steps, expected)
     assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)
     assert answers(two) == answers(one)
@@ -114,12 +144,12 @@ def assert_same_figures(steps, expected):
 @pytest.mark.vllm
 def test_two_processes_train_with_the_answers_of_vllm_as_one_does(config_of, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    few = {"engine": "vllm", "training": {"max_steps": 2, "save_strategy": "no"}}
+    few = {"engine": "vllm", "training": {"max_steps": FEW, "save_strategy": "no"}}
     expected, _ = learn(config_of(one, learners="one", **few))
     steps, log = learn(config_of(two, learners="sharded", **few), processes=2)
     assert_same_figures(steps, expected)
     assert answers(two) == answers(one)
-    assert log.count("answers as the learner does") == 2, "each sync is proved, by one process"
+    assert log.count("answers as the learner does") == FEW, "each sync is proved, by one process"
 
 
 def zero_with_weights(stage):
@@ -138,33 +168,32 @@ def zero_with_weights(stage):
     return config
 
 
-@pytest.mark.parametrize("what", ["all weights", "adapters, merged by the server", "adapters sent"])
-def test_zero_3_learns_what_one_process_does_and_holds_a_bucket_beside_its_part(config_of, tmp_path, what):
-    one, two, few = tmp_path / "one", tmp_path / "two", {"max_steps": 2, "save_steps": 2}
-    whole = {**SHARDED[what], "training": few}
-    expected, _ = learn(config_of(one, learners="one", **whole))
-    config = config_of(two, learners="sharded", deepspeed=zero_with_weights(3), **whole)
+@pytest.mark.parametrize("scope", [DORA, ADAPTERS_SENT, ALL_WEIGHTS])
+def test_zero_3_learns_what_one_process_does_and_holds_a_bucket_beside_its_part(alone, config_of, tmp_path, scope):
+    """A save touches what does not train, which the next push sends again: nothing is saved before the end."""
+    one, expected = alone(scope)
+    whole = {**SCOPES[scope], "training": {"save_steps": STEPS}}
+    config = config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), **whole)
     steps, log = learn(config, processes=2, run=struck_in("pushes"))
     assert_same_figures(steps, expected)
-    assert_same_weights(weights(one, 2), weights(two, 2), ALIKE)
+    assert_same_weights(weights(one, STEPS), weights(tmp_path, STEPS), ALIKE)
     assert steps[1]["sync/bytes"] == expected[1]["sync/bytes"], "what can have changed"
-    assert log.count("answers as the learner does") >= 2
+    assert log.count("answers as the learner does") >= STEPS
     for process in range(2):
-        held = json.loads((two / f"whole-{process}.json").read_text())
+        held = json.loads((tmp_path / f"whole-{process}.json").read_text())
         assert 0 < held["push"] <= BUCKET_BYTES + LARGEST_BYTES < held["all"] / 4
         assert 0 < held["proof"] <= 2 * LARGEST_BYTES, "as a forward pass in training"
 
 
-def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(config_of, start_server, tmp_path):
-    one, two, few = tmp_path / "one", tmp_path / "two", {**FULL, "training": {"max_steps": 2}}
-    expected, _ = learn(config_of(one, learners="one", **few))
+def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(alone, config_of, start_server, tmp_path):
     lost = start_server("stub")
-    config = config_of(two, learners="sharded", deepspeed=zero_with_weights(3), **few)
+    few = {**FULL, "training": {"max_steps": FEW}}
+    config = config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), **few)
     vllm = config["custom"]["extra"]["rollout_matching"]["vllm"]
     vllm["server"]["servers"].append({"base_url": lost.base_url, "group_port": lost.group_port})
     steps, log = learn(config, processes=2, run=struck_in("server", STRUCK_SERVER=str(lost.process.pid)))
     assert "attempt 1 of 3 at step 1" in log
-    assert_same_figures(steps, expected)
+    assert_same_figures(steps, alone(ALL_WEIGHTS)[1][:FEW])
 
 
 def test_a_first_process_that_is_stopped_in_a_push_of_zero_3_stops_the_other_with_it(config_of, tmp_path):
@@ -182,21 +211,30 @@ def test_a_first_process_that_fails_in_a_push_of_zero_3_ends_the_other(config_of
 
 
 @pytest.mark.parametrize("stage", [None, 2, 3], ids=["DDP", "ZeRO-2", "ZeRO-3"])
-def test_a_run_goes_on_with_another_number_of_processes(config_of, tmp_path, stage):
-    """Decayed weights and biases, which are not, have options and counts of steps of their own."""
-    whole, changing = tmp_path / "whole", tmp_path / "changing"
-    deepspeed, imports = {}, forked.LEARNER
+def test_a_run_goes_on_with_another_number_of_processes(alone, together, config_of, tmp_path, stage):
+    """It ends as one process does that nothing stops.
+
+    Decayed weights and biases, which are not, have options and counts of steps of their own.
+    """
+    scope, deepspeed, imports = DORA, {}, forked.LEARNER
     if stage:
-        deepspeed, imports = {**FULL, "deepspeed": zero_with_weights(stage)}, DEEPSPEED
+        scope, deepspeed, imports = ALL_WEIGHTS, {"deepspeed": zero_with_weights(stage)}, DEEPSPEED
 
-    def run(output, processes, steps):
-        few = {"max_steps": steps, "weight_decay": 0.1}
-        config = config_of(output, learners="sharded", training=few, **deepspeed)
-        return learn(config, processes=processes, imports=imports)[0]
+    def go_on(processes, step):
+        config = config_of(tmp_path, learners="sharded", **SCOPES[scope], **deepspeed)
+        config["training"]["max_steps"] = step
+        return learn(config, processes=processes, imports=imports)
 
-    expected = run(whole, 2, STEPS)
-    for step, processes in ((1, 2), (2, 1), (3, 2)):
-        steps = run(changing, processes, step)
-    assert_same_figures(steps, expected)
-    assert_same_weights(weights(whole, STEPS), weights(changing, STEPS), ALIKE)
-    assert not list(changing.rglob("*universal")), "the state in one piece is removed"
+    first = 1 if stage else 2
+    if stage:
+        go_on(2, 1)
+    else:  # of two processes that nothing stopped either
+        shutil.copytree(together(scope)[0] / "checkpoint-1", tmp_path / "checkpoint-1")
+    for step, processes in ((2, 1), (3, 2)):
+        steps, log = go_on(processes, step)
+        assert f"resuming from {tmp_path / f'checkpoint-{step - 1}'}" in log
+    output, expected = alone(scope)
+    assert [one["step"] for one in steps] == list(range(first, STEPS + 1))
+    assert_same_figures(steps, expected[first - 1 :])
+    assert_same_weights(weights(output, STEPS), weights(tmp_path, STEPS), ALIKE)
+    assert not list(tmp_path.rglob("*universal")), "the state in one piece is removed"
