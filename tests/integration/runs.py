@@ -25,11 +25,14 @@ def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
+SERVERS = 2  # each imports what it needs anew
+
+
 def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[str, object]) -> None:
-    """Run the example job on the CPU stub, on so many images and with some keys of `training` changed."""
+    """Run the example job on CPU stubs, on so many images and with some keys of `training` changed."""
     make_shapes(folder / "shapes", train=train, held_out=held_out)
     job = yaml.safe_load(JOB.read_text())
-    job["spec"]["rollout"]["port"] = free_ports(3)
+    job["spec"]["rollout"] |= {"servers": SERVERS, "port": free_ports(SERVERS)}
     job["spec"]["config"]["training"] |= training
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"

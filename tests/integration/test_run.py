@@ -17,7 +17,7 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run: two steps of the example job, on the CPU stub."""
+    """The folder of a finished run: two steps of the example job, on CPU stubs."""
     folder = tmp_path_factory.mktemp("run")
     runs.run_example(
         folder, train=8, held_out=4, training={"max_steps": STEPS, "eval_steps": STEPS, "effective_batch_size": 4}
@@ -33,11 +33,11 @@ def records(finished: Path) -> list[dict]:
 def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     ports = [int(url.rpartition(":")[2]) for url in record["servers"]]
-    assert ports == list(range(ports[0], ports[0] + 3))
+    assert ports == list(range(ports[0], ports[0] + runs.SERVERS))
     how = {"merge": "server", "merge_reason": FOLDERS_AGREE, "transport": "tcp"}
     assert record["sync"] == {"requested": "full", "effective": "full", **how}
     assert record["dataset"]["records"] == 8
-    assert record["engines"] == ["the CPU stub"] * 3
+    assert record["engines"] == ["the CPU stub"] * runs.SERVERS
     assert len(record["config_sha256"]) == 64
 
 
