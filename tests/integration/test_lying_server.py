@@ -106,16 +106,14 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("variant", ["stage2", "grpo"])
-def test_a_contradicting_probe_keeps_the_newest_proved_checkpoint(variant, request, lying, learn, model_path, tmp_path):
+def test_a_contradicting_probe_keeps_the_newest_proved_checkpoint(lying, learn, grpo, tmp_path):
     """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
-    imports, model = (forked.LEARNER, model_path) if variant == "stage2" else (forked.GRPO, GRPO_MODEL)
-    config = request.getfixturevalue(variant)(lying("keeps", FIRST_LIE, model))
-    code, output = learn(config, imports=imports, max_steps=GOOD)
+    config = grpo(lying("keeps", FIRST_LIE, GRPO_MODEL))
+    code, output = learn(config, imports=forked.GRPO, max_steps=GOOD)
     assert code == 0, output[-4000:]
     good = tmp_path / "out" / f"checkpoint-{GOOD}"
     before = contents(good)
-    code, output = learn(config, imports=imports, max_steps=GOOD + 3 * EVERY)
+    code, output = learn(config, imports=forked.GRPO, max_steps=GOOD + 3 * EVERY)
     assert code == 1, output[-4000:]
     assert "answers with other weights than those that train" in output
     assert newest_whole(tmp_path / "out") == good
@@ -138,8 +136,12 @@ def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lyin
     code, output = learn(config, imports=forked.LEARNER, max_steps=GOOD + 3 * EVERY)
     assert code == 1, output[-4000:]
     assert "answers with other weights than those that train" in output
-    assert list_checkpoints(tmp_path / "out") == [good]
+    assert newest_whole(tmp_path / "out") == good
     assert contents(good) == before
+    aside = tmp_path / "out" / f"unproved-checkpoint-{GOOD + EVERY - 1}"
+    assert aside.is_dir()
+    assert str(aside) in output
+    assert list_checkpoints(tmp_path / "out") == [good]
 
 
 def test_contradicting_digests_end_the_run_before_it_trains_and_save_it(lying, learn, stage2, model_path, tmp_path):
