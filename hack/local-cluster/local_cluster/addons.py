@@ -15,12 +15,15 @@ from typing import Protocol
 import yaml
 from rich.console import Console
 
-from local_cluster import buildah, firewall, images
+from local_cluster import buildah, images, network
 from local_cluster.control_plane import kubectl
-from local_cluster.layout import HUB, ClusterError, Layout
-from local_cluster.processes import run
-from local_cluster.toolchain import MODULE, Binary, ensure_binaries, path_of
+from local_cluster.layout import HUB, SERVICE_CIDR, ClusterError, Layout
+from local_cluster.pki import kubeconfig_of
+from local_cluster.processes import forget, named, run, spawn, stop, wait_until
+from local_cluster.toolchain import MODULE, Binary, ensure_binaries, ensure_packages, path_of
 
+FIREWALL = Binary("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
+FIREWALL_CHAIN = "KUBE-ROUTER-FORWARD"
 CONFIG = "config"
 TIMEOUT = "--timeout=180s"
 WITHOUT = {
@@ -130,10 +133,44 @@ def _manifests(layout: Layout, addon: Controller) -> Path:
     return kept
 
 
+@dataclass(frozen=True)
+class Firewall:
+    """kube-router, which turns NetworkPolicies on and off: the CNI plugin itself knows nothing of them."""
+
+    name = FIREWALL.name
+
+    def enable(self, layout: Layout, console: Console) -> None:
+        """Start it, and wait until packets pass its chain."""
+        ensure_packages(console)
+        ensure_binaries(layout, [FIREWALL], console)
+        for node in layout.nodes():
+            if not any(daemon.alive() for daemon in named(node, self.name)):
+                self._start(node)
+
+    def _start(self, layout: Layout) -> None:
+        flags = [
+            *("--run-firewall=true", "--run-router=false", "--run-service-proxy=false", "--enable-cni=false"),
+            *("--metrics-port=0", "--health-port=0", "--v=1"),
+            f"--hostname-override={layout.node_name}",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            f"--kubeconfig={kubeconfig_of(layout, 'admin')}",
+        ]
+        daemon = spawn(layout, self.name, [path_of(layout, FIREWALL), *flags])
+        wait_until(layout, lambda: network.has_chain(layout, FIREWALL_CHAIN), what="the firewall", daemon=daemon)
+
+    def disable(self, layout: Layout, console: Console) -> None:
+        """Stop it, and remove its chains and sets."""
+        for node in layout.nodes():
+            for daemon in named(node, self.name):
+                stop([daemon])
+                forget(node, daemon)
+            network.remove_firewall(node)
+
+
 _CONTROLLERS = (
     Controller("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
     Controller("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
 )
-ADDONS: dict[str, Addon] = {addon.name: addon for addon in (*_CONTROLLERS, firewall.Firewall())}
-PROGRAMS = (*(addon.binary for addon in _CONTROLLERS), firewall.BINARY)
+ADDONS: dict[str, Addon] = {addon.name: addon for addon in (*_CONTROLLERS, Firewall())}
+PROGRAMS = (*(addon.binary for addon in _CONTROLLERS), FIREWALL)
 """What addons run; each is built when it is first enabled."""

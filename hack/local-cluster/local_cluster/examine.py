@@ -149,13 +149,6 @@ def missing_compilers(which: Callable[[str], str | None]) -> list[str]:
     return found if header.is_file() else [*found, f"compiler: {header} is not there"]
 
 
-def missing_assembler(site: Path) -> list[str]:
-    """Return why Triton cannot assemble for a GPU; it brings NVIDIA's assembler, and so needs no CUDA toolkit."""
-    return (
-        [] if any(site.glob("triton/backends/nvidia/bin/ptxas*")) else ["triton: brings no ptxas, and there is no nvcc"]
-    )
-
-
 def needs_nvcc(environment: dict[str, str]) -> list[str]:
     """Return what a server compiles with nvcc under its environment."""
     return [
@@ -175,7 +168,8 @@ def faults(site: Path, *, for_gpus: bool) -> Iterator[str]:
     yield from unusable_folders(WRITABLE, READ_ONLY)
     if for_gpus:
         yield from other_versions(importlib.metadata.requires("vllm") or (), _version)
-        yield from missing_assembler(site)
+        if not any(site.glob("triton/backends/nvidia/bin/ptxas*")):  # which Triton brings for want of a CUDA toolkit
+            yield "triton: brings no ptxas, and there is no nvcc"
         yield from needs_nvcc(_server_environment())
 
 

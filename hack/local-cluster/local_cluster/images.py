@@ -50,11 +50,6 @@ class ProjectImage:
         return f"{HUB}stage2/{self.name}:{self.variant}"
 
     @property
-    def all_arguments(self) -> tuple[str, ...]:
-        """Its own arguments, and the stand-in that it is built on here."""
-        return (f"BASE={BASE_IMAGE}", *self.arguments)
-
-    @property
     def dockerfile(self) -> Path:
         """What it is built from, with the repository as context."""
         return context.REPOSITORY / "images" / f"{self.name}.Dockerfile"
@@ -142,7 +137,7 @@ def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) 
             *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
             *(f"--unsetenv={name}" for name in environment),
             *(f"--volume={mount}" for mount in _mounts()),
-            *(f"--build-arg={argument}" for argument in image.all_arguments),
+            *(f"--build-arg={argument}" for argument in (f"BASE={BASE_IMAGE}", *image.arguments)),
             *(f"--file={image.dockerfile}", f"--tag={image.reference}", folder),
         )
         result = subprocess.run(command, env={**os.environ, **buildah.environment(layout)}, check=False)
@@ -182,7 +177,9 @@ def _load_built(layout: Layout, reference: str) -> None:
                 with (blobs / layer.name).open("wb") as file:
                     file.truncate(layer.size)
             buildah.export(layout, reference, export)
-            _name_image(export / "index.json", reference)
+            index = json.loads((export / "index.json").read_text())
+            index["manifests"][0]["annotations"] = {NAME_ANNOTATION: reference}
+            (export / "index.json").write_text(json.dumps(index))
             new = [path for path in sorted(blobs.iterdir()) if path.name not in {layer.name for layer in there}]
             _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
         _drop_packed(layout, layers)
@@ -240,12 +237,6 @@ def _forget_superseded(layout: Layout) -> None:
     superseded = [name for name, _, digest, *_ in rows if name.startswith(passing) and digest not in named]
     if superseded:
         ctr(layout, "images", "remove", *superseded)
-
-
-def _name_image(index: Path, reference: str) -> None:
-    document = json.loads(index.read_text())
-    document["manifests"][0]["annotations"] = {NAME_ANNOTATION: reference}
-    index.write_text(json.dumps(document))
 
 
 def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:

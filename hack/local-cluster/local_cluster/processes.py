@@ -132,17 +132,12 @@ def stop(daemons: Sequence[Daemon], *, grace_s: float = 5.0) -> None:
     for sig, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
         for daemon in daemons:
             if daemon.alive():
-                _signal(daemon.pid, sig)
+                with suppress(ProcessLookupError):  # it may end meanwhile, which is what was wanted
+                    os.kill(daemon.pid, sig)
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and any(daemon.alive() for daemon in daemons):
             _reap()
             time.sleep(0.05)
-
-
-def _signal(pid: int, sig: signal.Signals) -> None:
-    # It may end between the look and the signal, which is what was wanted.
-    with suppress(ProcessLookupError):
-        os.kill(pid, sig)
 
 
 def _reap() -> None:
