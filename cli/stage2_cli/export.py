@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -15,46 +14,34 @@ from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
 
 
-@dataclass(frozen=True)
-class ExportRequest:
-    """The options of the command line; None where one is missing."""
-
-    checkpoint: Path
-    output: Path
-    model: str | None = None
-    dtype: str | None = None
-    adapter: bool = False
-
-
-def export_checkpoint(request: ExportRequest) -> int:
+def export_checkpoint(source: Path, output: Path, *, model: str | None, dtype: str | None, adapter: bool) -> int:
     """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
-    if request.adapter and request.dtype:
+    if adapter and dtype:
         rule = "an adapter is copied as it is (--adapter)"
-        raise refused("--dtype", request.dtype, rule, "remove one of the two options")
-    check_folder("--output", request.output)
-    checkpoint = open_checkpoint(request.checkpoint, model=request.model)
+        raise refused("--dtype", dtype, rule, "remove one of the two options")
+    check_folder("--output", output)
+    checkpoint = open_checkpoint(source, model=model)
     from stage2_trainer.export.model_export import ExportError
 
     try:
-        _export(request, checkpoint)
+        _export(checkpoint, output, dtype=dtype, adapter=adapter)
     except ExportError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_FAILURE
     return os.EX_OK
 
 
-def _export(request: ExportRequest, checkpoint: TrainedCheckpoint) -> None:
+def _export(checkpoint: TrainedCheckpoint, output: Path, *, dtype: str | None, adapter: bool) -> None:
     import torch
 
     from stage2_trainer.export.model_export import export_adapter, export_model
 
     console = plain_console()
     with console.status(Text(f"exporting {checkpoint.folder}")):
-        if request.adapter:
-            exported = export_adapter(checkpoint, request.output)
+        if adapter:
+            exported = export_adapter(checkpoint, output)
         else:
-            dtype = getattr(torch, request.dtype) if request.dtype else None
-            exported = export_model(checkpoint, request.output, dtype=dtype)
+            exported = export_model(checkpoint, output, dtype=getattr(torch, dtype) if dtype else None)
     console.print(f"from {checkpoint.folder}")
     console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e6:,.0f} MB, verified")
     if exported.untied:

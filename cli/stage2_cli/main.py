@@ -302,10 +302,9 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="Save the adapter alone, for PEFT.")] = False,
 ) -> None:
     """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
-    from stage2_cli.export import ExportRequest, export_checkpoint
+    from stage2_cli.export import export_checkpoint
 
-    request = ExportRequest(checkpoint, output, model, dtype, adapter)
-    raise typer.Exit(export_checkpoint(request))
+    raise typer.Exit(export_checkpoint(checkpoint, output, model=model, dtype=dtype, adapter=adapter))
 
 
 @app.command()
