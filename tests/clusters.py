@@ -240,29 +240,29 @@ def kubectl(kubeconfig: Path, *arguments: str, stdin: str | None = None) -> str:
     return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
 
 
-def run_job(
-    kubeconfig: Path, manifest: Mapping[str, Any], meanwhile: Callable[[Mapping[str, Any]], None] = lambda _: None
-) -> Ran:
-    """Apply a job and follow it to its end; it stays in the cluster. meanwhile: called with each state that is seen."""
-    name = manifest["metadata"]["name"]
-    kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
-    patience = Patience(JOB_TIMEOUT_S)
-    while True:
-        job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
-        status = job.get("status", {})
-        if status.get("phase") in ("Succeeded", "Failed"):
-            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
-        meanwhile(job)
-        assert not patience.ended(), job
-        time.sleep(1)
-
-
 @contextmanager
-def example_run(kubeconfig: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Iterator[Ran]:
-    """Run an example job, whose training configuration `change` makes smaller, to its end; remove it afterwards."""
+def example_run(
+    kubeconfig: Path,
+    name: str,
+    change: Callable[[dict[str, Any]], None],
+    meanwhile: Callable[[Mapping[str, Any]], None] = lambda _: None,
+) -> Iterator[Ran]:
+    """Run an example job, whose training configuration `change` makes smaller, to its end; remove it afterwards.
+
+    meanwhile: called with each state of the job that is seen.
+    """
     manifest = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
     change(manifest["spec"]["config"])
+    kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
+    patience = Patience(JOB_TIMEOUT_S)
     try:
-        yield run_job(kubeconfig, manifest)
+        while True:
+            job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
+            if job.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                break
+            meanwhile(job)
+            assert not patience.ended(), job
+            time.sleep(1)
+        yield Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
     finally:
         kubectl(kubeconfig, "delete", "rmj", name, "--ignore-not-found", "--wait")

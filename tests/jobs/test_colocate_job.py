@@ -1,7 +1,10 @@
-"""A job whose learner makes its own rollouts, end to end on a cluster: the colocated example, cut to a few steps."""
+"""A job whose learner makes its own rollouts, end to end on a cluster; the learner dies once, and starts again.
+
+It is the colocated example, cut to fewer steps. What kills it kills no server: its vLLM is in its own process.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +13,59 @@ import pytest
 from tests.clusters import Ran, example_run, kubectl, whole_record
 
 JOB = "job-colocate-tiny"
-STEPS = 3
+STEPS = 24  # the kill may come some steps after the second was seen
 OWNED = f"stage2.dev/job={JOB}"
+OF_LEARNER = f"--selector={OWNED},stage2.dev/role=learner"
+# What an out-of-memory kill does to the learner itself, whatever has started it.
+KILL = """
+import os, pathlib, signal
+words = {int(one.parent.name): one.read_bytes().split(b"\\0") for one in pathlib.Path("/proc").glob("[0-9]*/cmdline")}
+(starter,) = [pid for pid, its in words.items() if any(word.startswith(b"--restarts") for word in its)]
+learners = pathlib.Path(f"/proc/{starter}/task/{starter}/children").read_text().split()
+for pid in learners:
+    os.kill(int(pid), signal.SIGKILL)
+print(len(learners))
+"""
+
+
+class Killer:
+    """Kills the learner once it has saved its first step: the second is done.
+
+    It reads the step in the job's status, where the controller writes what the running learner reports over TLS.
+    """
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self.struck: dict[str, Any] | None = None  # the pod in which it was killed
+
+    def __call__(self, job: Mapping[str, Any]) -> None:
+        if self.struck is None and 2 <= job.get("status", {}).get("step", 0) < STEPS:
+            (pod,) = self.pods()
+            command = ("exec", pod["metadata"]["name"], "--container=learner", "--", "python3", "-c", KILL)
+            assert kubectl(self._kubeconfig, *command).strip() == "1"
+            self.struck = pod
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The learner's pods, those that have ended included."""
+        listed = kubectl(self._kubeconfig, "get", "pods", OF_LEARNER, "--output=json")
+        found: list[dict[str, Any]] = json.loads(listed)["items"]
+        return found
 
 
 @pytest.fixture(scope="module")
-def ran(installed: Path) -> Iterator[Ran]:
-    """The example, cut to a few steps, run to its end."""
+def killer(installed: Path) -> Killer:
+    return Killer(installed)
+
+
+@pytest.fixture(scope="module")
+def ran(installed: Path, killer: Killer) -> Iterator[Ran]:
+    """The example, cut to fewer steps, run to its end with a learner that is killed after its second step."""
 
     def smaller(config: dict[str, Any]) -> None:
-        config["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "save_steps": STEPS}
+        config["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "save_steps": 1}
         config["custom"] |= {"train_sample_limit": 64, "val_sample_limit": 4}
 
-    with example_run(installed, JOB, smaller) as ran:
+    with example_run(installed, JOB, smaller, killer) as ran:
         yield ran
 
 
@@ -30,6 +73,26 @@ def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:
     status = ran.job["status"]
     assert status["phase"] == "Succeeded", ran.log[-4000:]
     assert status["step"] == status["maxSteps"] == STEPS
+    assert status["restarts"] == 1, ran.log[-4000:]
+
+
+def test_the_status_tells_the_learners_step_while_it_runs(ran: Ran, killer: Killer) -> None:
+    assert killer.struck is not None, ran.log[-4000:]
+
+
+def test_it_was_started_again_in_its_own_pod_and_container(ran: Ran, killer: Killer) -> None:
+    assert killer.struck is not None, ran.log[-4000:]
+    (pod,) = killer.pods()
+    assert pod["metadata"]["uid"] == killer.struck["metadata"]["uid"]
+    (container,) = pod["status"]["containerStatuses"]
+    assert container["restartCount"] == 0
+    assert "exit code -9; restarting in 10 s (1 of 2)" in ran.log
+
+
+def test_it_went_on_from_its_last_checkpoint(ran: Ran) -> None:
+    steps = [step["step"] for step in ran.records("step")]
+    assert sorted(set(steps)) == list(range(1, STEPS + 1))
+    assert steps.count(1) == 1, "what was saved is not done again"
 
 
 def test_the_learner_has_the_gpus_and_no_server_stands_beside_it(ran: Ran, installed: Path) -> None:
@@ -51,10 +114,8 @@ def test_the_record_says_that_the_rollouts_are_the_learners_own(ran: Ran) -> Non
 
 
 def test_every_step_logs_rollouts_of_the_weights_it_starts_from(ran: Ran) -> None:
-    steps = ran.records("step")
-    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
-    assert [step["sync/version"] for step in steps] == list(range(STEPS))
-    for step in steps:
+    for step in ran.records("step"):
+        assert step["sync/version"] == step["step"] - 1
         assert step["loss"] > 0
         assert 0 < step["packing/post_rollout_fill"] <= 1
         assert step["rollout/gt_objects"] > 0
