@@ -61,7 +61,7 @@ HEAD = """\
 README = """\
 # {name}
 
-Run these commands in this folder. On a cluster, use `kubectl apply -f` instead of `stage2 run`:
+Run these commands in this folder, one after the other:
 
     stage2 doctor stage1.yaml
     stage2 run stage1.yaml --work-dir runs/stage1-work
@@ -69,6 +69,9 @@ Run these commands in this folder. On a cluster, use `kubectl apply -f` instead 
     stage2 run stage2.yaml --work-dir runs/stage2-work
     stage2 report runs/stage2 --html runs/stage2.html
     stage2 export runs/stage2 --output models/stage2
+
+On a cluster, use `kubectl apply -f` instead of `stage2 run`, and wait until `kubectl get rmj` shows Succeeded
+before you export.
 """
 
 

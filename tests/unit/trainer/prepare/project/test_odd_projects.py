@@ -82,7 +82,7 @@ def test_a_folder_may_have_any_name_that_containers_can_see(tmp_path, ready, nam
         text = (folder / f"{stage}.yaml").read_text()
         assert parse_job(yaml.safe_load(text)).spec.config.custom.train_jsonl == str(folder / "data" / "train.jsonl")
         assert text.startswith("# ")
-        assert len((folder / "README.md").read_text().splitlines()) == 10
+        assert len((folder / "README.md").read_text().splitlines()) == 13
     done = CliRunner().invoke(app, ["validate", str(folder / "stage1.yaml"), str(folder / "stage2.yaml")])
     assert done.exit_code == 0, done.output
 
