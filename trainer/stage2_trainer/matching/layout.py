@@ -1,7 +1,7 @@
 """The tokens of `Y_train`: the kept parts of the rollout, and the tail of missed objects.
 
-By default the prefix is unchanged (semantics, section 4.6). If objects are removed, the remaining ones keep their own
-tokens, and their keys are renumbered.
+By default the prefix is unchanged (semantics, section 4.6). If objects are removed, or if wrong numbers would be
+taught, the remaining objects keep their own tokens, and their keys are renumbered (section 20, "Tokens").
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def lay_out(
 ) -> LaidOut:  # fmt: skip
     """Return `Y_train` of an answer. removed: indices of the valid objects to take out."""
     kept = sorted({*range(len(parsed.valid_objects))} - {*removed})
-    if removed:
+    numbers = [parsed.valid_objects[index].index for index in kept]
+    if removed or (options.matched_text_weight and numbers != [*range(1, len(kept) + 1)]):
         prefix, next_key = _Prefix(parsed, vocab, parsed.own_len), len(kept) + 1
         stretches = prefix.stretches(kept)
     else:

@@ -27,6 +27,7 @@ BRANCHES = [
     "lead stays",
     "name taught",
     "name taught nothing",
+    "numbered anew",
     "part of a character taught",
     "penalised",
     "repeated",
@@ -60,7 +61,9 @@ def check(ids, truth, vocab, options, seen):
     parsed, y_ids = parse_rollout(ids, vocab), list(target.y_train_ids)
     found, remain, missed = planned(parsed, target, truth, options, seen)
     gt_of, valid = dict(found.keys()), parsed.valid_objects
-    anew = len(remain) < len(valid)
+    misnumbered = options.matched_text_weight > 0 and [valid[i].index for i in remain] != [*range(1, len(remain) + 1)]
+    seen["numbered anew"] += misnumbered and len(remain) == len(valid)
+    anew = misnumbered or len(remain) < len(valid)
     stretches, end = [], parsed.text.find("{") + 1
     for one in parsed.objects:
         stretches += [(end, *one.span)] if one.valid else []

@@ -105,6 +105,15 @@ def test_what_counts_as_repeated(any_vocab, answered, least_iou, repeated):
     assert target_of(any_vocab, answered, [CAT], duplicate_iou=least_iou).repeated == repeated
 
 
+@pytest.mark.parametrize(("weight", "keys"), [(0.0, ["1", "111", "112"]), (1.0, ["1", "2", "3"])])
+def test_wrong_numbers_of_objects_are_not_taught(any_vocab, weight, keys):
+    answer = serialize_objects([CAT, DOG]).replace("object_2", "object_111")
+    truth, options = GroundTruth((CAT, DOG, OWL)), MatchOptions(matched_text_weight=weight)
+    target = build_target(any_vocab.encode(answer), truth, any_vocab, options)
+    assert [key for key, _, _ in objects_in(target)] == [f"object_{key}" for key in keys]
+    assert [bins for _, _, bins in objects_in(target)] == [CAT.bins, DOG.bins, OWL.bins]
+
+
 def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
     answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
     target = target_of(any_vocab, answered, [CAT, DOG, OWL], unmatched_objects="dropped")
