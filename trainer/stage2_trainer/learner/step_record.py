@@ -329,8 +329,8 @@ def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 KEY = "custom.extra.rollout_matching.runaway"
 _WAY_OUT = (
-    "look at the last rollouts; go on with recipe: recommended, supervised_share above 0 or a lower"
-    " training.learning_rate, in another training.output_dir or with training.resume: allow-changes; or raise the"
+    "look at the last rollouts; go on with a lower training.learning_rate, supervised_share above 0 or, if it is not"
+    " set, recipe: recommended, in another training.output_dir or with training.resume: allow-changes; or raise the"
     " limit. The checkpoint of this step is saved"
 )
 _STAGE_1_FIRST = (
