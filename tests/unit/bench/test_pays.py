@@ -254,7 +254,7 @@ def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tm
 
 def test_the_chart_shows_each_file(tmp_path):
     files = sorted((ROOT / "bench" / "results").glob("pays-*shapes.json"))
-    assert len(files) == 4
+    assert len(files) == 5
     command.main(["chart", str(tmp_path / "chart.png"), "--arms", "e", "--files", *map(str, files)])
     with Image.open(tmp_path / "chart.png") as picture:
         assert picture.width > picture.height

@@ -139,6 +139,12 @@ def order(*, missing):
     [
         (figures(parse_rate=0.9), True, ["continue stage 1, or raise"]),
         (figures(without_duplicates={"f1@0.5": 0.85}), True, ["remove duplicates", "sort the objects"]),
+        (figures(), True, ["sort the objects"]),
+        (
+            figures(**{"f1@0.5": 0.3}, without_duplicates={"f1@0.5": 0.3}),
+            True,
+            ["sort the objects", "continue stage 1 before"],
+        ),
         (figures(), False, ["continue stage 1 while"]),
     ],
 )
