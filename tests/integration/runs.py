@@ -25,7 +25,7 @@ def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-SERVERS = 2  # each imports what it needs anew
+SERVERS = 2  # the example has three; each is a process that imports everything anew
 
 
 def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[str, object]) -> None:

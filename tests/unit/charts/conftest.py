@@ -24,9 +24,9 @@ def template(helm: str) -> Template:
         chosen = [f'image.repository="{REPOSITORY}"', *values]
         arguments = [part for value in chosen for part in ("--set-json", value)]
         whole = [helm, "template", release, str(CHART), "--namespace", namespace, *arguments]
-        if server:  # which may answer otherwise the next time
-            asked = ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"]
-            text = _rendered(*whole, *asked)
+        if server:  # never cached, because it may answer differently the next time
+            dry_run = ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"]
+            text = _rendered(*whole, *dry_run)
         else:
             text = rendered(*whole)
         documents = [document for document in yaml.load_all(text, Loader=_Loader) if document]

@@ -41,8 +41,8 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
         yield UNORDERED_ADVICE
         if found["f1@0.5"] < LEAST_F1:
             yield (
-                f"continue stage 1 before stage 2: F1 is below {LEAST_F1}, and from a start with 0.28 stage 2 improved"
-                " names and lost boxes"
+                f"continue stage 1 before stage 2: F1 is below {LEAST_F1}, and from such a start stage 2 improved names"
+                " but lost boxes (docs/results.md)"
             )
     else:
         yield (
