@@ -5,6 +5,7 @@ The keys of the JSON are a promise.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -168,7 +169,7 @@ def matches_table(target: MatchedTarget) -> Table:
 
 
 def unmatched_table(target: MatchedTarget) -> Table:
-    """Return the valid objects of the answer without a match; they stay in the prefix unsupervised."""
+    """Return the valid objects of the answer without a match."""
     table = _table("Unmatched predictions", "predicted", "type", "bins", "desc")
     for i in target.matching.false_positives:
         one = target.parsed.valid_objects[i]
@@ -179,9 +180,10 @@ def unmatched_table(target: MatchedTarget) -> Table:
 def dropped_table(target: MatchedTarget) -> Table:
     """Return the objects of the answer that cannot be matched, and why."""
     table = _table("Dropped objects", "predicted", "reason", "stays in the prefix", "desc")
+    rewritten = target.prefix_text != target.parsed.prefix_text
     for one in target.parsed.objects:
         if one.reason:
-            stays = "yes, unsupervised" if one.in_prefix else "no"
+            stays = "yes, unsupervised" if one.in_prefix and not rewritten else "no"
             table.add_row(one.key, one.reason, stays, _plain(one.desc), style=_DROPPED)
     return table
 
@@ -189,11 +191,11 @@ def dropped_table(target: MatchedTarget) -> Table:
 def missed_table(target: MatchedTarget) -> Table:
     """Return the true objects that the answer missed, as they are appended."""
     table = _table("Missed objects (false negatives)", "true", "appended as", "type", "bins", "desc")
-    first = (target.parsed.max_object_index or 0) + 1
-    for key, i in enumerate(target.false_negatives, first):
+    keys = json.loads("{" + target.append_text.removeprefix(", "))
+    for key, i in zip(keys, target.false_negatives, strict=True):
         one = target.ground_truth.objects[i]
         geometry = KEY_OF_KIND[one.kind]
-        table.add_row(str(i), f"object_{key}", geometry, _bins(one.bins), _plain(one.desc), style=_TAIL)
+        table.add_row(str(i), key, geometry, _bins(one.bins), _plain(one.desc), style=_TAIL)
     return table
 
 

@@ -8,10 +8,18 @@ import re
 import pytest
 from rich.console import Console
 
-from stage2_report.inspection import LABEL_STYLES, Inspection, answer_text, document, supervision_table
-from stage2_trainer.matching import segment_meta, supervision
+from stage2_report.inspection import (
+    LABEL_STYLES,
+    Inspection,
+    answer_text,
+    document,
+    dropped_table,
+    missed_table,
+    supervision_table,
+)
+from stage2_trainer.matching import segment_meta, serialize_objects, supervision
 from stage2_trainer.matching.masks import IGNORED
-from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, SCENE, TRUNCATED, target_of, tiny_spelling
+from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, NEAR_RED, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
     "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "gating_rejections",
@@ -69,6 +77,22 @@ def test_an_answer_of_which_something_is_taken_out_is_shown_as_it_is_trained():
     assert found["prefix_text"] + found["append_text"] == found["y_train_text"]
     assert [one["desc"] for one in json.loads(found["y_train_text"]).values()] == [one.desc for one in SCENE]
     assert found["prefix_text"] in answer_text(target).plain
+
+
+@pytest.mark.parametrize(
+    ("weight", "appended", "stays"), [(0.0, "object_8", "yes, unsupervised"), (1.0, "object_2", "no")]
+)
+def test_tables_say_what_becomes_of_an_answer_that_is_renumbered(weight, appended, stays):
+    broken = ', "object_7": {"desc": "odd box", "bbox_2d": []}}'
+    target = target_of(serialize_objects([NEAR_RED])[:-1] + broken, matched_text_weight=weight)
+    assert cells(missed_table(target), "appended as")[0] == appended
+    assert f'"{appended}": ' in target.append_text
+    assert cells(dropped_table(target), "stays in the prefix") == [stays]
+    assert ("object_7" in target.prefix_text) == (stays != "no")
+
+
+def cells(table, header):
+    return next(list(column.cells) for column in table.columns if column.header == header)
 
 
 def test_boxes_and_polygons_go_by_the_key_of_the_record():

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
 from stage2_trainer.matching.parse import BLANK_DESC, KIND_OF_KEY, NO_OBJECT_VALUE, NOT_ONE_GEOMETRY, WRONG_COUNT, Kind
-from stage2_trainer.matching.scan import OBJECT_KEY
+from stage2_trainer.matching.scan import OBJECT_KEY, WHITE_SPACE
 from stage2_trainer.matching.tokens import MatchingError
 
 _DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
@@ -227,7 +227,7 @@ def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
 
 def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
     """Return the text after a prefix: missed objects, then one `}`. Raises MatchingError if nothing can follow."""
-    last = prefix_text.rstrip()[-1:]
+    last = prefix_text.rstrip(WHITE_SPACE)[-1:]
     if last not in ("{", ",", "}"):
         raise MatchingError(
             f"prefix ends in {last!r}; it must end in '{{', ',' or '}}'; cut it after its last closed object"

@@ -1,7 +1,7 @@
 """The tokens of `Y_train`: the kept parts of the rollout, and the tail of missed objects.
 
-By default the prefix is unchanged (semantics, section 4.6). If objects are removed, or if wrong numbers would be
-taught, the remaining objects keep their own tokens, and their keys are renumbered (section 20, "Tokens").
+By default the prefix is unchanged (semantics, section 4.6). If objects are removed, or if anything but right numbers
+would be taught, the remaining objects keep their own tokens, and their keys are renumbered (section 20, "Tokens").
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 from stage2_trainer.matching.assign import Matching, MatchOptions
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, append_text
 from stage2_trainer.matching.parse import ParsedObject, ParsedRollout
+from stage2_trainer.matching.scan import WHITE_SPACE
 from stage2_trainer.matching.tokens import Alignment, CoordVocab
 
-_BETWEEN = re.compile(r'\s*(,?)\s*"object_[0-9]+"\s*:\s*')
+_SPACE = f"[{WHITE_SPACE}]*+"
+_LEAD = re.compile(f'{_SPACE}(,?){_SPACE}"object_([0-9]+)"{_SPACE}:{_SPACE}')
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,7 @@ def lay_out(
 ) -> LaidOut:  # fmt: skip
     """Return `Y_train` of an answer. removed: indices of the valid objects to take out."""
     kept = sorted({*range(len(parsed.valid_objects))} - {*removed})
-    numbers = [parsed.valid_objects[index].index for index in kept]
-    if removed or (options.matched_text_weight and numbers != [*range(1, len(kept) + 1)]):
+    if removed or (options.matched_text_weight and not _plainly_numbered(parsed)):
         prefix, next_key = _Prefix(parsed, vocab, parsed.own_len), len(kept) + 1
         stretches = prefix.stretches(kept)
     else:
@@ -64,6 +65,23 @@ def lay_out(
         looked_up = kept if options.unmatched_objects == "penalised" else []
         stretches = [Kept(0, len(parsed.prefix_text), tuple(looked_up))]
     return prefix.assemble(stretches, [gt.objects[i] for i in matching.false_negatives], next_key)
+
+
+def _plainly_numbered(parsed: ParsedRollout) -> bool:
+    """Whether the objects of the prefix, broken ones too, have the keys 1, 2, 3, and nothing else leads to them."""
+    end = parsed.prefix_text.index("{") + 1
+    for number, one in enumerate((each for each in parsed.objects if each.in_prefix), 1):
+        start, stop = one.span
+        if start < 0 or not _leads_to(parsed.prefix_text[end:start], number):
+            return False
+        end = stop
+    return True
+
+
+def _leads_to(text: str, number: int) -> bool:
+    """Whether this is all that may lead to the object with this number: a comma, except to the first, and its key."""
+    lead = _LEAD.fullmatch(text)
+    return lead is not None and (bool(lead[1]), lead[2]) == (number > 1, str(number))
 
 
 class _Prefix:
@@ -94,10 +112,8 @@ class _Prefix:
 
     def _continues(self, end: int, index: int, number: int) -> bool:
         """Whether an object directly follows the stretch that ends here, and already has the right key."""
-        one, before = self._objects[index], self._ends_before[index]
-        between = _BETWEEN.fullmatch(self._text[before : one.span[0]])
-        follows = end == before and one.index == number
-        return follows and between is not None and bool(between[1]) == (number > 1)
+        before, start = self._ends_before[index], self._objects[index].span[0]
+        return end == before and _leads_to(self._text[before:start], number)
 
     def assemble(self, stretches: Sequence[Kept], missed: Sequence[GTObject], next_key: int) -> LaidOut:
         """Return the tokens of these stretches and of the tail with the missed objects.

@@ -19,12 +19,19 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stage2_api.coordinates import coord_bin
-from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
+from stage2_trainer.matching.scan import GEOMETRY_KEYS, WHITE_SPACE, Entry, Scan, scan
 from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
 
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# Python's own reader takes NaN and Infinity.
+_JSON = json.JSONDecoder(parse_constant=_refuse)
 # A string, and the one that is its value if it is a key with one.
 _STRINGS = re.compile(r'"((?:[^"\\]++|\\.)*+)"(?:\s*+:\s*+"((?:[^"\\]++|\\.)*+)")?', re.DOTALL)
 
@@ -124,7 +131,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
     end = aligned.text.find(END_OF_TURN)
     text = aligned.text if end < 0 else aligned.text[:end]
     found = scan(text)
-    before = found.first_open > 0 and bool(text[: found.first_open - 1].strip())
+    before = found.first_open > 0 and bool(text[: found.first_open - 1].strip(WHITE_SPACE))
     notes = _notes(text, found, unknown=unknown, before=before)
     prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
     if cut < max(_cuts(found), default=0) and not before:
@@ -164,7 +171,7 @@ def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
 
 
 def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str, ...]:
-    after = found.closed_at >= 0 and bool(text[found.closed_at :].strip())
+    after = found.closed_at >= 0 and bool(text[found.closed_at :].strip(WHITE_SPACE))
     happened = {UNKNOWN_ID: unknown, NO_JSON: found.first_open < 0, TEXT_BEFORE_JSON: before, TEXT_AFTER_JSON: after}
     return tuple(note for note, true in happened.items() if true)
 
@@ -313,6 +320,6 @@ def loads(text: str) -> Any:
     """Return the JSON value of a text; None if it is not JSON."""
     # an answer may be nested as deep as it is long, which is a RecursionError of the C scanner
     try:
-        return json.loads(text)
+        return _JSON.decode(text)
     except (ValueError, RecursionError):
         return None

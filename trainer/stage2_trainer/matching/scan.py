@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 GEOMETRY_KEYS = ("bbox_2d", "poly")
+WHITE_SPACE = " \t\n\r"
+"""All white space of JSON; Python's `strip` and `\\s` know more."""
 
 # Strings and flat arrays are single events: nothing inside them opens or closes an object.
 _STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'

@@ -62,6 +62,15 @@ def desc_span(text, at):
     return spans["desc"]
 
 
+def plainly_numbered(prefix, spans):
+    """Whether a prefix is `{`, and then commas, keys that count from 1, and the values of these objects."""
+    values, left = [], prefix
+    for start, end in reversed(spans):  # each value becomes one mark
+        values, left = [prefix[start:end], *values], left[:start] + "V" + left[end:]
+    keys = f"{SPACE},{SPACE}".join(f'"object_{n}"{SPACE}:{SPACE}V' for n in range(1, len(values) + 1))
+    return re.fullmatch(f"{SPACE}{{{SPACE}{keys}{SPACE}", left) is not None
+
+
 def layout(parsed, stretches, remain, seen):
     """The text of an answer of which only some objects remain, and what stays of the answer.
 
@@ -71,7 +80,7 @@ def layout(parsed, stretches, remain, seen):
     text, stay = parsed.prefix_text[:before], [(0, 0, before)]
     for n, k in enumerate(remain, 1):
         start, value, end = stretches[k]
-        lead = f'{SPACE}{"," * (n > 1)}{SPACE}"object_0*{n}"{SPACE}:{SPACE}'
+        lead = f'{SPACE}{"," * (n > 1)}{SPACE}"object_{n}"{SPACE}:{SPACE}'
         if start == before and re.fullmatch(lead, parsed.text[start:value]):
             seen["lead stays"] += 1
             text += parsed.text[start:end]

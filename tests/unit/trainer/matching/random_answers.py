@@ -17,10 +17,22 @@ LIKE = [
     ["c\\d", " x\t"],
     ["like <|coord_5|>", "is <|coord_6|>"],
     ['q", "w', '{"a": 1}, "object_3": {'],
+    ["object_7", "object_9", '"object_888": 5'],
 ]
 NAMES = [name for names in LIKE for name in names]
 NOISE = ['"object_9": {}', '"object_3": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}', '"object_4": {"desc": "🦊"}',
-         '"object_7": 5', '"note": "}{"', '"object_5": {"desc": x, "poly": ["<|coord_7|>"]}', ""]  # fmt: skip
+         '"object_7": 5', '"note": "}{"', '"object_5": {"desc": x, "poly": ["<|coord_7|>"]}', "",
+         '"object_77777777777777": {"desc": "x", "bbox_2d": []}', '"object_88888": null', '"object_6": [{"desc": "x"}]',
+         '"object_２": {"desc": "x"}', '"object_٣": 3', '"object_\\u0034": {}', '"object_": {}', '"object_-1": {}',
+         '"object_2.5": {}', '"object_3 ": {}', '"OBJECT_2": {}', '"objects": {"object_77": {}}',
+         '"object_' + "8" * 4001 + '": {}']  # fmt: skip
+BROKEN = ["{}", '{"desc": "x", "bbox_2d": []}', '{"object_7": {"desc": "x"}}', "{x}", "5", '"{"', "[{}]"]
+# Where an answer has a number N, these may stand in its place.
+NUMBERS = ["0N", "000N", "N1", "1"]
+
+
+def key_of(rng, n):
+    return f'"object_{rng.choice(NUMBERS).replace("N", str(n)) if rng.random() < 0.05 else n}"'
 
 
 def shape(rng, name, polygon):
@@ -63,12 +75,15 @@ def random_answer(rng, vocab):
         answered.insert(rng.randint(0, len(answered)), again)
     entries, n = [], rng.choice([1] * 6 + [2])
     for one in answered:
-        entries += [rng.choice(NOISE)] if rng.random() < 0.12 else []
-        entries.append(f'"object_{rng.choice(["0", ""]) if rng.random() < 0.1 else ""}{n}"' + said_value(rng, one))
+        if rng.random() < 0.12:
+            counted = rng.random() < 0.4
+            entries.append(f'"object_{n}": {rng.choice(BROKEN)}' if counted else rng.choice(NOISE))
+            n += counted
+        entries.append(key_of(rng, n) + said_value(rng, one))
         n += rng.choice([1] * 12 + [0, 2])
-    text = rng.choice([""] * 9 + ["\n", " ", "Sure: "]) + "{" + rng.choice([""] * 6 + ["\n", " "])
+    text = rng.choice([""] * 18 + ["\n", "\n", " ", " ", "Sure: ", "\u00a0"]) + "{" + rng.choice([""] * 6 + ["\n", " "])
     for i, entry in enumerate(entries):
-        text += (rng.choice([", "] * 9 + [",", " , ", ",\n"]) if i else "") + entry
+        text += (rng.choice([", "] * 18 + [",", " , ", ",\n", ",\u00a0", ", , "]) if i else "") + entry
     text += rng.choice(["}", "}", "\n}", "}<|im_end|>", "} That is all."])
     cuts = sorted(rng.sample(range(len(text)), rng.choice([0, 0, 0, 2, 9]) if len(text) > 9 else 0))
     ids = [one for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) for one in vocab.encode(text[a:b])]

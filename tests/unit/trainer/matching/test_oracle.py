@@ -1,5 +1,6 @@
 """Every combination of variants against an oracle, over random answers."""
 
+import json
 import random
 from collections import Counter
 
@@ -14,11 +15,23 @@ from stage2_trainer.matching import (
     serialize_objects,
     supervision,
 )
-from tests.unit.trainer.matching.oracle import box_iou, desc_span, layout, matches, reaching, spelled, taught_text
+from tests.unit.trainer.matching.oracle import (
+    box_iou,
+    desc_span,
+    layout,
+    matches,
+    plainly_numbered,
+    reaching,
+    spelled,
+    taught_text,
+)
 from tests.unit.trainer.matching.random_answers import random_answer
 from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
 
 BRANCHES = [
+    "a broken object leaves",
+    "a broken object stays",
+    "a wrong number stays",
     "box follows",
     "box taught a mixture",
     "dropped",
@@ -56,14 +69,30 @@ def planned(parsed, target, truth, options, seen):
     return found, remain, missed
 
 
+def is_rewritten(parsed, remain, options, seen):
+    in_prefix = [one for one in parsed.objects if one.in_prefix]
+    plain = plainly_numbered(parsed.prefix_text, [one.span for one in in_prefix])
+    removed, broken = len(remain) < len(parsed.valid_objects), not all(one.valid for one in in_prefix)
+    anew = removed or (options.matched_text_weight > 0 and not plain)
+    seen["numbered anew"] += anew and not removed
+    seen["a broken object stays"] += not anew and broken and options.matched_text_weight > 0
+    seen["a broken object leaves"] += anew and broken
+    seen["a wrong number stays"] += not anew and not plain
+    return anew
+
+
+def counts_from_one(text):
+    """Whether the keys of a JSON object are object_1, object_2 and so on."""
+    keys = json.loads(text, object_pairs_hook=lambda pairs: [key for key, _ in pairs])
+    return keys == [f"object_{n}" for n in range(1, len(keys) + 1)]
+
+
 def check(ids, truth, vocab, options, seen):
     target = build_target(ids, GroundTruth(tuple(truth)), vocab, options)
     parsed, y_ids = parse_rollout(ids, vocab), list(target.y_train_ids)
     found, remain, missed = planned(parsed, target, truth, options, seen)
     gt_of, valid = dict(found.keys()), parsed.valid_objects
-    misnumbered = options.matched_text_weight > 0 and [valid[i].index for i in remain] != [*range(1, len(remain) + 1)]
-    seen["numbered anew"] += misnumbered and len(remain) == len(valid)
-    anew = misnumbered or len(remain) < len(valid)
+    anew = is_rewritten(parsed, remain, options, seen)
     stretches, end = [], parsed.text.find("{") + 1
     for one in parsed.objects:
         stretches += [(end, *one.span)] if one.valid else []
@@ -77,6 +106,7 @@ def check(ids, truth, vocab, options, seen):
     y, aligned = vocab.align(y_ids), vocab.align(ids)
     assert (y.text, target.prefix_text, target.append_text) == (y_text, kept, tail)
     assert y_ids == (spelled(vocab, aligned, ids, y_text, stay) if anew else [*parsed.prefix_ids, *vocab.encode(tail)])
+    assert not (anew or (options.matched_text_weight and parsed.clean)) or counts_from_one(y_text)
     assert y.starts[target.prefix_len] <= len(kept) < y.starts[target.prefix_len + 1]
     again = parse_rollout(y_ids, vocab)
     order = [*((True, i) for i in remain), *((False, g) for g in missed)]

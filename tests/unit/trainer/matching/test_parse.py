@@ -71,6 +71,14 @@ def test_blanks_before_the_json_stay(any_vocab):
     assert result.clean
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\u3000", "\u2028", "\x0b", "\f", "\x1c", "\x85"])
+def test_white_space_that_json_does_not_know_is_text_before_the_json(any_vocab, blank):
+    result = parsed(any_vocab, blank + "{" + CAT + "}")
+    assert result.prefix_text == "{"
+    assert parse.TEXT_BEFORE_JSON in result.notes
+    assert result.clean
+
+
 def test_text_after_the_json_is_cut_off_and_noted(any_vocab):
     result = parsed(any_vocab, "{" + CAT + "} {" + DOG + "}")
     assert result.prefix_text == "{" + CAT
@@ -145,6 +153,8 @@ def test_ids_outside_the_vocabulary_end_the_answer(vocab):
         ('{"desc": "x", "poly": [[["<|coord_1|>", "<|coord_2|>"]]]}', NOT_COORD_TOKENS),
         ('{"desc": "x", "bbox_2d": [<|coord_1|>, <|coord_2|>, <|coord_3|>, <|coord_4|>]}', NOT_JSON),
         ('{"desc": "x", ' + BOX + ", " + BOX + "}", TOKENS_DIFFER),
+        ('{"desc": NaN, "desc": "x", ' + BOX + "}", NOT_JSON),
+        ('{"desc":\u00a0"x", ' + BOX + "}", NOT_JSON),
         ("3", NO_OBJECT_VALUE),
         ('[{"desc": "x", ' + BOX + "}]", NO_OBJECT_VALUE),
     ],

@@ -105,13 +105,92 @@ def test_what_counts_as_repeated(any_vocab, answered, least_iou, repeated):
     assert target_of(any_vocab, answered, [CAT], duplicate_iou=least_iou).repeated == repeated
 
 
-@pytest.mark.parametrize(("weight", "keys"), [(0.0, ["1", "111", "112"]), (1.0, ["1", "2", "3"])])
-def test_wrong_numbers_of_objects_are_not_taught(any_vocab, weight, keys):
-    answer = serialize_objects([CAT, DOG]).replace("object_2", "object_111")
-    truth, options = GroundTruth((CAT, DOG, OWL)), MatchOptions(matched_text_weight=weight)
+def wrongly_numbered(between="", first="object_1", second="object_2"):
+    """An answer with the cat and the dog under these keys, and something between them."""
+    answer = serialize_objects([CAT, DOG]).replace("object_1", first).replace("object_2", second)
+    return answer.replace(', "object', f', {between}"object', 1)
+
+
+NOT_PLAINLY_NUMBERED = {
+    "another number": wrongly_numbered(second="object_111"),
+    "a leading zero": wrongly_numbered(first="object_01"),
+    "leading zeros": wrongly_numbered(second="object_" + "0" * 3000 + "2"),
+    "a number twice": wrongly_numbered(second="object_1"),
+    "numbers from 0": wrongly_numbered("", "object_0", "object_1"),
+    "numbers in reverse": wrongly_numbered("", "object_2", "object_1"),
+    "a broken object with a number of its own": wrongly_numbered('"object_7777777": {"desc": "x", "bbox_2d": []}, '),
+    "a broken object with the number of the next": wrongly_numbered('"object_2": {"desc": "x", "bbox_2d": []}, '),
+    "a broken object with a leading zero": wrongly_numbered('"object_02": {}, ', second="object_3"),
+    "a number as an object": wrongly_numbered('"object_88888": 5, '),
+    "a number as an object with the right key": wrongly_numbered('"object_2": 5, ', second="object_3"),
+    "a list as an object": wrongly_numbered('"object_9": [{"desc": "x"}], '),
+    "a key of full-width digits": wrongly_numbered('"object_２": {"desc": "x"}, '),
+    "a key of Arabic digits": wrongly_numbered('"object_٢٢٢٢": {"desc": "x"}, '),
+    "a key of 5,000 digits": wrongly_numbered('"object_' + "7" * 5000 + '": {"desc": "x"}, '),
+    "an escaped key": wrongly_numbered('"object_\\u0032": {"desc": "x"}, '),
+    "a key in capitals": wrongly_numbered('"OBJECT_77": {"desc": "x"}, '),
+    "a key that is negative": wrongly_numbered('"object_-77": {"desc": "x"}, '),
+    "a key that is a fraction": wrongly_numbered('"object_2.5": {"desc": "x"}, '),
+    "a key with a blank": wrongly_numbered('"object_2 ": {"desc": "x"}, '),
+    "another key": wrongly_numbered('"note": "77777", '),
+    "two commas": wrongly_numbered(", "),
+    "a comma before the first": "{, " + wrongly_numbered()[1:],
+    "a no-break space": wrongly_numbered("\u00a0"),
+    "a line separator": wrongly_numbered("\u2028"),
+    "a form feed before the colon": wrongly_numbered().replace('"object_2":', '"object_2"\f:'),
+}
+
+
+@pytest.mark.parametrize("answer", NOT_PLAINLY_NUMBERED.values(), ids=NOT_PLAINLY_NUMBERED)
+def test_objects_that_are_not_plainly_numbered_are_renumbered_before_they_are_taught(any_vocab, answer):
+    truth, options = GroundTruth((CAT, DOG, OWL)), MatchOptions(matched_text_weight=1.0)
     target = build_target(any_vocab.encode(answer), truth, any_vocab, options)
-    assert [key for key, _, _ in objects_in(target)] == [f"object_{key}" for key in keys]
-    assert [bins for _, _, bins in objects_in(target)] == [CAT.bins, DOG.bins, OWL.bins]
+    assert len(target.parsed.valid_objects) == 2
+    assert target.y_train_text == serialize_objects([CAT, DOG, OWL])
+
+
+PLAINLY_NUMBERED = {
+    "nothing else": wrongly_numbered(),
+    "white space of JSON": wrongly_numbered("\n\r\t ").replace('"object_2":', '"object_2" \n:\t'),
+    "a broken object with the right number": wrongly_numbered('"object_2": {"desc": "x"}, ', second="object_3"),
+    "a name like a key": wrongly_numbered().replace('"dog"', '"\\"object_77\\": {"'),
+    "a key like a number inside an object": wrongly_numbered('"object_2": {"object_77": 5}, ', second="object_3"),
+    "another number that is cut off": wrongly_numbered().replace("}}", '}, "object_77": {"desc": "ow'),
+    "another number without an object at the end": wrongly_numbered().replace("}}", '}, "object_77": 5}'),
+    "another number in what follows the answer": wrongly_numbered() + ', "object_77": {}}',
+}
+
+
+@pytest.mark.parametrize("answer", PLAINLY_NUMBERED.values(), ids=PLAINLY_NUMBERED)
+def test_plainly_numbered_objects_keep_every_token(any_vocab, answer):
+    truth = GroundTruth((CAT, DOG, OWL))
+    ids = any_vocab.encode(answer)
+    taught, plain = (
+        build_target(ids, truth, any_vocab, MatchOptions(matched_text_weight=weight)) for weight in (1.0, 0.0)
+    )
+    assert taught.y_train_ids == plain.y_train_ids
+    assert taught.prefix_text == taught.parsed.prefix_text
+    *_, last = json.loads(taught.y_train_text)
+    assert last == f"object_{len(json.loads(taught.y_train_text))}"
+
+
+@pytest.mark.parametrize(
+    ("between", "second", "appended"),
+    [("", "object_111", 112), ("", "object_002", 3), ('"object_9": {"desc": "x"}, ', "object_2", 10)],
+)
+def test_without_matched_text_an_answer_keeps_its_numbers_and_the_tail_counts_on(any_vocab, between, second, appended):
+    answer = wrongly_numbered(between, second=second)
+    target = build_target(any_vocab.encode(answer), GroundTruth((CAT, DOG, OWL)), any_vocab)
+    assert target.prefix_text == answer[:-1]
+    assert target.append_text.startswith(f', "object_{appended}": ')
+    assert target.text_labels == ()
+
+
+def test_a_broken_object_behind_all_others_lends_the_tail_no_number(any_vocab):
+    broken = ', "object_77777777777777": {"desc": "x", "bbox_2d": []}}'
+    ids = any_vocab.encode(serialize_objects([CAT])[:-1] + broken)
+    target = build_target(ids, GroundTruth((CAT, DOG)), any_vocab, MatchOptions(matched_text_weight=1.0))
+    assert target.y_train_text == serialize_objects([CAT, DOG])
 
 
 def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
