@@ -18,7 +18,6 @@ from threading import Lock
 from typing import Any
 
 from stage2_trainer.data.encode import Prompt
-from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.supervise import SAMPLE_FAULTS, Chat, Matched, Supervised, Supervisor, with_origin
@@ -113,9 +112,9 @@ class EStep:
             self._ahead.ask(Stopwatch())
         return step
 
-    def set_aside_late(self, segment: Segment, error: ImageError) -> Segment:
-        """Note a segment whose pixels are lost, and return its placeholder."""
-        return self._teaching.supervisor.set_aside_late(segment, error)
+    def placeholder(self, sample_id: str) -> Segment:
+        """Return a segment without a loss, in the place of one whose pixels are lost."""
+        return self._teaching.supervisor.placeholder(sample_id)
 
     def _step(self, batches: RawBatches, global_step: int) -> StepAnswers:
         from_truth = self._truth_steps is not None and global_step in self._truth_steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ class SampleStats:
     `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
     the answer, or trained against. Lengths of training are 0 in an evaluation, which encodes nothing.
+    `sample_id`: of its record.
     """
 
     prompt_len: int = 0
@@ -64,6 +65,7 @@ class SampleStats:
     duplicates_removed: int = 0
     unmatched_dropped: int = 0
     unmatched_penalised: int = 0
+    sample_id: str = ""
 
 
 def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
@@ -262,7 +264,7 @@ class StepRecord:
     version: of the weights that generated the step's rollouts. sync: the push of those weights; None: an earlier step
     or an evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
     the step's wall time went. pending: figures of losses (5,), on the device: reading them waits for it, so `settle`
-    does that once a step.
+    does that once a step. lost: the samples whose pixels were lost when their rows were laid out.
     """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
@@ -274,6 +276,7 @@ class StepRecord:
     version: int = -1
     reuse: Mapping[str, float] = field(default_factory=dict)
     time: StepTime = field(default_factory=StepTime)
+    lost: list[str] = field(default_factory=list)
 
     def figures(self, *, top_k: int) -> dict[str, float]:
         """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
@@ -307,7 +310,10 @@ class StepRecord:
 
     @classmethod
     def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
-        """Return the record of all learner processes: all their samples and rows, and the longest time of each kind."""
+        """Return the record of all learner processes: all their samples and rows, and the longest time of each kind.
+
+        Samples that any of them has lost are bad there.
+        """
         first = records[0]
         watch = Stopwatch()
         for name in {name for record in records for name in record.stopwatch.seconds}:
@@ -315,11 +321,27 @@ class StepRecord:
         return replace(
             first,
             stopwatch=watch,
-            samples=[sample for record in records for sample in record.samples],
+            samples=_set_aside(
+                [sample for record in records for sample in record.samples],
+                {sample_id for record in records for sample_id in record.lost},
+            ),
             losses=[loss for record in records for loss in record.losses],
             rows=[row for record in records for row in record.rows],
             time=StepTime.joined([record.time for record in records]),
         )
+
+
+def _set_aside(samples: Sequence[SampleStats], lost: Set[str]) -> list[SampleStats]:
+    """Return the samples of a step, with the lost ones as bad ones. One that waited for its row so far is added."""
+    waited = lost - {sample.sample_id for sample in samples}
+    return [
+        *(_bad(sample) if sample.sample_id in lost else sample for sample in samples),
+        *(SampleStats(bad=True, sample_id=sample_id) for sample_id in sorted(waited)),
+    ]
+
+
+def _bad(sample: SampleStats) -> SampleStats:
+    return SampleStats(bad=True, from_truth=sample.from_truth, sample_id=sample.sample_id)
 
 
 def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:

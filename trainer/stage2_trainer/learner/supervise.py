@@ -161,6 +161,9 @@ class Supervisor:
     coord_loss: whether coordinates have their own loss, or the cross entropy of any other token.
     """
 
+    from_truth = False
+    """Whether it teaches the ground truth, and nothing is generated."""
+
     def __init__(
         self, tools: SampleTools, model: Any, *, overlong: OverlongRule | None = None, coord_loss: bool = True
     ) -> None:
@@ -189,12 +192,13 @@ class Supervisor:
 
     def set_aside(self, record: Record, error: Exception) -> Supervised:
         """Return the bad sample and its placeholder."""
-        return BadSample.from_error(record.sample_id, record.images, error), self._placeholder(record.sample_id)
+        return BadSample.from_error(record.sample_id, record.images, error), self.placeholder(record.sample_id)
 
-    def set_aside_late(self, segment: Segment, error: Exception) -> Segment:
-        """Note a segment whose pixels are lost, and return its placeholder."""
-        self.tools.bad.note_late(BadSample.from_error(segment.sample_id, segment.images, error))
-        return self._placeholder(segment.sample_id)
+    def placeholder(self, sample_id: str) -> Segment:
+        """Return a zero-loss segment; its image makes every part of the model run, as several processes require."""
+        images = (blank_image(),)
+        record = Record(0, sample_id, images, BLANK_SIDE, BLANK_SIDE)
+        return self._zero_loss(self.tools.cache.prompt(images, lambda: self.chat(record)), images, sample_id)
 
     def _match(self, record: Record, prompt: Prompt, rollout: Rollout) -> Matched:
         self.tools.encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
@@ -215,18 +219,13 @@ class Supervisor:
         stats = sample_stats(matched, encoded_len=length)
         return Segment(with_positions(encoding, self._rope), meta, stats, record.images, record.sample_id)
 
-    def _placeholder(self, sample_id: str) -> Segment:
-        """Return a zero-loss segment; its image makes every part of the model run, as several processes require."""
-        images = (blank_image(),)
-        record = Record(0, sample_id, images, BLANK_SIDE, BLANK_SIDE)
-        return self._zero_loss(self.tools.cache.prompt(images, lambda: self.chat(record)), images, sample_id)
-
     def _zero_loss(self, prompt: Prompt, images: tuple[str, ...], sample_id: str) -> Segment:
         answer = self.tools.matcher.vocab.encode(NOTHING)
         encoding = self.tools.encoder.teacher_forced(prompt, answer)
         length = len(encoding.input_ids)
         meta = unsupervised_meta(prompt.input_ids.tolist(), len(answer), encoded_len=length)
-        return Segment(with_positions(encoding, self._rope), meta, SampleStats(bad=True), images, sample_id)
+        stats = SampleStats(bad=True, from_truth=self.from_truth, sample_id=sample_id)
+        return Segment(with_positions(encoding, self._rope), meta, stats, images, sample_id)
 
 
 class TruthSupervisor(Supervisor):
@@ -234,6 +233,8 @@ class TruthSupervisor(Supervisor):
 
     shuffled_by: the seed of an order of objects for each record and step; None = the record's own order.
     """
+
+    from_truth = True
 
     def __init__(self, *arguments: Any, shuffled_by: int | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -282,4 +283,5 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         duplicates_removed=int(counters["duplicates_removed"]),
         unmatched_dropped=int(counters["unmatched_dropped"]),
         unmatched_penalised=int(counters["unmatched_penalised"]),
+        sample_id=matched.record.sample_id,
     )

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -26,12 +26,13 @@ from transformers.trainer_utils import SaveStrategy
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.data.encode import PromptCache
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
-from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
+from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, load_waiting, save_waiting
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
@@ -40,7 +41,7 @@ from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
-from stage2_trainer.rollouts.bad_samples import BadSamples
+from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -202,9 +203,16 @@ class RolloutMatchingTrainer(FiniteSteps):
                 pad_token_id=self.components.pad_token_id,
                 device=self.args.device,
                 pixels=self.components.cache.pixels,
-                placeholder=self.components.estep.set_aside_late,
+                placeholder=partial(self._without_pixels, group),
             )
         return {**batch, "targets": batch["targets"].without_loss()} if group.repeated else batch
+
+    def _without_pixels(self, group: RowGroup, segment: Segment, error: ImageError) -> Segment:
+        """Note a sample that is lost, unless its row only repeats another's; return its placeholder."""
+        if not group.repeated:
+            self._record.lost.append(segment.sample_id)
+            self.components.bad.lose(BadSample.from_error(segment.sample_id, segment.images, error))
+        return self.components.estep.placeholder(segment.sample_id)
 
     def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
         """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
@@ -326,6 +334,16 @@ class RolloutMatchingTrainer(FiniteSteps):
             self._record.settle()
         self._record.time = TIMELINE.end(step)
         record = StepRecord.joined(gathered(self._record))
+        try:
+            bad = sum(sample.bad for sample in record.samples)
+            self.components.bad.note_lost(step=step - 1, of=len(record.samples), bad=bad)
+        finally:  # the step is complete, so its line is written whatever ends the run
+            self._log_step(record, grad_norm, learning_rate)
+        if self.components.runaway is not None and self._step.reused is None:
+            self.components.runaway.note(record.samples, step=step)
+
+    def _log_step(self, record: StepRecord, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
+        step = self.state.global_step
         figures = record.figures(top_k=self.components.top_k)
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
@@ -340,8 +358,6 @@ class RolloutMatchingTrainer(FiniteSteps):
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
-        if self.components.runaway is not None and self._step.reused is None:
-            self.components.runaway.note(record.samples, step=step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers; a training report has the figures of the last step too."""

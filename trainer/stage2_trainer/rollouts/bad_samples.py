@@ -58,7 +58,7 @@ class BadSamples:
         self._most = most
         self._log = log
         self._noted: dict[str, Document] = {}
-        self._late: list[BadSample] = []
+        self._lost: list[BadSample] = []
 
     @property
     def total(self) -> int:
@@ -73,20 +73,22 @@ class BadSamples:
             BadStepError: the step has no other samples.
             Exception: the error of the first, where none is allowed.
         """
-        late, self._late = self._late, []
-        documents = self._report([*late, *found], part="train", step=step)
-        self._noted = {**{one["sample_id"]: one for one in documents}, **self._noted}
+        documents = self._report(found, part="train", step=step)
         whole, bad = (sum(column) for column in zip(*gathered((of, len(found))), strict=True))
-        if 1 < whole <= bad:
-            raise BadStepError(f"all {whole} samples of step {step} were set aside. {_reasons(documents)}")
-        if self.total > self._most:
-            rule = f"at most so many samples may be set aside, and {self.total} were in this run. {_reasons(documents)}"
-            way_out = "mend the data, or raise it; the run goes on from its last checkpoint"
-            raise TooManyBadSamples([Problem(KEY, self._most, rule, way_out)])
+        self._judge(documents, step=step, of=whole, bad=bad)
 
-    def note_late(self, bad: BadSample) -> None:
-        """Keep a sample whose row could not be laid out for the next `note`, which all processes call."""
-        self._late.append(bad)
+    def lose(self, sample: BadSample) -> None:
+        """Keep a sample that was lost when its row was laid out, for `note_lost`."""
+        self._lost.append(sample)
+
+    def note_lost(self, *, step: int, of: int, bad: int) -> None:
+        """Note the samples that all processes have lost since the last call, when the step is complete.
+
+        All processes must call it, with the samples of the step in all of them, and how many of these are bad. Raises
+        as `note`.
+        """
+        lost, self._lost = self._lost, []
+        self._judge(self._report(lost, part="train", step=step), step=step, of=of, bad=bad)
 
     def note_held_out(self, found: Sequence[BadSample], *, step: int, of: int) -> int:
         """Return how many of the `of` held-out samples an evaluation leaves out. All processes must call it.
@@ -115,14 +117,25 @@ class BadSamples:
         noted = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else []
         self._noted = {one["sample_id"]: one for one in noted}
 
+    def _judge(self, documents: Sequence[Document], *, step: int, of: int, bad: int) -> None:
+        """End the run for new bad samples, if no others are left in the step, or if there are too many."""
+        if documents and 1 < of <= bad:
+            raise BadStepError(f"all {of} samples of step {step} were set aside. {_reasons(documents)}")
+        if documents and self.total > self._most:
+            rule = f"at most so many samples may be set aside, and {self.total} were in this run. {_reasons(documents)}"
+            way_out = "mend the data, or raise it; the run goes on from its last checkpoint"
+            raise TooManyBadSamples([Problem(KEY, self._most, rule, way_out)])
+
     def _report(self, found: Sequence[BadSample], *, part: str, step: int) -> list[Document]:
-        """Log the bad samples of all processes, and return one document for each."""
+        """Log the bad samples of all processes, count those of training, and return one document for each."""
         mine: list[Document] = [{"part": part, "step": step, **one.document()} for one in found]
         for one in mine:
             logger.warning("sample %s is set aside (%s): %s", one["sample_id"], one["image"], one["reason"])
         everywhere = list({one["sample_id"]: one for share in gathered(mine) for one in share}.values())
         for one in everywhere:
             self._log.write("bad_sample", one)
+        if part == "train":
+            self._noted = {**{one["sample_id"]: one for one in everywhere}, **self._noted}
         if everywhere and self._most == 0:
             if found:
                 raise found[0].error

@@ -19,7 +19,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.padding_free_batch import Segment
-from stage2_trainer.learner.rows import RowPlanner, SingleRowPlanner
+from stage2_trainer.learner.rows import RowPlanner, SharedRowPlanner, SingleRowPlanner
 from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
@@ -231,7 +231,13 @@ def build(
     fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched)
     only_truth = supervised is not None and steps is None
     components = TrainerComponents(
-        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, truth_steps=steps),
+        estep=EStep(
+            model,
+            truth if only_truth else fresh,
+            truth=truth,
+            truth_steps=steps,
+            shared=isinstance(rows, SharedRowPlanner),
+        ),
         evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
         cache=tools.cache,
         bad=bad,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +19,27 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner.listeners import rollout_document
-from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.rows import (
+    PackedRowPlanner,
+    SharedRowPlanner,
+    SingleRowPlanner,
+    StepRowPlanner,
+    WindowRowPlanner,
+)
+from stage2_trainer.learner.step_record import SampleStats, StepRecord
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import FILE, BadSample, BadSamples
-from stage2_trainer.rollouts.errors import BadStepError
+from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
+from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.replay import replay
+from tests.ports import free_port
 from tests.unit.trainer.learner.configs import run_config, write_box_records
-from tests.unit.trainer.learner.harness import box, perfect, record
+from tests.unit.trainer.learner.harness import box, build, perfect, read_log, record
+from tests.unit.trainer.learner.processes import join, run_members
 
 ROW = 200
 OK = 0
@@ -288,14 +300,10 @@ def test_a_step_of_bad_samples_alone_ends_the_run(trained):
 def test_the_others_are_taught_as_if_it_had_not_been_there(trained, image_paths, model, scope):
     """The loss of a step is that of the samples that are left: places, seeds and rows of theirs do not change."""
 
-    def planner():
-        return {"unpacked": lambda: None, "micro": lambda: PackedRowPlanner(600, capacity=8, min_fill=0.1),
-                "step": lambda: StepRowPlanner(600)}[scope]()  # fmt: skip
-
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
-    trained(records=records[1:], rows=planner(), learning_rate=0.0)
+    trained(records=records[1:], rows=planner_of(scope), learning_rate=0.0)
     spoilt = [record(image_paths[0] + ".gone", 0, object_1=box("red box", 1, 1, 4, 4)), *records[1:]]
-    lines, _, with_it = trained(records=spoilt, rows=planner(), learning_rate=0.0)
+    lines, _, with_it = trained(records=spoilt, rows=planner_of(scope), learning_rate=0.0)
     first, second = [one for one in lines if one["event"] == "step"]
     assert second["bad_samples"] == 1
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
@@ -318,27 +326,164 @@ def test_a_record_that_says_another_size_than_its_image_has_costs_its_sample(tra
     assert 1 not in [one.record.index for one in seen]
 
 
-def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(trained, image_paths, tmp_path):
-    """Pixels that the cache has no room for are read again."""
-    gone = tmp_path / "gone.png"
-    gone.write_bytes(Path(image_paths[0]).read_bytes())
-    records = [record(str(gone), 0, object_1=box("red box", 1, 1, 400, 400)), record(image_paths[1], 1)]
+class Loses:
+    """Pixels that the cache has no room for are read again when rows are laid out; from then on these images fail.
 
-    def without_room(trainer):
-        cache, lost = trainer.components.cache, []
+    times: how often each fails.
+    """
+
+    def __init__(self, *images, times=99):
+        self.left = dict.fromkeys(images, times)
+
+    def __call__(self, trainer):
+        cache = trainer.components.cache
         read = cache.pixels
 
         def pixels(images):
-            if str(gone) in images and not lost:
-                lost.append(1)
-                raise ImageError.at(str(gone), "it is gone")
+            for image in images:
+                if self.left.get(image, 0) > 0:
+                    self.left[image] -= 1
+                    raise ImageError.at(image, "it is gone")
             return read(images)
 
         cache.pixels = pixels
 
-    lines, _, _ = trained(records=records, max_steps=2, prepare=without_room)
-    (logged,) = [one for one in lines if one["event"] == "bad_sample"]
-    assert (logged["sample_id"], logged["step"]) == ("record-0", 1)
+
+def planner_of(scope):
+    return {"unpacked": lambda: None, "micro": lambda: PackedRowPlanner(600, capacity=8, min_fill=0.1),
+            "window": lambda: WindowRowPlanner(600, window=1, partial=PackedRowPlanner(600, capacity=8, min_fill=0.1)),
+            "step": lambda: StepRowPlanner(600)}[scope]()  # fmt: skip
+
+
+def events(lines, event):
+    return [one for one in lines if one["event"] == event]
+
+
+@pytest.mark.parametrize("scope", ["unpacked", "micro", "window", "step"])
+def test_sample_that_is_lost_at_layout_counts_in_its_own_step(trained, image_paths, tmp_path, scope):
+    lines, _, _ = trained(rows=planner_of(scope), prepare=Loses(image_paths[1]), save_strategy="steps", save_steps=1)
+    (lost,) = events(lines, "bad_sample")
+    assert (lost["sample_id"], lost["part"], lost["step"]) == ("record-1", "train", 0)
+    assert "it is gone" in lost["reason"]
+    (step,) = events(lines, "step")
+    assert (step["bad_samples"], step["bad_samples_total"], step["rollout/gt_objects"]) == (1, 1, 2)
+    assert [one["sample_id"] for one in json.loads((tmp_path / "checkpoint-1" / FILE).read_text())] == ["record-1"]
+
+
+def test_sample_that_is_lost_at_layout_in_the_last_step_counts(trained, image_paths):
+    lines, _, _ = trained(prepare=Loses(image_paths[2]), per_device_train_batch_size=1, max_steps=3)
+    bad = [step["bad_samples"] for step in events(lines, "step")]
+    assert sum(bad) == 1
+    assert [step["bad_samples_total"] for step in events(lines, "step")] == [sum(bad[: i + 1]) for i in range(3)]
+    (lost,) = events(lines, "bad_sample")
+    assert lost["step"] == bad.index(1)
+
+
+def test_sample_that_is_lost_again_counts_in_each_step_and_once_in_the_run(trained, image_paths):
+    lines, _, _ = trained(prepare=Loses(image_paths[0]), max_steps=3)
+    assert [(step["bad_samples"], step["bad_samples_total"]) for step in events(lines, "step")] == [(1, 1)] * 3
+
+
+def test_sample_that_comes_back_counts_in_the_step_that_lost_it(trained, image_paths):
+    lines, _, _ = trained(prepare=Loses(image_paths[0], times=1), m_steps=2, max_steps=2)
+    steps = [(step["bad_samples"], step["bad_samples_total"]) for step in events(lines, "step")]
+    assert steps == [(1, 1), (0, 1)]
+
+
+def test_sample_that_is_lost_while_it_waits_for_a_row_counts_in_the_step_of_that_row(trained, image_paths):
+    rows = PackedRowPlanner(ROW // 2, capacity=8, min_fill=0.1)
+    lines, _, _ = trained(rows=rows, prepare=Loses(*image_paths), max_steps=2)
+    steps = events(lines, "step")
+    laid_out = [step["packing/post_rollout_segments"] for step in steps]
+    assert [step["bad_samples"] for step in steps] == laid_out == [1, 1]
+    assert [step["bad_samples_total"] for step in steps] == [1, 2]
+
+
+def test_sample_that_has_waited_for_its_row_is_added_to_the_step_that_loses_it():
+    new, waited = SampleStats(gt_objects=2, sample_id="new"), ["waited"]
+    joined = StepRecord.joined([StepRecord(samples=[new], lost=waited), StepRecord(lost=waited)])
+    assert joined.samples == [new, SampleStats(bad=True, sample_id="waited")]
+
+
+def test_sample_that_is_lost_at_layout_costs_stage_1_its_sample_too(trained, image_paths):
+    lines, _, _ = trained(prepare=Loses(image_paths[1]), supervised={})
+    (step,) = events(lines, "step")
+    assert (step["bad_samples"], step["bad_samples_total"], step["supervised/objects"]) == (1, 1, 2)
+
+
+def test_step_of_stage_1_whose_only_sample_is_bad_has_the_figures_of_stage_1(trained, image_paths):
+    for only in (record(image_paths[0] + ".gone", 0), record(image_paths[0], 0)):
+        lines, _, _ = trained(records=[only], prepare=Loses(image_paths[0]), supervised={})
+        step = events(lines, "step")[-1]
+        assert (step["bad_samples"], step["supervised/objects"]) == (1, 0)
+        assert not any(name.startswith(("rollout/", "sync/")) for name in step)
+
+
+def test_first_sample_that_is_lost_at_layout_ends_a_run_that_allows_none(trained, image_paths, tmp_path):
+    with pytest.raises(ImageError, match="it is gone"):
+        trained(prepare=Loses(image_paths[1]), most_bad=0)
+    (step,) = read_log(tmp_path, "step")
+    assert (step["bad_samples"], step["bad_samples_total"]) == (1, 1)
+
+
+def test_samples_that_are_lost_at_layout_end_the_run_after_its_line(trained, image_paths, tmp_path):
+    with pytest.raises(TooManyBadSamples, match=r"and 2 were in this run\. The last: record-"):
+        trained(prepare=Loses(*image_paths[:2]), most_bad=1)
+    (step,) = read_log(tmp_path, "step")
+    assert (step["bad_samples"], step["bad_samples_total"]) == (2, 2)
+
+
+def test_step_whose_samples_are_all_lost_at_layout_ends_the_run(trained, image_paths, tmp_path):
+    with pytest.raises(BadStepError, match=r"all 3 samples of step 0 were set aside\. The last: record-"):
+        trained(prepare=Loses(*image_paths))
+    assert len(read_log(tmp_path, "step")) == 1
+
+
+def test_step_ends_the_run_where_some_are_refused_and_the_others_lost_at_layout(trained, image_paths):
+    records = [record(image_paths[0] + ".gone", 0), *(record(path, i) for i, path in enumerate(image_paths[1:], 1))]
+    with pytest.raises(BadStepError, match="all 3 samples of step 0"):
+        trained(records=records, prepare=Loses(*image_paths))
+
+
+def test_run_whose_data_were_mended_goes_on_though_it_had_lost_more_than_it_allows(tmp_path):
+    samples = BadSamples(1, SimpleNamespace(write=lambda *_: None))
+    samples.lose(BadSample("a", (), ValueError("gone")))
+    samples.lose(BadSample("b", (), ValueError("gone")))
+    with pytest.raises(TooManyBadSamples, match="and 2 were in this run"):
+        samples.note_lost(step=0, of=5, bad=2)
+    samples.save(tmp_path, before=1)
+    resumed = BadSamples(1, SimpleNamespace(write=lambda *_: None))
+    resumed.load(tmp_path)
+    resumed.note([], step=1, of=5)
+    assert resumed.total == 2
+    with pytest.raises(TooManyBadSamples, match=r"and 2 were in this run\. The last: b: gone"):
+        resumed.note([BadSample("b", (), ValueError("gone"))], step=2, of=5)
+
+
+@pytest.mark.parametrize("rows", ["unpacked", "step", "shared"])
+def test_samples_that_any_process_loses_count_in_all(tmp_path, image_paths, rows):
+    images = [str(shutil.copy(image_paths[0], tmp_path / f"{i}.png")) for i in range(4)]
+    run_members(member_that_loses, tmp_path, free_port(), str(tmp_path), images, rows)
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [2, 2, ["record-0", "record-1"], 2]
+
+
+def member_that_loses(rank, port, folder, images, rows):
+    """Be one of two learner processes; of four samples in one step, the pixels of the first two are lost at layout."""
+    model, encoder = join(rank, port)
+    objects = {"object_1": box("red box", 100, 100, 400, 400)}
+    records = [record(image, i, **objects) for i, image in enumerate(images)]
+    shared = rows == "shared"
+    torch.distributed.init_process_group("gloo")
+    planner = SharedRowPlanner(SingleRowPlanner(), ProcessExchange(Interrupt(2))) if shared else planner_of(rows)
+    size = {"per_device_train_batch_size": 4 if shared else 2, "ddp_backend": "gloo"}
+    run = build(Path(folder, f"rank-{rank}"), model, encoder, records, rows=planner, **size)
+    Loses(*images[:2])(run.trainer)
+    run.trainer.train()
+    figures, noted = run.trainer._figures, sorted(run.trainer.components.bad._noted)
+    counted = [figures["bad_samples"], figures["bad_samples_total"], noted, figures["rollout/gt_objects"]]
+    Path(folder, f"{rank}.json").write_text(json.dumps(counted))
+    torch.distributed.destroy_process_group()
 
 
 # --- answers too long for a row: cut after whole objects, skipped, or refused ----------------------------------------
