@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,30 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     assert 0 < steps[0]["rollout/decode_steps_per_token"] < 1, "frames are drafted"
     if stage is None:
         assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
+
+
+def forgetful(command, *, env, imports):
+    """Learn as the command would, with an engine that loses its weights in each sleep."""
+    code = "import sys; from tests.integration.forgetful_engine import learn; sys.exit(learn(sys.argv[1]))"
+    return forked.run([sys.executable, "-c", code, str(command[2])], imports=imports, env=env)
+
+
+@pytest.mark.vllm
+def test_colocated_engine_that_sleep_robs_of_its_weights_answers_with_those_of_each_step(
+    alone, shapes, tmp_path, no_other_engine
+):
+    """An evaluation of each step comes first, and the engine sleeps after it: the step's rollouts need a sync too."""
+    vllm = {**COLOCATE, "tensor_parallel_size": 1, "sleep_level": 2}
+    few = {"max_steps": FEW, "save_strategy": "no", "eval_strategy": "steps", "eval_steps": 1}
+    config = configuration(shapes, tmp_path, training=few, matching={"rollout_backend": "vllm", "vllm": vllm})
+    steps, output = learn(config, run=forgetful, imports=(*forked.VLLM, *forked.LEARNER))
+    assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
+    evaluations = FEW + 1  # one before the first step
+    assert output.count("proved: the colocated engine answers as the learner does") == FEW + evaluations
+    assert [step["sync/version"] for step in steps] == list(range(FEW))
+    lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert {(line["step"], line["version"]) for line in lines} == {(step, step) for step in range(evaluations)}
+    assert len({step["sync/bytes"] for step in steps}) == 1, "each sync sends all weights"
 
 
 @pytest.mark.vllm

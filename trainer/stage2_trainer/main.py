@@ -38,7 +38,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
-from stage2_trainer.sync.fleet.report import DigestError, ProofError
+from stage2_trainer.sync.fleet.report import DigestError, ProofError, VersionError
 from stage2_trainer.sync.transports import nccl_choice
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
@@ -205,10 +205,10 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
 def _save_last_step(trainer: RolloutMatchingTrainer | GrpoTrainer, error: BaseException) -> None:
     """Save the last step, but not after a failed proof: its rollouts may have come from other weights.
 
-    Checkpoints since the last proof are set aside then. Where digests differ, nothing was generated with the wrong
-    weights, so the last step is saved.
+    Checkpoints since the last proof are set aside then. Where digests or versions differ, nothing was trained on such
+    rollouts, so the last step is saved.
     """
-    if isinstance(error, ProofError) and not isinstance(error, DigestError):
+    if isinstance(error, ProofError) and not isinstance(error, (DigestError, VersionError)):
         trainer.set_unproved_aside()
     elif int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
         # Any other error hits one process of several, which would wait for the others for ever.

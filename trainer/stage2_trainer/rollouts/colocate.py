@@ -33,6 +33,7 @@ from stage2_trainer.sync.vllm.vllm_compat import (
     planned_engine_words,
 )
 from stage2_trainer.wire.requests import (
+    UNSYNCED,
     FinishReason,
     Outcome,
     Refused,
@@ -65,6 +66,9 @@ class ColocateEngine:
     sleep_level: vLLM's sleep level between rollouts; 0 = awake. infer_batch_size: most requests of one call.
     rounding: how merged weights are cast. `stops` returns whether to stop generating.
     """
+
+    version = UNSYNCED
+    """The version of the weights that the engine holds. Sleep of level 2 drops them."""
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class ColocateEngine:
         Raises:
             ProofError: the engine does not answer with these weights afterwards.
         """
-        start = time.monotonic()
+        start, self.version = time.monotonic(), UNSYNCED
         self._wake()
         kept = KeptUpdate()
         source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
@@ -127,6 +131,7 @@ class ColocateEngine:
         self._held = HeldVersions.from_source(source)
         self._forget(vision=touches_vision(stale.names()))
         self._prover.after_sync(model, self.prompt_logprobs, step=version)
+        self.version = version
         return SyncReport.create(
             version,
             time.monotonic() - start,
@@ -138,10 +143,10 @@ class ColocateEngine:
             proof_gap=self._prover.gap,
         )
 
-    def generate(
-        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
-    ) -> list[Outcome]:
+    def generate(self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan) -> list[Outcome]:
         """Return the outcome of each of this process's requests; the group answers those of all its members.
+
+        Answers are marked with the `version` that the engine holds.
 
         Raises:
             Interrupted: the run was asked to stop; in all members of the group after the same step.
@@ -149,9 +154,10 @@ class ColocateEngine:
         mine = [_Call(list(one.messages), seed_plan.seed(i)) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
+        version = self.version
         answers = [answer for part in self._calls(everyone) for answer in self._generate_part(part)]
         self._sleep()
-        return [one if isinstance(one, Refused) else _rollout(one, version or 0) for one in answers[own]]
+        return [one if isinstance(one, Refused) else _rollout(one, version) for one in answers[own]]
 
     def prompt_logprobs(self, probe: Probe) -> Tensor:
         """Return the log-probability of each prompt token but the first, float32 on the CPU."""
@@ -227,7 +233,7 @@ class ColocateEngine:
             self._llm.sleep(level=self._sleep_level)
             self._asleep = True
             if self._sleep_level == DROPS_WEIGHTS:
-                self._held = HeldVersions()
+                self._held, self.version = HeldVersions(), UNSYNCED
 
     def _wake(self) -> None:
         if self._asleep:

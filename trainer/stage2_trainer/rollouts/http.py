@@ -40,6 +40,7 @@ from stage2_trainer.wire.client import (
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.requests import (
     ONE_REQUEST,
+    UNSYNCED,
     OnRollout,
     Outcome,
     Refused,
@@ -55,7 +56,6 @@ E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
 KEEPALIVE_S = 2.0  # below the 5 s after which servers close idle connections, so none closes in mid-request
-UNSYNCED = -1  # the version of a server before its first push
 IN_FLIGHT = 256
 CLOSE_S = 10.0
 CHECKS_PER_TIMEOUT = 4  # polls of a generating server within `timeout_s`

@@ -24,6 +24,7 @@ from stage2_trainer.rollouts.rollout_source import (
     RolloutBatch,
     RolloutSource,
     readable,
+    require_version,
 )
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
@@ -76,7 +77,7 @@ class HfRollouts(RolloutSource):
 
 
 class ColocateRollouts(RolloutSource):
-    """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
+    """Rollouts by an engine in this process, which gets the weights of a step unless it holds them.
 
     `ask` moves the optimizer state off the device, pushes the weights, moves the model off, generates, and moves both
     back. The engine starts with the first rollouts. whole: gathers weights that ZeRO-3 spreads over processes, for a
@@ -101,7 +102,6 @@ class ColocateRollouts(RolloutSource):
         self._seed = seed
         self._reporter = reporter
         self._started = False
-        self._synced: int | None = None
         self.sync_state: SyncStatus = SyncReport(requested_mode=sync_mode)
 
     def describe_engine(self) -> None:
@@ -117,6 +117,7 @@ class ColocateRollouts(RolloutSource):
 
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
+            VersionError: the answers come from other weights than those of the step.
             Interrupted: some process was asked to stop; in all processes.
         """
         batch: RolloutBatch | None = None
@@ -137,7 +138,9 @@ class ColocateRollouts(RolloutSource):
             report = self._sync(model, step)
         self._reporter.update(phase="rollout", sync=self.sync_state)
         with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-            return RolloutBatch(asked.outcomes(self._outcomes(asked, step)), report, asked.plan)
+            outcomes = asked.outcomes(self._outcomes(asked))
+        require_version(outcomes, step)
+        return RolloutBatch(outcomes, report, asked.plan)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -150,19 +153,18 @@ class ColocateRollouts(RolloutSource):
         self._started = True
 
     def _sync(self, model: nn.Module, global_step: int) -> SyncReport | None:
-        if self._synced == global_step:
+        if self._engine.version == global_step:
             return None
         with self._whole(model):
             report = self._engine.sync(model, version=global_step)
-        self._synced = global_step
         report = report.completed(requested=self.sync_state.requested_mode, effective="full")
         self.sync_state = report
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 
-    def _outcomes(self, asked: _Requests, version: int) -> Sequence[Outcome]:
+    def _outcomes(self, asked: _Requests) -> Sequence[Outcome]:
         try:
-            return self._engine.generate(asked.requests, seed_plan=asked.plan, version=version)
+            return self._engine.generate(asked.requests, seed_plan=asked.plan)
         except ConfigError:
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from stage2_api.pod.report import SyncStatus
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.sync.fleet.push import WeightSync
-from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.fleet.report import SyncReport, VersionError
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
+    UNSYNCED,
     OnRollout,
     Outcome,
     Refused,
@@ -194,6 +195,21 @@ class RolloutSource(ABC):
         return replace(batch, sync=batch.sync or report)
 
 
+def require_version(outcomes: Iterable[Outcome], version: int) -> None:
+    """Check that all answers come from the weights of this version.
+
+    Raises:
+        VersionError: one does not.
+    """
+    for one in outcomes:
+        if isinstance(one, Rollout) and one.version != version:
+            held = "weights that this run has not sent" if one.version == UNSYNCED else f"weights of step {one.version}"
+            raise VersionError(
+                f"step {version}: an answer of {one.server} comes from {held}, not from those of this step. Nothing is "
+                "trained on it. Start the run again: it resumes from its last checkpoint, and sends all weights anew"
+            )
+
+
 class NoRollouts(RolloutSource):
     """A source that answers each request with nothing, at once: stage 1 generates nothing. seed: the run's."""
 
@@ -315,9 +331,17 @@ class ServerRollouts(RolloutSource):
         # built one by one: images are in memory only while they travel
         requests = LazySequence(len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter))
         start, state = time.monotonic(), self.sync_state
+        receive = request.on_rollout
+
+        def checked(index: int, outcome: Outcome) -> None:
+            require_version([outcome], version)
+            if receive is not None:
+                receive(index, outcome)
+
         rollouts = self._backend.generate(
-            requests, seed_plan=plan, version=version, on_rollout=request.on_rollout, expected=request.expected
+            requests, seed_plan=plan, version=version, on_rollout=checked, expected=request.expected
         )
+        require_version(rollouts, version)
         seconds = time.monotonic() - start
         origin = {"servers": list(self._backend.base_urls), "sync": state.record(), "generate_s": seconds}
         return RolloutBatch(rollouts, sync, plan, origin)

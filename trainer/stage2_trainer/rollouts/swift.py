@@ -22,6 +22,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.requests import (
     ONE_REQUEST,
+    UNSYNCED,
     OnRollout,
     Outcome,
     Refused,
@@ -32,7 +33,6 @@ from stage2_trainer.wire.requests import (
 )
 
 PHASE = "rollout"
-UNSYNCED = -1
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)

@@ -105,6 +105,9 @@ class SeedPlan:
         return self.before[offset] if self.before else 0
 
 
+UNSYNCED = -1
+"""The version of weights that no push of this run has sent."""
+
 FinishReason = Literal["stop", "length", "repetition"]
 
 
@@ -129,7 +132,7 @@ class Rollout:
 
     prompt_token_ids: the prompt as the server saw it, image placeholders expanded.
     token_ids: the answer as the server returned it, stop token included where it was generated.
-    version: the policy version (optimizer step of the last sync) whose weights generated it.
+    version: the policy version (optimizer step of the last sync) whose weights generated it, or `UNSYNCED`.
     finish_reason: "stop", "length" if it reached the token limit, "repetition" if it was cut for repeating itself.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: the seed of its request, and how long it took; None where a backend answers many at once.

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed
 from transformers import Qwen3VLForConditionalGeneration
 
-from stage2_trainer.process.interrupt import Interrupted
+from stage2_trainer.process.interrupt import Interrupt, Interrupted
+from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts import colocate
 from stage2_trainer.rollouts.build import engine_environment, engine_options
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, groups, own_slice
+from stage2_trainer.rollouts.in_process import ColocateRollouts
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, require_version
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
-from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
+from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, VersionError
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource
-from stage2_trainer.wire.requests import Sampling
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.requests import UNSYNCED, RolloutRequest, Sampling, SeedPlan
 from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.processes import run_members
@@ -125,6 +131,135 @@ def test_an_engine_that_has_dropped_its_weights_in_sleep_is_sent_all_of_them(lev
     made._held = HeldVersions.from_source(weights)
     made._sleep()
     assert made._held.stale_names(weights) == stale
+
+
+class ForgetfulLlm(Llm):
+    """Stands in for vLLM: it answers with the weights that it holds, and loses them in a sleep of level 2."""
+
+    def __init__(self):
+        self.held, self.awake, self.loads = {}, True, 0
+
+    def sleep(self, *, level):
+        self.awake = False
+        if level == 2:
+            self.held = {name: torch.zeros_like(tensor) for name, tensor in self.held.items()}
+
+    def wake_up(self):
+        self.awake = True
+
+    def apply_model(self, load):
+        assert self.awake
+        self.loads += 1
+        load(self)
+
+
+class Reload:
+    """Stands in for `LayerReload`: loads weights into the stand-in's dict."""
+
+    def __init__(self, model, config):
+        self._model = model
+
+    def load(self, weights):
+        self._model.held |= {name: tensor.clone() for name, tensor in weights}
+
+    def require_whole(self):
+        pass
+
+    def finish(self):
+        pass
+
+
+class ForgetfulEngine(ColocateEngine):
+    """The real engine class over the stand-in; an answer's text has the sum of all weights that it was made with."""
+
+    def start(self):
+        if self._llm is None:
+            self._parallel, self._llm = TensorParallel(1), ForgetfulLlm()
+            self._llm.model_config = None
+            self._sleep()
+
+    def _generate_part(self, requests):
+        assert self._llm.awake
+        total = sum(float(tensor.double().abs().sum()) for tensor in self._llm.held.values())
+        choice = SimpleNamespace(token_ids=[1], text=str(total), finish_reason="stop", spec_decode_metrics=None)
+        return [SimpleNamespace(outputs=[choice], prompt_token_ids=[1], request_id="0") for _ in requests]
+
+
+@pytest.fixture
+def colocated(monkeypatch):
+    """A function that returns rollouts by a forgetful engine."""
+    monkeypatch.setattr(colocate, "LayerReload", Reload)
+    monkeypatch.setattr(colocate, "drop_image_caches", lambda llm: None)
+
+    def make(**fields):
+        prover = SimpleNamespace(after_sync=lambda model, logprobs, step: None, gap=0.0)
+        engine = ForgetfulEngine({}, {}, sampling=Sampling(max_new_tokens=1), prover=prover, **fields)
+        offload = StateOffloader(DeviceMover(torch.device("cpu")), model=False, optimizer=False)
+        known = {"sync_mode": "full", "seed": 17, "reporter": Reporter(), "interrupt": Interrupt()}
+        return ColocateRollouts(engine, offload, **known), engine
+
+    return make
+
+
+def asked_at(source, model, step):
+    """Ask for one rollout by the weights of a step; returns the answer and the sync before it."""
+    chat = [{"role": "user", "content": "List the shapes."}]
+    batch = source.generate(GenerationRequest(model, [chat], step, 0, Stopwatch()))
+    return batch.rollouts[0], batch.sync
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_every_answer_of_a_step_comes_from_its_weights_whatever_sleep_drops(colocated, model, level):
+    """An evaluation after step 1 asks first, then the rollouts of that step, and then those of the next."""
+    source, _ = colocated(sleep_level=level)
+    answers = []
+    for step in (0, 0, 1, 1, 1, 0):
+        with torch.no_grad():
+            next(iter(model.parameters())).fill_(step + 1.0)
+        answers.append((step, *asked_at(source, model, step)))
+    texts = {step: {answer.text for at, answer, _ in answers if at == step} for step in (0, 1)}
+    assert len(texts[0]) == len(texts[1]) == 1, "all answers of a step are alike"
+    assert texts[0] != texts[1]
+    assert "0.0" not in texts[0] | texts[1]
+    assert [answer.version for _, answer, _ in answers] == [0, 0, 1, 1, 1, 0]
+    synced = [sync.version if sync else None for *_, sync in answers]
+    assert synced == ([0, 0, 1, 1, 1, 0] if level == 2 else [0, None, 1, None, None, 0])
+
+
+def test_engine_that_falls_asleep_on_its_own_account_is_synced_again(colocated, model):
+    source, engine = colocated(sleep_level=2)
+    first, _ = asked_at(source, model, 3)
+    engine._wake()
+    engine._sleep()
+    again, sync = asked_at(source, model, 3)
+    assert (again.text, again.version, sync.version) == (first.text, 3, 3)
+
+
+def test_answers_of_another_version_end_the_run_with_a_sentence(colocated, model):
+    source, engine = colocated()
+    asked_at(source, model, 3)
+    generate = engine.generate
+
+    def stale(requests, *, seed_plan):
+        engine.version = 2
+        return generate(requests, seed_plan=seed_plan)
+
+    engine.generate = stale
+    with pytest.raises(VersionError) as found:
+        asked_at(source, model, 3)
+    assert str(found.value).startswith("step 3: an answer of colocate comes from weights of step 2, not from those of")
+    engine.generate = generate
+    engine.version = 3
+    assert asked_at(source, model, 3)[0].version == 3
+
+
+def test_engine_that_was_never_synced_says_so_of_its_answers(colocated):
+    _, engine = colocated()
+    engine.start()
+    (answer,) = engine.generate([RolloutRequest([])], seed_plan=SeedPlan(17, 0, 0))
+    assert answer.version == UNSYNCED
+    with pytest.raises(VersionError, match="comes from weights that this run has not sent"):
+        require_version([answer], 0)
 
 
 def test_an_engine_forgets_images_where_the_weights_that_encode_them_moved(monkeypatch):

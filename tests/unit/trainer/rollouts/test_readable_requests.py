@@ -76,16 +76,18 @@ class Engine:
     """An engine that answers each request with its seed."""
 
     asked: list[RolloutRequest]
+    version = -1
 
     def start(self):
         pass
 
     def sync(self, model, *, version):
+        self.version = version
         return SyncReport.create(version, 0.0, ["engine"])
 
-    def generate(self, requests, *, seed_plan, version=None):
+    def generate(self, requests, *, seed_plan):
         self.asked = list(requests)
-        return [Rollout([1], [seed_plan.seed(i)], "", "engine", version, "stop") for i in range(len(requests))]
+        return [Rollout([1], [seed_plan.seed(i)], "", "engine", self.version, "stop") for i in range(len(requests))]
 
 
 def test_a_colocated_engine_is_asked_for_as_much_as_ever(chats):

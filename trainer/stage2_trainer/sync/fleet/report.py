@@ -29,6 +29,10 @@ class DigestError(ProofError):
     """By its digests, a server has loaded other weights than the learner's; it generated nothing with them."""
 
 
+class VersionError(ProofError):
+    """Answers come from the weights of another version than was asked; nothing was trained on them."""
+
+
 class DoubtfulProof(ProofError):
     """A server's answers are farther from the learner's than rounding usually explains, but do not contradict them."""
 
