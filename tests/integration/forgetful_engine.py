@@ -12,6 +12,8 @@ import yaml
 from stage2_api.parsing import parse_run_config
 from stage2_trainer import main
 from stage2_trainer.process import supported
+from stage2_trainer.rollouts import colocate
+from stage2_trainer.sync.vllm.vllm_compat import planned_engine_words
 
 
 class ForgetfulLLM(vllm.LLM):
@@ -36,8 +38,13 @@ def _forget(model: torch.nn.Module) -> None:
         parameter.zero_()
 
 
+def _words(options: dict[str, Any]) -> str:
+    return planned_engine_words({name: value for name, value in options.items() if name != "enable_sleep_mode"})
+
+
 def learn(path: str) -> int:
     """Be `stage2 learn PATH`; return its exit code."""
     vllm.LLM = ForgetfulLLM
-    supported._engine = lambda config: []  # it refuses to sleep without a GPU
+    colocate.planned_engine_words = _words  # vLLM refuses the option on a CPU
+    supported._engine = lambda config: []  # so does stage2
     return main.learn(parse_run_config(yaml.safe_load(Path(path).read_text())))
