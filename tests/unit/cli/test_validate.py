@@ -12,6 +12,7 @@ from PIL import Image
 
 from stage2_cli.config_files import load_job
 from stage2_cli.validate import FIRST_RECORDS, unchecked_rewards, validate_files
+from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 from tests.unit.cli.test_light_start import MATCHING
 
@@ -76,9 +77,9 @@ def test_a_reward_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.
 
 
 GOOD: dict[str, Any] = {
-    "images": ["data:image/png;base64,AAAA"],
-    "width": 10,
-    "height": 10,
+    "images": [blank_image()],
+    "width": BLANK_SIDE,
+    "height": BLANK_SIDE,
     "units": "bins",
     "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, {"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}],
 }

@@ -23,7 +23,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import ImageError, file_path, read_header
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
-from stage2_trainer.data.run_records import compared_sizes, other_size, size_problem
+from stage2_trainer.data.run_records import compared_sizes, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import Kind
 
@@ -35,6 +35,7 @@ SMALL, MEDIUM = 32**2, 96**2  # COCO's limits, in square pixels
 NAMED = 3
 NAMED_IMAGES = 5
 HEAD_BYTES = 4096
+LONGEST_NAME = 200  # characters of an image's path or URL
 MOST_CLASSES = 100_000
 BATCH = 256
 SHOWN = 12
@@ -93,13 +94,33 @@ def survey(
         except ConfigError as error:
             found.broken += error.problems
             continue
-        if shown := other_size(record):
-            found.broken.append(size_problem(f"{path}:{line.number}", record, shown))
+        if problems := _image_problems(f"{path}:{line.number}", record):
+            found.broken += problems
         else:
             _add(found, record)
     if not found.records and not found.broken:
         found.broken.append(no_records(path))
     return found
+
+
+def _image_problems(where: str, record: Record) -> list[Problem]:
+    """Return the problems of a record's images, by their headers: they cannot be read, or have another size.
+
+    An image that is missing has none here: `missing` lists it.
+    """
+    problems, sizes = [], []
+    for number, source in enumerate(record.images):
+        if is_missing(source):
+            return []
+        try:
+            sizes.append(read_header(source).size)
+        except ImageError as error:
+            rule = f"cannot be read: {error.fault}"
+            problems.append(Problem(f"{where} images[{number}]", source, rule, error.way_out))
+    stated = (record.width, record.height)
+    if not problems and stated not in ((0, 0), *sizes):
+        problems.append(size_problem(where, record, sizes[0]))
+    return problems
 
 
 def _add(found: Survey, record: Record) -> None:
@@ -259,6 +280,7 @@ class _ProfileBuilder:
         self._lengths_of = lengths_of
         self._waiting: list[tuple[str, str]] = []
         self._same = SameImages()
+        self._missing: set[str] = set()
         self._random = random.Random(SEED)
         self._candidates = 0
 
@@ -319,14 +341,16 @@ class _ProfileBuilder:
         suspicions, sizes = self._profile.suspicions, []
         for source in record.images:
             if is_missing(source):
-                suspicions.add(MISSING_IMAGE, f"{place}: {source}")
+                if source not in self._missing:
+                    suspicions.add(MISSING_IMAGE, f"{place}: {source}")
+                self._missing.add(source)
                 continue
             if self._same.seen(source, record.index):
                 suspicions.add(SAME_IMAGE, place)
             try:
                 sizes.append(read_header(source).size)
-            except ImageError:
-                suspicions.add(BROKEN_IMAGE, place)
+            except ImageError as error:
+                suspicions.add(f"{BROKEN_IMAGE}: {error.fault}; {error.way_out}", f"{place}: {source[:LONGEST_NAME]}")
         stated = (record.width, record.height)
         if len(sizes) == len(record.images) and stated not in sizes:
             suspicions.add(OTHER_SIZE, f"{place}: {compared_sizes(record, sizes[0])}")

@@ -10,8 +10,10 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data import profile as module
+from stage2_trainer.data.images import SCALE
 from stage2_trainer.data.profile import Lengths, profile, survey
 from stage2_trainer.data.records import AS_DECLARED, RecordRules
+from stage2_trainer.data.signatures import REPLACE
 from stage2_trainer.matching import GTObject
 from tests.unit.trainer.prepare.odd_sets import picture
 
@@ -121,7 +123,7 @@ SUSPICIOUS = {
     module.NO_AREA: {"objects": [{"desc": "a", "bbox_2d": [5, 5, 5, 50]}]},
     module.ONE_BIN: {"objects": [{"desc": "a", "poly": [5, 5, 6, 50, 5, 90]}]},
     module.MISSING_IMAGE: {"images": ["lost.png"]},
-    module.BROKEN_IMAGE: {"images": ["broken.png"]},
+    f"{module.BROKEN_IMAGE}: it is text, no image; {REPLACE}": {"images": ["broken.png"]},
     module.OTHER_SIZE: {"width": 999},
     module.SAME_IMAGE: {"images": ["0.png"]},
 }
@@ -145,6 +147,15 @@ def test_an_image_is_the_same_by_its_bytes_and_not_by_its_beginning(look, tmp_pa
     names = ("copy.bmp", "again.bmp", "other.bmp", "data:,", "data:,")
     found = look(*({"images": [name], "sample_id": name} for name in names))
     assert found.suspicions.places[module.SAME_IMAGE] == ["line 2, again.bmp", "line 5, data:,"]
+
+
+def test_missing_image_of_several_records_is_counted_once(look):
+    found = look(*({"images": [name]} for name in ("lost.png", "lost.png", "gone.png", "lost.png")))
+    assert found.suspicions.counts[module.MISSING_IMAGE] == 2
+    assert [place.rpartition("/")[2] for place in found.suspicions.places[module.MISSING_IMAGE]] == [
+        "lost.png",
+        "gone.png",
+    ]
 
 
 def test_several_images_of_one_record_are_no_repetition(look, tmp_path):
@@ -201,7 +212,7 @@ SURVEYED = [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, *[{"desc": "b", "poly": [1, 
 
 @pytest.fixture
 def write(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"")
+    picture(tmp_path / "a.png", (10, 10))
 
     def write_records(*changes):
         good = {"images": ["a.png"], "width": 10, "height": 10, "units": "pixels", "objects": SURVEYED}
@@ -229,6 +240,16 @@ def test_missing_images_are_counted_once_each_and_the_first_few_named(write, tmp
     assert found.records == 21
     assert problem.value == [str(tmp_path / f"{k}.png") for k in range(5)]
     assert problem.rule == "10 images are missing"
+
+
+def test_survey_reports_images_that_cannot_be_read_with_their_way_out(write, tmp_path):
+    (tmp_path / "b.png").write_bytes(b"<html>Not found</html>")
+    Image.new("F", (10, 10), 0.5).save(tmp_path / "c.tif")
+    found = survey(write({}, {"images": ["b.png"]}, {"images": ["c.tif"]}), AS_DECLARED)
+    assert found.records == 1
+    assert [problem.path.rpartition(":")[2] for problem in found.problems] == ["2 images[0]", "3 images[0]"]
+    assert found.problems[0].rule == "cannot be read: it is HTML, no image"
+    assert found.problems[1].way_out == SCALE
 
 
 def test_a_limit_reads_no_further_and_reports_it(write):
