@@ -101,7 +101,7 @@ def _show(found: Profile, unit: str) -> None:
     counts = f"{counted(found.records, 'record')}, {counted(found.kinds.total(), 'object')}"
     broken = f", {counted(found.broken, 'broken line')}" if found.broken else ""
     console.print(f"{printable(str(found.path))}: {counts}{broken}")
-    for line in _lines(found, unit):
+    for line in _lines(found, unit) if found.records else ():
         console.print(f"  {line}")
     if found.classes:
         console.print(_table(found))

@@ -96,6 +96,19 @@ def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys:
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
 
 
+def test_file_without_a_valid_record_has_no_lines_of_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.jsonl").write_text('{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
+    assert show_data(tmp_path / "x.jsonl") == 64
+    assert capsys.readouterr().out == f"{tmp_path}/x.jsonl: 0 records, 0 objects, 1 broken line\n"
+
+
+def test_file_of_another_tool_is_named_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.jsonl").write_text('{"messages": [], "images": ["a.png"], "objects": {"ref": []}}\n' * 30)
+    with pytest.raises(ConfigError, match="has the form of chat messages, as ms-swift"):
+        show_data(tmp_path / "x.jsonl")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("desc", ["[/red] sign", "\x1b[31mred", "sign [old]"])
 def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], desc: str) -> None:
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 30, 40)]

@@ -13,7 +13,7 @@ import mimetypes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
@@ -38,6 +38,7 @@ ORIENTING_CHUNKS = (b"eXIf", *(kind + key for kind in TEXT_CHUNKS for key in ORI
 SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 THIRTY_TWO_BITS = frozenset({"F", "I"})  # Pillow's I has 16 bits if the file is a PPM
 SCALE = "scale it so that white is 255, and save it with 8 bits"
+TOO_LARGE, SMALLER = f"it has more than {MOST_PIXELS:,} pixels", "make it smaller"
 DARKEST_WHITE = 1 / 4  # of the largest value: below it the upper two of the bits are empty
 
 
@@ -120,7 +121,7 @@ def open_image(file: BinaryIO) -> Image.Image:
     image = Image.open(file, formats=_formats())
     sides = f"{image.width} x {image.height}"
     if image.width * image.height > MOST_PIXELS:
-        raise RefusedImageError(f"it has more than {MOST_PIXELS:,} pixels", sides, "make it smaller")
+        raise RefusedImageError(TOO_LARGE, sides, SMALLER)
     if max(image.size) > MOST_ASPECT * min(image.size):
         fault = f"one side is more than {MOST_ASPECT} times the other, which the model's image processor refuses"
         raise RefusedImageError(fault, sides, "cut it into pieces")
@@ -152,10 +153,9 @@ def check_depth(image: Image.Image) -> None:
         return
     image.load()
     grey = image.mode in SIXTEEN_BITS
-    extrema = image.convert("I").getextrema() if grey else image.getextrema()
-    bands = [extrema] if len(image.getbands()) == 1 else extrema
-    brightest = max(int(band[1]) for name, band in zip(image.getbands(), bands, strict=True) if name != "A")
     white = 65535 if grey else 255
+    channels = [image.convert("I")] if grey else [image.getchannel(name) for name in image.getbands() if name != "A"]
+    brightest = max(cast("tuple[int, int]", channel.getextrema())[1] for channel in channels)
     if (brightest or not grey) and brightest < DARKEST_WHITE * white:
         fault = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
         raise RefusedImageError(fault, f"the brightest value is {brightest:,} of {white:,}", SCALE)
@@ -165,7 +165,7 @@ def _has_sixteen_bits(image: Image.Image) -> bool:
     """Whether an image that was opened, and not decoded yet, has more than 8 bits a channel."""
     if image.mode in SIXTEEN_BITS:
         return True
-    layouts = [tile.args for tile in image.tile] if image.format in ("PNG", "TIFF", "PPM") else []
+    layouts = [tile.args for tile in getattr(image, "tile", ())] if image.format in ("PNG", "TIFF", "PPM") else []
     return any(";16" in str(layout) or _highest(layout) > 255 for layout in layouts)
 
 
@@ -357,6 +357,8 @@ def _reason(error: Exception, head: bytes | None) -> tuple[str, str, str]:
     """Return why an image cannot be read, in shared words and for this image, and the way out."""
     if isinstance(error, RefusedImageError):
         return error.fault, error.detail, error.way_out
+    if isinstance(error, Image.DecompressionBombError):
+        return TOO_LARGE, str(error), SMALLER
     if isinstance(error, OSError) and error.strerror:
         return error.strerror, "", REPLACE
     why = str(error) or type(error).__name__

@@ -80,7 +80,7 @@ def survey(
 ) -> Survey:
     """Check the first `limit` records of a JSONL file; `on_line` is called with each line.
 
-    Raises ConfigError if the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all, or has the form of another tool.
     """
     found, lenient = Survey(Path(path)), rules.without_images()
     for line in lines(path):
@@ -92,7 +92,7 @@ def survey(
         try:
             record = line.record(lenient)
         except ConfigError as error:
-            found.broken += error.problems
+            found.broken += line.problems(error)
             continue
         if problems := _image_problems(f"{path}:{line.number}", record):
             found.broken += problems
@@ -261,7 +261,7 @@ def profile(
 ) -> Profile:
     """Profile a whole data file; `on_line` is called with each line.
 
-    Raises ConfigError if the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all, or has the form of another tool.
     """
     builder = _ProfileBuilder(Profile(path), rules.without_images(), lengths_of)
     for line in lines(path):
@@ -289,8 +289,9 @@ class _ProfileBuilder:
         try:
             record = line.record(self._rules)
         except ConfigError as error:
+            problems = line.problems(error)
             self._profile.broken += 1
-            self._profile.problems += error.problems[: MAX_REPORTED_PROBLEMS - len(self._profile.problems)]
+            self._profile.problems += problems[: MAX_REPORTED_PROBLEMS - len(self._profile.problems)]
             return
         place = f"line {line.number}, {record.sample_id}"
         self._profile.records += 1

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import leads_inside
+from stage2_trainer.data.record_forms import OtherFormError, check_form, opened_document, other_document
 from stage2_trainer.matching.ground_truth import (
     GroundTruth,
     GTObject,
@@ -116,9 +117,14 @@ class Line:
         try:
             return _record(self, rules)
         except ConfigError as error:
-            raise ConfigError(
-                [_with_prefix(f"{self.path}:{self.number} ", problem) for problem in error.problems]
-            ) from error
+            kind = OtherFormError if isinstance(error, OtherFormError) else ConfigError
+            raise kind([_with_prefix(f"{self.path}:{self.number} ", problem) for problem in error.problems]) from error
+
+    def problems(self, error: ConfigError) -> Sequence[Problem]:
+        """Return the problems of this line. Raises the error if the first line, and so all, has another tool's form."""
+        if self.position == 0 and isinstance(error, OtherFormError):
+            raise error
+        return error.problems
 
 
 def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = AS_DECLARED) -> list[Record]:
@@ -132,7 +138,7 @@ def load_records(path: Path | str, limit: int | None = None, rules: RecordRules 
         try:
             records.append(line.record(rules))
         except ConfigError as error:
-            problems += error.problems
+            problems += line.problems(error)
         if len(problems) >= MAX_REPORTED_PROBLEMS:
             break
     if problems:
@@ -198,7 +204,9 @@ def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
 
 
 def _record(line: Line, rules: RecordRules) -> Record:
-    raw = _mapping(line.text)
+    raw = _mapping(line.text, is_first=line.position == 0)
+    if rules.reads_objects:
+        check_form(raw)
     sides = _side(raw, "width", rules), _side(raw, "height", rules)
     record = Record(
         index=line.position,
@@ -215,18 +223,20 @@ def _record(line: Line, rules: RecordRules) -> Record:
     return record
 
 
-def _mapping(text: bytes) -> dict[str, Any]:
+def _mapping(text: bytes, *, is_first: bool) -> dict[str, Any]:
     shown = text.decode(errors="replace").strip()[:80]
     try:
-        raw = json.loads(text.decode())
+        raw = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         rule = f"must be UTF-8 ({error.reason} at byte {error.start})"
         raise _invalid("", shown, rule, "save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
+        if is_first and shown in ("{", "["):
+            raise opened_document(shown) from error
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise _invalid("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
     if not isinstance(raw, dict):
-        raise _invalid("", shown, "must be a JSON object", "write one JSON object a line")
+        raise other_document(raw)
     if b"\\u" in text and not _can_be_written(raw):
         rule = "must be text; half of a surrogate pair stands in it (such as \\ud800)"
         raise _invalid("", shown, rule, "write both halves, or the character itself")

@@ -227,7 +227,7 @@ def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
 
 def test_of_many_broken_lines_the_first_twenty_are_named(write):
     with pytest.raises(ConfigError) as caught:
-        load_records(write(*["{"] * 25))
+        load_records(write(*["{]"] * 25))
     assert len(caught.value.problems) == 20
 
 
@@ -237,11 +237,11 @@ def test_one_record_is_read_as_among_all(write):
 
 
 def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missing(write):
-    path = write("{", record(images=["b.png"]))
+    path = write("{]", record(images=["b.png"]))
     assert load_record(path, 1, rules=RecordRules(images_exist=False)).images == (str(path.parent / "b.png"),)
     with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
         load_record(path, 1)
-    with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{'; must be JSON"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{\]'; must be JSON"):
         load_record(path, 0)
 
 
