@@ -13,6 +13,9 @@ EXIT_FAILURE: Final = 1
 EXIT_CONFIG: Final = 64
 """Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried."""
 
+EXIT_DATA: Final = 65
+"""Exit code of an import that keeps no object (EX_DATAERR of sysexits.h)."""
+
 EXIT_EXHAUSTED: Final = 69
 """Exit code of a learner without restarts left in its container (EX_UNAVAILABLE of sysexits.h)."""
 

@@ -25,7 +25,10 @@ def outlines_of(segmentation: Any) -> Outlines:
             height, width = segmentation["size"]
             mask = mask_of_runs(segmentation["counts"], height, width)
             return replace(outlines_of_mask(mask), mask_size=(width, height))
-        return Outlines([_polygon(flat) for flat in segmentation or ()])
+        parts = segmentation or []
+        if all(map(is_number, parts)):
+            parts = [parts]  # one polygon, without the list of parts
+        return Outlines([_polygon(flat) for flat in parts if flat])
     except (ValueError, TypeError, KeyError) as error:
         raise LeftOut(BROKEN_OUTLINE) from error
 

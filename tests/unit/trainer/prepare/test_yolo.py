@@ -40,12 +40,12 @@ LABELS = {
     "a class that there is not": (f"7 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NO_CATEGORY: 1}),
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
-    "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
     "three numbers": (f"0 0.5 0.5 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "words": (f"cat 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
-    "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
-    "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
-    "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
+    "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
+    "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
     "no area": (f"0 0.5 0.5 0 0.1\n{BOX}", [("cat", BINS)], {record_writer.NO_AREA: 1}),
     "a box that reaches out": ("0 0.05 0.25 0.2 0.1", [("cat", [0, 200, 150, 300])], {record_writer.CLIPPED: 1}),
 }
@@ -54,9 +54,9 @@ LABELS = {
 @pytest.mark.parametrize("case", LABELS)
 def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
     labels, objects, counts = LABELS[case]
-    found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels}))
-    assert (found.objects, found.counts) == (objects, counts)
-    assert len(found.records) == 1
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels, "b.png": BOX}))
+    assert (found.objects, found.counts) == ([*objects, ("cat", BINS)], counts)
+    assert len(found.records) == 2
 
 
 def test_a_split_that_is_named_twice_and_images_of_one_name_are_counted(tmp_path):
@@ -74,7 +74,7 @@ def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
 
 def test_labels_without_an_image_are_counted(tmp_path):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": BOX, "lost.png": BOX}, images=["a.png"]))
-    assert (len(found.records), found.counts) == (1, {record_writer.MISSING: 1})
+    assert (len(found.records), found.counts) == (1, {yolo.NO_IMAGE: 1})
 
 
 def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
@@ -179,7 +179,7 @@ def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
     (there / "labels" / "train" / "c.txt").write_text(BOX)
     found = import_yolo(tmp_path, data)
     assert [record["sample_id"] for record in found.records] == ["images/train/a", "images/train/linked/b"]
-    assert found.counts == {record_writer.MISSING: 1}
+    assert found.counts == {yolo.NO_IMAGE: 1}
     assert len(found.objects) == 2
 
 
