@@ -235,7 +235,7 @@ def _names(tally: Tally, reason: str) -> str:
 
 def _missing(tally: Tally) -> list[str]:
     """Return a line for each of the first missing files, with the one that it may be."""
-    from stage2_trainer.prepare.nearest_file import FilesBelow
+    from stage2_trainer.data.nearest_file import FilesBelow
 
     below = {root: FilesBelow(root) for root in set(tally.missing.values())}
     lines = []

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from stage2_api.coordinates import BINS
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import ImageError, file_path, read_header
+from stage2_trainer.data.nearest_file import FilesBelow
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
 from stage2_trainer.data.run_records import compared_sizes, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
@@ -55,7 +57,8 @@ class Survey:
     """The findings in the first lines of a data file.
 
     records: the number of correct ones. objects: theirs, by kind. missing: images that are not files, in the order of
-    the data file, each once. whole: whether the file was read to its end.
+    the data file, each once. nearest: the file that the first of them may mean. whole: whether the file was read to its
+    end.
     """
 
     path: Path
@@ -63,6 +66,7 @@ class Survey:
     objects: Counter[Kind] = field(default_factory=Counter)
     broken: list[Problem] = field(default_factory=list)
     missing: dict[str, None] = field(default_factory=dict)
+    nearest: str = ""
     whole: bool = True
 
     @property
@@ -71,7 +75,7 @@ class Survey:
         if not self.missing:
             return self.broken
         rule = f"{len(self.missing)} {'images are' if len(self.missing) > 1 else 'image is'} missing"
-        way_out = "put them there, or correct the paths; they are relative to the JSONL file's folder"
+        way_out = f"put them there, or correct the paths; they are relative to the JSONL file's folder{self.nearest}"
         return [*self.broken, Problem(f"{self.path} images", [*self.missing][:NAMED_IMAGES], rule, way_out)]
 
 
@@ -100,7 +104,15 @@ def survey(
             _add(found, record)
     if not found.records and not found.broken:
         found.broken.append(no_records(path))
+    if found.missing:
+        found.nearest = _nearest(FilesBelow(found.path.parent.absolute()), next(iter(found.missing)))
     return found
+
+
+def _nearest(below: FilesBelow, image: str) -> str:
+    """Return the file that may be meant by a missing one; empty if there is none."""
+    near = below.nearest(Path(image))
+    return f"; there is {near[0]}: {near[1]}" if near else ""
 
 
 def _image_problems(where: str, record: Record) -> list[Problem]:
@@ -343,7 +355,7 @@ class _ProfileBuilder:
         for source in record.images:
             if is_missing(source):
                 if source not in self._missing:
-                    suspicions.add(MISSING_IMAGE, f"{place}: {source}")
+                    suspicions.add(MISSING_IMAGE, self._missing_place(place, source))
                 self._missing.add(source)
                 continue
             if self._same.seen(source, record.index):
@@ -356,6 +368,17 @@ class _ProfileBuilder:
         if len(sizes) == len(record.images) and stated not in sizes:
             suspicions.add(OTHER_SIZE, f"{place}: {compared_sizes(record, sizes[0])}")
         return stated in sizes[:1] and bool(record.objects)
+
+    def _missing_place(self, place: str, source: str) -> str:
+        """Return where a missing image is named, for the first few with the nearest file."""
+        if len(self._missing) >= NAMED:
+            return place
+        return f"{place}: {source}{_nearest(self._below, source)}"
+
+    @cached_property
+    def _below(self) -> FilesBelow:
+        """The files of the data file's folder, for the names of missing ones."""
+        return FilesBelow(self._profile.path.parent.absolute())
 
     def _sample(self, record: Record) -> None:
         """Keep each record with equal probability (reservoir sampling)."""

@@ -39,6 +39,7 @@ FORMS = (
     Form("PaliGemma's training data", frozenset({"image", "prefix", "suffix"})),
     Form("LabelMe's annotations", frozenset({"shapes", "imagePath"})),
     Form("Label Studio's tasks", frozenset({"data", "annotations"})),
+    Form("VIA's project", frozenset({"_via_img_metadata"})),
     Form("Create ML's annotations", frozenset({"image", "annotations"})),
     Form("COCO's results", frozenset({"image_id", "bbox", "score"}), AS_ANSWERS),
     Form("COCO's annotations, one a line", frozenset({"image_id", "bbox"})),
@@ -51,12 +52,16 @@ class OtherFormError(ConfigError):
     """A record has the form of another tool, as all others of its file will."""
 
 
+def form_of(value: object) -> Form | None:
+    """Return the form of another tool's record, or of a list of them; None for any other value."""
+    first = value[0] if isinstance(value, list) and value else value
+    return next((form for form in FORMS if form.keys <= first.keys()), None) if isinstance(first, Mapping) else None
+
+
 def check_form(raw: Mapping[str, Any]) -> None:
     """Raise OtherFormError for a record of another tool. One that only lacks some of our keys has no form."""
-    if raw.keys() >= OURS and isinstance(raw["objects"], list):
-        return
-    form = next((one for one in FORMS if one.keys <= raw.keys()), None)
-    if form is None:
+    is_ours = raw.keys() >= OURS and isinstance(raw["objects"], list)
+    if is_ours or (form := form_of(raw)) is None:
         return
     seen = ", ".join(list(raw)[:SHOWN_KEYS])
     rule = f"must be a record of stage2, and has the form of {form.name}"
@@ -65,14 +70,9 @@ def check_form(raw: Mapping[str, Any]) -> None:
 
 def other_document(value: object) -> OtherFormError:
     """Return the error of a line that is JSON, and no object."""
-    first = value[0] if isinstance(value, list) and value else None
-    form = None
-    if isinstance(first, Mapping):
-        form = next((one for one in FORMS if one.keys <= first.keys()), None)
-    rule = f"must be a JSON object, and is a {type(value).__name__}"
-    return OtherFormError(
-        [Problem("", value, rule + (f" of {form.name}" if form else ""), form.way_out if form else ONE_A_LINE)]
-    )
+    form = form_of(value)
+    rule = f"must be a JSON object, and is a {type(value).__name__}{f' of {form.name}' if form else ''}"
+    return OtherFormError([Problem("", value, rule, form.way_out if form else ONE_A_LINE)])
 
 
 def opened_document(shown: str) -> OtherFormError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from stage2_api.errors import shortened
+from stage2_trainer.data.files import name_below
 
 Box = tuple[float, float, float, float]
 Outline = Sequence[tuple[float, float]]
@@ -155,11 +156,6 @@ class Tally:
             named.append(example)
         else:
             self.unnamed.add(reason)
-
-
-def name_below(path: Path, root: Path) -> str:
-    """Return the name of a file by which a person finds it: its path in the data set, or its whole path."""
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def count_same_names(names: Iterable[str], tally: Tally) -> None:

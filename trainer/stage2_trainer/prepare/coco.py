@@ -15,6 +15,7 @@ from typing import Any
 
 from stage2_api.errors import refused
 from stage2_trainer.data.files import read_named
+from stage2_trainer.data.record_forms import form_of
 from stage2_trainer.prepare.annotations import (
     CROWD,
     KEYPOINTS,
@@ -128,18 +129,35 @@ def _count_categories(annotations: Sequence[Mapping[str, Any]], reading: _Readin
 
 
 def _document(path: Path) -> Mapping[str, Any]:
+    content = b""
     try:
-        found = json.loads(read_named(path))
+        content = read_named(path)
+        found = json.loads(content)
     except OSError as error:
         raise refused("--annotations", str(path), f"must be readable ({error.strerror})", "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise refused("--annotations", str(path), f"must be JSON ({error})", "give COCO's instances_*.json") from error
+        rule = f"must be JSON ({error}){_form_seen(_first_line(content))}"
+        raise refused("--annotations", str(path), rule, "give COCO's instances_*.json") from error
     for key in ("images", "annotations", "categories"):
         listed = found.get(key) if isinstance(found, dict) else None
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            raise refused("--annotations", str(path), f"must have a list of objects {key}", "give instances_*.json")
+            rule = f"must have a list of objects {key}{_form_seen(found)}"
+            raise refused("--annotations", str(path), rule, "give instances_*.json")
     document: Mapping[str, Any] = found
     return document
+
+
+def _first_line(content: bytes) -> object:
+    """Return the value of a file's first line; None where it is no JSON."""
+    try:
+        return json.loads(content.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _form_seen(value: object) -> str:
+    form = form_of(value)
+    return f"; it has the form of {form.name}" if form else ""
 
 
 def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> _Entries:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.files import check_new_file, leads_inside, new_file, new_folder, relative_path
+from stage2_trainer.data.files import check_new_file, leads_inside, name_below, new_file, new_folder, relative_path
 from stage2_trainer.data.images import SIDEWAYS, UPRIGHT, ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import (
@@ -30,7 +30,6 @@ from stage2_trainer.prepare.annotations import (
     Tally,
     all_shares,
     is_text,
-    name_below,
 )
 from stage2_trainer.prepare.outlines import area, simplified, without_repeats
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from stage2_api.errors import refused
-from stage2_trainer.data.files import files_below, read_regular
+from stage2_trainer.data.files import files_below, name_below, read_regular
 from stage2_trainer.prepare.annotations import (
     BROKEN_BOX,
     BROKEN_OUTLINE,
@@ -30,7 +30,6 @@ from stage2_trainer.prepare.annotations import (
     Units,
     all_shares,
     is_number,
-    name_below,
     stated_size,
 )
 from stage2_trainer.prepare.shapes import rotated_object, shaped_object

@@ -16,7 +16,7 @@ from typing import Any
 
 from stage2_api.errors import counted, refused
 from stage2_trainer.data.bounded_yaml import read_documents
-from stage2_trainer.data.files import files_below, read_regular
+from stage2_trainer.data.files import files_below, name_below, read_regular
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
     KEYPOINTS,
@@ -32,7 +32,6 @@ from stage2_trainer.prepare.annotations import (
     all_shares,
     count_same_names,
     is_number,
-    name_below,
 )
 
 SPLITS = ("train", "val", "test")

@@ -240,6 +240,17 @@ def test_missing_images_are_counted_once_each_and_the_first_few_named(write, tmp
     assert found.records == 21
     assert problem.value == [str(tmp_path / f"{k}.png") for k in range(5)]
     assert problem.rule == "10 images are missing"
+    assert problem.way_out.endswith("folder"), "no file is like it"
+
+
+def test_missing_image_is_named_with_the_nearest_file(write, look, tmp_path):
+    found = survey(write({"images": ["A.png"]}, {"images": ["gone\\\\a.png"]}), AS_DECLARED)
+    nearest = f"; there is {tmp_path}/a.png: its name differs in upper and lower case"
+    assert found.problems[0].way_out.endswith(nearest)
+    suspicions = look({"images": ["A.png"]}, {"images": ["gone\\\\a.png"]}).suspicions
+    first, second = suspicions.places[module.MISSING_IMAGE]
+    assert first.endswith(nearest)
+    assert second.endswith(f"there is {tmp_path}/a.png: it is in another folder")
 
 
 def test_survey_reports_images_that_cannot_be_read_with_their_way_out(write, tmp_path):

@@ -289,6 +289,20 @@ def test_a_file_that_is_no_json_is_refused(tmp_path, content):
         list(read_coco(tmp_path / "x.json", tmp_path, Tally()))
 
 
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        (b'{"messages": [], "images": []}\n{"messages": [], "images": []}\n', "chat messages"),
+        (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "COCO's results"),
+        (b'{"shapes": [], "imagePath": "a.png"}', "LabelMe's annotations"),
+    ],
+)
+def test_file_of_another_tool_is_named_by_its_form(tmp_path, content, form):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"it has the form of {form}"):
+        read_coco(tmp_path / "x.json", tmp_path, Tally())
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_run_lengths_are_read_as_pycocotools_reads_them(seed):
     generator = np.random.default_rng(seed)

@@ -9,8 +9,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
-from stage2_trainer.data.files import files_below
-from stage2_trainer.prepare.annotations import name_below
+from stage2_trainer.data.files import files_below, name_below
 
 MOST_FILES = 200_000  # that are listed
 MOST_COMPARED = 10_000  # names whose letters are compared, at some 20,000 a second
@@ -56,8 +55,8 @@ class FilesBelow:
             )
         if (found := self._by_stem.get(PurePosixPath(name).stem)) is not None:
             return self._root / found, "its ending differs"
-        near = get_close_matches(name, islice(self._by_name, MOST_COMPARED), n=1)
-        return (self._root / self._by_name[near[0]], "its name is similar") if near else None
+        near = get_close_matches(PurePosixPath(name).stem, islice(self._by_stem, MOST_COMPARED), n=1)
+        return (self._root / self._by_stem[near[0]], "its name is similar") if near else None
 
 
 def _last(path: str) -> str:
