@@ -35,6 +35,10 @@ LONGEST_DETAIL = 60
 
 CROWD = "it is a crowd, not an object (iscrowd)"
 BROKEN_BOX = "its box is not four numbers"
+FIVE_NUMBERS = (
+    "its box has five numbers, as a rotated one has, and nothing says what they mean: write four, with the degrees "
+    "clockwise as rotation"
+)
 ROUNDED_ID = "its id is a float from 2^53 on, which may have been rounded: write whole numbers, or texts"
 BROKEN_OUTLINE = "its segmentation cannot be read"
 OTHER_MASK = "its segmentation is a mask of another size than its image"
@@ -182,8 +186,10 @@ def is_text(value: Any) -> TypeGuard[str]:
 
 def four_numbers(value: Any) -> Box:
     """Return a box's numbers. Raises LeftOut."""
-    if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_number, value)):
+    if not isinstance(value, list | tuple) or len(value) not in (4, 5) or not all(map(is_number, value)):
         raise LeftOut(BROKEN_BOX, value)
+    if len(value) == 5:
+        raise LeftOut(FIVE_NUMBERS, value)
     first, second, third, fourth = value
     return first, second, third, fourth
 

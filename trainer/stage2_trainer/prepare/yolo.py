@@ -33,6 +33,7 @@ from stage2_trainer.prepare.annotations import (
     count_same_names,
     is_number,
 )
+from stage2_trainer.prepare.shapes import bounds
 
 SPLITS = ("train", "val", "test")
 NOTHING: tuple[object, ...] = (None, "", "~", "null", [])
@@ -44,6 +45,7 @@ CONFIDENCE = "its line has a fifth number behind the box, as predictions have a 
 BROKEN_LABELS = "its label file cannot be read"
 BACKGROUND = "an image without a label file has no objects, as in Ultralytics"
 NO_IMAGE = "its label file has no image"
+FOUR_POINTS = "a box of four corners, which may be rotated, was replaced by its bounds, or with --geometry poly kept"
 REPEATED = "a repeated line of a label file counts once, as in Ultralytics"
 
 
@@ -200,7 +202,8 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
         x, y, width, height = shares
         return AnnotatedObject(desc, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
     xs, ys = shares[::2], shares[1::2]
-    return AnnotatedObject(desc, (min(xs), min(ys), max(xs), max(ys)), Outlines([list(zip(xs, ys, strict=True))]))
+    outline = Outlines([list(zip(xs, ys, strict=True))])
+    return AnnotatedObject(desc, bounds(outline), outline, (FOUR_POINTS,) if len(xs) == 4 else ())
 
 
 def _count_lost(places: Sequence[Path], images: Sequence[Path], layout: _Layout, tally: Tally) -> None:

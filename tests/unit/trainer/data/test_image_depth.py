@@ -26,13 +26,14 @@ def grey(white, form="PNG", kind="u2"):
 
 def colour(white, bands=3):
     """A PNG of 16 bits a channel, which Pillow cannot write; with four channels, the last is opaque."""
-    levels = np.stack([RAMP * white] * 3 + [np.full_like(RAMP, 65535)] * (bands - 3), axis=-1).astype(">u2")
+    opaque = [np.full_like(RAMP, 65535)] * (bands in (2, 4))
+    levels = np.stack([RAMP * white] * (bands - len(opaque)) + opaque, axis=-1).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in levels)
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", 40, 20, 16, {3: 2, 4: 6}[bands], 0, 0, 0)
+    head = struct.pack(">IIBBBBB", 40, 20, 16, {2: 4, 3: 2, 4: 6}[bands], 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
@@ -67,6 +68,7 @@ REFUSED = {
     "12 bits in 16 of each colour": (colour(4095), EMPTY_BITS),
     "14 bits in 16 of each colour": (colour(16383), EMPTY_BITS),
     "12 bits in 16 of each colour, opaque": (colour(4095, bands=4), EMPTY_BITS),
+    "12 bits in 16 of grey, opaque": (colour(4095, bands=2), EMPTY_BITS),
     "12 bits in 16 of each colour as PPM": (ppm(b"P6", 65535, 4095), EMPTY_BITS),
 }
 
@@ -93,6 +95,7 @@ KEPT = {
     "12 bits of each colour, as a PPM's header says": ppm(b"P6", 4095, 4095),
     "16 bits of each colour": colour(65535),
     "16 bits of each colour, opaque": colour(65535, bands=4),
+    "16 bits of grey, opaque": colour(65535, bands=2),
 }
 
 

@@ -148,6 +148,7 @@ LEFT_OUT = {
     "a list as category": (annotation(1, category=[3]), annotations.NO_CATEGORY),
     "no image": (annotation(1, image=9), coco.NO_IMAGE),
     "three numbers": (annotation(1, bbox=(1, 2, 3)), annotations.BROKEN_BOX),
+    "five numbers": (annotation(1, bbox=(50, 50, 40, 20, 30)), annotations.FIVE_NUMBERS),
     "a text": (annotation(1, bbox=("1", 2, 3, 4)), annotations.BROKEN_BOX),
     "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), annotations.BROKEN_BOX),
     "no width": (annotation(1, bbox=(1, 2, 0, 4)), record_writer.NO_AREA),

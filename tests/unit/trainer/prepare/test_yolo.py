@@ -41,6 +41,11 @@ LABELS = {
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
     "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
+    "four corners": (
+        "0 0.5 0.1 0.9 0.3 0.5 0.5 0.1 0.3",
+        [("cat", [100, 100, 900, 500])],
+        {yolo.FOUR_POINTS: 1},
+    ),
     "three numbers": (f"0 0.5 0.5 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "words": (f"cat 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
