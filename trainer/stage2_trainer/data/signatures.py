@@ -22,11 +22,12 @@ class Contents:
 _READ: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89PNG", "PNG"), (0, b"\xff\xd8\xff", "JPEG"), (0, b"GIF8", "GIF"), (0, b"BM", "BMP"), (8, b"WEBP", "WebP"),
     (0, b"II*\0", "TIFF"), (0, b"MM\0*", "TIFF"), (4, b"jP  ", "JPEG 2000"), (4, b"ftypavif", "AVIF"),
+    (4, b"ftypavis", "AVIF"), (0, b"II+\0", "TIFF"), (0, b"MM\0+", "TIFF"), (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
 )  # fmt: skip
 _OTHER_IMAGES: tuple[tuple[int, bytes, str], ...] = (
     (4, b"ftyphei", "HEIC"), (4, b"ftyphev", "HEIC"), (4, b"ftypmif1", "HEIF"), (4, b"ftypmsf1", "HEIF"),
     (0, b"\xff\x0a", "JPEG XL"), (4, b"JXL ", "JPEG XL"), (4, b"ftypcrx", "a raw photograph (CR3)"),
-    (0, b"II+\0", "BigTIFF"), (0, b"MM\0+", "BigTIFF"), (0, b"8BPS", "a Photoshop file"), (0, b"v/1\x01", "OpenEXR"),
+    (0, b"8BPS", "a Photoshop file"), (0, b"v/1\x01", "OpenEXR"),
     (0, b"#?RADIANCE", "Radiance HDR"), (0, b"SIMPLE  =", "FITS"), (128, b"DICM", "DICOM"), (0, b"DDS ", "DDS"),
     (0, b"\x93NUMPY", "a NumPy array"), (0, b"%!PS", "PostScript"), (0, b"%PDF", "PDF"),
 )  # fmt: skip

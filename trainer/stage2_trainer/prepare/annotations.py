@@ -29,6 +29,7 @@ INFINITE = 1e100
 EXACT = 2**53  # from here on, floats skip whole numbers
 WHOLE = re.compile(r"[+-]?[0-9]{1,40}(\.0*)?")
 ROUNDED = 1e-3  # rounding moves shares this far outside 0..1
+REACH = 0.5  # a box may reach out of its image: pixels of one that does, in shares, lie this far outside 0..1
 SURROGATE = re.compile("[\ud800-\udfff]")
 NAMED = 3  # examples of a reason
 LONGEST_DETAIL = 60
@@ -42,7 +43,9 @@ FIVE_NUMBERS = (
 ROUNDED_ID = "its id is a float from 2^53 on, which may have been rounded: write whole numbers, or texts"
 BROKEN_OUTLINE = "its segmentation cannot be read"
 OTHER_MASK = "its segmentation is a mask of another size than its image"
-SHARES = "its coordinates all lie in 0 to 1: they are shares of the image, not pixels (--units shares)"
+SHARES = (
+    "its coordinates all lie in 0 to 1, or little beyond: they are shares of the image, not pixels (--units shares)"
+)
 NOT_SHARES = "its numbers are not shares of the image, 0 to 1 (--units pixels, if they are pixels)"
 KEYPOINTS = "keypoints are not written, only the box"
 NO_CATEGORY = "its category is not in the file"
@@ -194,9 +197,9 @@ def four_numbers(value: Any) -> Box:
     return first, second, third, fourth
 
 
-def all_shares(numbers: Iterable[float]) -> bool:
-    """Whether numbers can be shares of an image: all lie in 0 to 1, but for rounding."""
-    return all(-ROUNDED <= number <= 1 + ROUNDED for number in numbers)
+def all_shares(numbers: Iterable[float], outside: float = ROUNDED) -> bool:
+    """Whether numbers can be shares of an image: all lie in 0 to 1, or at most this far outside."""
+    return all(-outside <= number <= 1 + outside for number in numbers)
 
 
 def stated_size(width: Any, height: Any) -> tuple[float, float] | None:

@@ -22,6 +22,7 @@ from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import (
     NOT_SHARES,
     OTHER_MASK,
+    REACH,
     SHARES,
     AnnotatedImage,
     AnnotatedObject,
@@ -274,7 +275,7 @@ def _check_units(numbers: Sequence[float], shares: bool, pixels: tuple[int, int]
     """Raise LeftOut if coordinates in pixels can only be shares, or the other way round."""
     if shares and not all(abs(number) <= MOST_SHARES for number in numbers):
         raise LeftOut(NOT_SHARES, _shown(numbers))
-    if not shares and pixels != (1, 1) and all_shares(numbers):
+    if not shares and pixels != (1, 1) and all_shares(numbers, REACH):
         raise LeftOut(SHARES, _shown(numbers))
 
 

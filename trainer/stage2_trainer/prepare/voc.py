@@ -19,6 +19,7 @@ from stage2_trainer.prepare.annotations import (
     BROKEN_BOX,
     BROKEN_OUTLINE,
     IMAGE_ENDINGS,
+    REACH,
     SHARES,
     AnnotatedImage,
     AnnotatedObject,
@@ -234,7 +235,7 @@ def _object(element: ElementTree.Element, desc: str, choice: VocChoice, tally: T
         left, top, right, bottom = box
         if choice.from_zero or choice.units == "shares":
             return box
-        if left < right and top < bottom and all_shares(box):
+        if left < right and top < bottom and all_shares(box, REACH):
             raise LeftOut(SHARES, [*box])
         if min(left, top) < 1:
             tally.change(FROM_ZERO, f"{name} {desc}")

@@ -128,7 +128,8 @@ def _split_paths(layout: _Layout, split: str) -> list[Path]:
         beside = [layout.root / one, layout.root / one.removeprefix("../")]
         place = next((path for path in beside if os.path.exists(path)), None)
         if place is None:
-            raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", "correct path, or the split's")
+            way_out = "write / for \\" if "\\" in one else "correct path, or the split's"
+            raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", way_out)
         found.append(place)
     return found
 

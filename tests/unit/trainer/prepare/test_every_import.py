@@ -167,6 +167,13 @@ def test_shares_read_as_pixels_are_named_and_an_option_reads_them(tmp_path, form
 
 
 @each_in_pixels
+@pytest.mark.parametrize("box", [(0.9, 0.9, 1.1, 1.2), (-0.1, 0.2, 0.3, 0.4), (0.2, 0.2, 0.2004, 0.9)])
+def test_shares_that_reach_out_or_are_thin_are_named_too(tmp_path, form, box):
+    found = imported(form(tmp_path, box), tmp_path)
+    assert (found.records, found.counts) == ([], {annotations.SHARES: 1})
+
+
+@each_in_pixels
 def test_shares_of_the_whole_image_are_no_dot(tmp_path, form):
     source = form(tmp_path, (0, 0, 1, 1))
     assert imported(source, tmp_path).records == []

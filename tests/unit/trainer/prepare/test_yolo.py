@@ -112,6 +112,7 @@ def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
         ({"names": [["a", "b"]]}, r"names\.0: \['a', 'b'\]; must be a number in decimal digits"),
         ({"path": [10]}, r"path: \['10'\]; must be the path of a folder"),
         ({"train": 3}, "train: '3'; is not under"),
+        ({"train": "images\\train"}, r"train: .*; is not under .*; write / for"),
         ({"train": {"a": "images/train"}}, "train: .*; must be the path of a folder or a list"),
         ({"nc": 3}, "nc: '3'; must be the number of names, 2"),
         ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
