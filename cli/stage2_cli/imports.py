@@ -218,7 +218,7 @@ def _left_out(tally: Tally) -> list[str]:
     images, objects = tally.images_left_out.most_common(), tally.objects_left_out.most_common()
     reasons = [(count, "image", reason) for reason, count in images]
     reasons += [(count, "object", reason) for reason, count in objects]
-    reasons.sort(key=lambda one: -one[0])
+    reasons.sort(key=lambda reason: -reason[0])
     return [f"left out: {counted(count, noun)}: {reason} ({_names(tally, reason)})" for count, noun, reason in reasons]
 
 
@@ -241,6 +241,6 @@ def _missing(tally: Tally) -> list[str]:
     lines = []
     for path, root in tally.missing.items():
         near = below[root].nearest(path)
-        found = f"; there is {printable(str(near[0]))}: {near[1]}" if near else ""
-        lines.append(f"looked for {printable(str(path))}{found}")
+        meant = f"; there is {printable(str(near[0]))}: {near[1]}" if near else ""
+        lines.append(f"looked for {printable(str(path))}{meant}")
     return lines

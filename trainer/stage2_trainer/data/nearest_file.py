@@ -45,18 +45,18 @@ class FilesBelow:
         """
         wanted = name_below(path, self._root)
         name = PurePosixPath(_plain(wanted)).name
-        if (found := self._by_path.get(_plain(wanted))) is not None:
-            return self._root / found, f"its name differs in {_differences(wanted, found)}"
-        if (found := self._by_name.get(name)) is not None:
-            differences = _differences(_last(wanted), _last(found))
+        if (near := self._by_path.get(_plain(wanted))) is not None:
+            return self._root / near, f"its name differs in {_differences(wanted, near)}"
+        if (near := self._by_name.get(name)) is not None:
+            differences = _differences(_last(wanted), _last(near))
             return (
-                self._root / found,
+                self._root / near,
                 f"it is in another folder{f', and differs in {differences}' if differences else ''}",
             )
-        if (found := self._by_stem.get(PurePosixPath(name).stem)) is not None:
-            return self._root / found, "its ending differs"
-        near = get_close_matches(PurePosixPath(name).stem, islice(self._by_stem, MOST_COMPARED), n=1)
-        return (self._root / self._by_stem[near[0]], "its name is similar") if near else None
+        if (near := self._by_stem.get(PurePosixPath(name).stem)) is not None:
+            return self._root / near, "its ending differs"
+        similar = get_close_matches(PurePosixPath(name).stem, islice(self._by_stem, MOST_COMPARED), n=1)
+        return (self._root / self._by_stem[similar[0]], "its name is similar") if similar else None
 
 
 def _last(path: str) -> str:
@@ -72,5 +72,5 @@ def _plain(name: str, *, without: str = "") -> str:
     return name
 
 
-def _differences(wanted: str, found: str) -> str:
-    return ", ".join(one for one in _SPELLINGS if _plain(wanted, without=one) != _plain(found, without=one))
+def _differences(wanted: str, there: str) -> str:
+    return ", ".join(how for how in _SPELLINGS if _plain(wanted, without=how) != _plain(there, without=how))

@@ -200,7 +200,8 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
 def _are_shares(values: Sequence[Any]) -> bool:
     """Whether numbers are too small for bins or pixels: all lie in 0..1, and not all are whole."""
     numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return len(numbers) == len(values) and all(0 <= one <= 1 for one in numbers) and any(one % 1 for one in numbers)
+    in_range = all(0 <= number <= 1 for number in numbers)
+    return in_range and len(numbers) == len(values) and any(number % 1 for number in numbers)
 
 
 def _finite(value: float) -> bool:

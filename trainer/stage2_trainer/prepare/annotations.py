@@ -55,9 +55,10 @@ SAME_NAME = "several categories have this name: in records they are one"
 class LeftOut(Exception):
     """An image or an object is left out, for this reason. detail: what stands there instead, for the example."""
 
-    def __init__(self, reason: str, *found: object) -> None:
+    def __init__(self, reason: str, *details: object) -> None:
         super().__init__(reason)
-        self.detail = "".join(f": {one if isinstance(one, str) else shortened(one, LONGEST_DETAIL)}" for one in found)
+        shown = (text if isinstance(text, str) else shortened(text, LONGEST_DETAIL) for text in details)
+        self.detail = "".join(f": {text}" for text in shown)
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,9 @@ def as_id(value: Any) -> int | str | None:
 
 
 class KnownIds:
-    """The ids of a list, found by other spellings too: 17, 17.0, "17", "017" and "17.0" are one number.
+    """The ids of a list, found by other spellings too: 17, 17.0, "17", "017" and "17.0" are the same number.
 
-    Where several ids of the list are one number, each is found by its own spelling alone.
+    Where several ids of the list are the same number, each is found by its own spelling alone.
     """
 
     def __init__(self, ids: Iterable[int | str]) -> None:

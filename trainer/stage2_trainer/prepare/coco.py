@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stage2_api.errors import refused
 from stage2_trainer.data.files import read_named
@@ -132,19 +132,18 @@ def _document(path: Path) -> Mapping[str, Any]:
     content = b""
     try:
         content = read_named(path)
-        found = json.loads(content)
+        document = json.loads(content)
     except OSError as error:
         raise refused("--annotations", str(path), f"must be readable ({error.strerror})", "check the path") from error
     except (ValueError, RecursionError) as error:
         rule = f"must be JSON ({error}){_form_seen(_first_line(content))}"
         raise refused("--annotations", str(path), rule, "give COCO's instances_*.json") from error
     for key in ("images", "annotations", "categories"):
-        listed = found.get(key) if isinstance(found, dict) else None
+        listed = document.get(key) if isinstance(document, dict) else None
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            rule = f"must have a list of objects {key}{_form_seen(found)}"
+            rule = f"must have a list of objects {key}{_form_seen(document)}"
             raise refused("--annotations", str(path), rule, "give instances_*.json")
-    document: Mapping[str, Any] = found
-    return document
+    return cast("Mapping[str, Any]", document)
 
 
 def _first_line(content: bytes) -> object:
@@ -193,12 +192,12 @@ def _federated(entry: Mapping[str, Any], reading: _Reading, path: Path) -> dict[
         if not isinstance(listed, list) or None in map(as_id, listed):
             where = f"{path} images {entry['id']}.{key}"
             raise refused(where, listed, "must be a list of categories' ids", "correct the file, or take the key out")
-        numbers = [reading.categories.find(one) for one in listed]
+        numbers = [reading.categories.find(value) for value in listed]
         if listed:
             federated[key] = [reading.names[number] for number in numbers if number is not None]
-        for one, number in zip(listed, numbers, strict=True):
+        for value, number in zip(listed, numbers, strict=True):
             if number is None:
-                reading.tally.change(NO_FEDERATED, f"image {entry['id']}: {one}")
+                reading.tally.change(NO_FEDERATED, f"image {entry['id']}: {value}")
     return federated
 
 

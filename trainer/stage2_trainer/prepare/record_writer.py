@@ -132,9 +132,10 @@ class _Writer:
     def count_unseen(self) -> None:
         """Count the names of --classes that no object has, each with the names that it may mean."""
         for name in sorted((self._choice.classes or frozenset()) - self._names):
-            near = get_close_matches(name.casefold(), {one.casefold() for one in self._names}, n=NAMED_NAMES)
-            shown = [one for one in sorted(self._names) if one.casefold() in near] or sorted(self._names)[:NAMED_NAMES]
-            self._tally.change(UNSEEN_CLASS, f"{name}; there is {', '.join(shown) or 'none at all'}")
+            there = sorted(self._names)
+            near = get_close_matches(name.casefold(), map(str.casefold, there), n=NAMED_NAMES)
+            similar = [other for other in there if other.casefold() in near] or there[:NAMED_NAMES]
+            self._tally.change(UNSEEN_CLASS, f"{name}; there is {', '.join(similar) or 'none at all'}")
 
     def record(self, image: AnnotatedImage) -> dict[str, Any] | None:
         """Return the record of an image; None where it is left out."""

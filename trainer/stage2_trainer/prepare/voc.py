@@ -108,7 +108,7 @@ def _split_files(folder: Path, annotations: Path, there: Sequence[Path], split: 
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        lists = sorted(one.stem for one in path.parent.glob("*.txt"))[:10]
+        lists = sorted(text.stem for text in path.parent.glob("*.txt"))[:10]
         rule = f"must be a list of {folder / SPLITS}, which has {', '.join(lists) or 'none'}"
         raise refused("--split", split, rule, "name one of them") from error
     names = [line.strip() for line in lines if line.strip()]
@@ -121,9 +121,10 @@ def _split_files(folder: Path, annotations: Path, there: Sequence[Path], split: 
         return by_name.get(name) or by_name.get(plain) or (same[0] if len(same) == 1 else None)
 
     unmarked = [MARKS.sub("", name) for name in names]
-    found = [find(name) or find(plain) for name, plain in zip(names, unmarked, strict=True)]
-    missing = [annotations / f"{plain}.xml" for plain in unmarked]
-    return list(dict.fromkeys(file or lost for file, lost in zip(found, missing, strict=True)))
+    files = (
+        find(name) or find(plain) or annotations / f"{plain}.xml" for name, plain in zip(names, unmarked, strict=True)
+    )
+    return list(dict.fromkeys(files))
 
 
 def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
@@ -266,7 +267,8 @@ def _numbers(element: ElementTree.Element, tags: Sequence[str]) -> list[float]:
 def _outline(element: ElementTree.Element) -> list[list[float]]:
     """Return the polygon of an object (x1, y1, x2, ... or points with x and y), as COCO writes it. Raises LeftOut."""
     polygon = element.find("polygon")
-    texts = [one.text or "" for one in polygon.iter() if one.tag[:1] in ("x", "y")] if polygon is not None else []
+    numbers = polygon.iter() if polygon is not None else ()
+    texts = [number.text or "" for number in numbers if number.tag[:1] in ("x", "y")]
     try:
         return [[float(text) for text in texts]]
     except ValueError as error:
@@ -276,4 +278,4 @@ def _outline(element: ElementTree.Element) -> list[list[float]]:
 def _attributes(element: ElementTree.Element) -> Mapping[str, str]:
     """Return the attributes that CVAT writes, by name."""
     attributes = element.findall("attributes/attribute")
-    return {one.findtext("name", ""): one.findtext("value", "") for one in attributes}
+    return {attribute.findtext("name", ""): attribute.findtext("value", "") for attribute in attributes}
