@@ -18,7 +18,8 @@ from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.files import check_new_file
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.profile import UNORDERED_ADVICE, Count, Lengths, Profile, Size, profile
+from stage2_trainer.data.object_order import UNORDERED_ADVICE
+from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching.ground_truth import Unit
 

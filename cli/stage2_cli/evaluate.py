@@ -20,7 +20,7 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, ref
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import flaw_of

@@ -6,7 +6,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, evaluate_rollouts, require_one_kind
-from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.advice import advice, summary
 from tests.unit.api.grpo_configs import GOOD

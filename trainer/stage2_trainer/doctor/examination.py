@@ -14,7 +14,7 @@ from stage2_api.errors import ConfigError, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
-from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.object_order import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.packages import missing_packages

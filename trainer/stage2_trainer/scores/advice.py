@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.object_order import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.scores.answer_scores import WITHOUT_DUPLICATES
 
 MOST_BROKEN = 0.03
