@@ -127,12 +127,16 @@ def data(
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
     ] = None,
     pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None,
+    ordered: Annotated[
+        Path | None,
+        typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
     from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, as_json=as_json))
+    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, ordered=ordered, as_json=as_json))
 
 
 @app.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stage2_trainer.data.object_order import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.scores.answer_scores import WITHOUT_DUPLICATES
 
 MOST_BROKEN = 0.03
@@ -37,8 +37,9 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
         return
     if gain >= LEAST_GAIN:
         yield f"remove duplicates from the answers where you use them: F1 rises by {gain:.3f} without training"
+    if order.advice is not None:
+        yield order.advice
     if order.is_missing:
-        yield UNORDERED_ADVICE
         if found["f1@0.5"] < LEAST_F1:
             yield (
                 f"continue stage 1 before stage 2: F1 is below {LEAST_F1}, and from such a start stage 2 improved names"
