@@ -262,6 +262,19 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or normalised.")
     ] = "exact",
     units: Units = None,
+    answers: Annotated[
+        Literal["auto", "stage2", "qwen", "coco"],
+        typer.Option(
+            help="Form of --rollouts: coordinate tokens (stage2), JSON with plain numbers (qwen), or COCO's results."
+        ),
+    ] = "auto",
+    answer_units: Annotated[
+        Literal["bins", "pixels"] | None,
+        typer.Option(help="Unit of plain numbers in answers: bins from 0 to 1000, or pixels of the image."),
+    ] = None,
+    annotations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="COCO's annotation file, which names the categories of results.")
+    ] = None,
     answered_only: Annotated[
         bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
     ] = False,
@@ -277,10 +290,21 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Score answers, or checkpoints: COCO's AP and AR, F1 with and without class, duplicates."""
     from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
+    from stage2_trainer.scores.answer_file import Reading
 
     require_one_kind(config, checkpoint, rollouts, records)
     request = EvaluationRequest(
-        rollouts or [], records or Path(), names, units, answered_only, missing, against, resamples, seed, as_json
+        rollouts or [],
+        records or Path(),
+        names,
+        units,
+        answered_only,
+        missing,
+        against,
+        resamples,
+        seed,
+        as_json,
+        reading=Reading(answers, answer_units, annotations),
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))

@@ -5,6 +5,7 @@ The thresholds and the gains behind each sentence are in docs/results.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,11 +19,11 @@ LEAST_F1 = 0.5  # between the starts that lost boxes (0.28) and those that did n
 
 def summary(found: Mapping[str, Any]) -> str:
     """Return the shares of the mistakes in one sentence. found: a document of `AnswerScores`."""
-    named = f" {1 - found['desc_exact']:.0%} of those in place have another description," if found["recall@0.5"] else ""
+    named = f", {1 - found['desc_exact']:.0%} of those in place have another description" if found["recall@0.5"] else ""
+    broken = "" if math.isnan(found["parse_rate"]) else f", {1 - found['parse_rate']:.0%} of the answers are broken"
     return (
         f"mistakes: {1 - found['recall@0.5']:.0%} of the true objects are missed,"
-        f" {found['duplicate_rate']:.0%} of the answered ones are duplicates,{named}"
-        f" {1 - found['parse_rate']:.0%} of the answers are broken"
+        f" {found['duplicate_rate']:.0%} of the answered ones are duplicates{named}{broken}"
     )
 
 
