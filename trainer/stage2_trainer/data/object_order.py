@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from stage2_trainer.data.reading_order import Bounds, in_rows
@@ -103,13 +104,13 @@ class ObjectOrder:
         self.neighbours += max(0, len(record.objects) - 1)
         objects = _placed(record.objects)
         for name, order in ORDERS.items():
-            for before, after in pairwise(map(order.key, objects)):
+            keyed = [(order.key(one), one) for one in objects]
+            for (before, _), (after, _) in pairwise(keyed):
                 self.compared[name] += before != after
                 self.in_order[name] += before < after
-            for before, after in pairwise(sorted(objects, key=order.key)):
-                is_tie = order.key(before) == order.key(after)
-                self.ties[name] += is_tie
-                self.near_ties[name] += not is_tie and order.is_near(before, after)
+            for (key, before), (next_key, after) in pairwise(sorted(keyed, key=itemgetter(0))):
+                self.ties[name] += key == next_key
+                self.near_ties[name] += key != next_key and order.is_near(before, after)
 
     @property
     def best(self) -> tuple[str, float] | None:

@@ -110,7 +110,7 @@ class Results:
             place = places[key]
             objects[place].append(detection.object(sizes[place], detection.category(annotations)))
             scores[place].append(detection.score())
-        unscored = [number for number, entry in enumerate(self.entries) if "score" not in entry]
+        unscored = [number for number, entry in enumerate(self.entries) if entry.get("score") is None]
         if unscored and len(unscored) < len(self.entries):
             rule = "must be a number in all entries, or in none"
             raise refused(f"{self.path} [{unscored[0]}].score", None, rule, "give every detection its score")

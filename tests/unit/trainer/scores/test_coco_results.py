@@ -163,9 +163,10 @@ def test_an_id_of_one_record_and_a_file_of_another_are_refused(tmp_path):
 
 def test_without_scores_all_detections_rank_equally(files):
     unscored = {key: value for key, value in RIGHT.items() if key != "score"}
-    assert files(unscored).answers[0].scores is None
-    with pytest.raises(ConfigError, match=r"\[1\].score: .*in all entries, or in none"):
-        files(RIGHT, unscored)
+    for without in (unscored, {**RIGHT, "score": None}):
+        assert files(without).answers[0].scores is None
+        with pytest.raises(ConfigError, match=r"\[1\].score: .*in all entries, or in none"):
+            files(RIGHT, without)
 
 
 SQUARE = np.zeros((100, 200), dtype=np.uint8, order="F")
