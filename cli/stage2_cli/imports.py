@@ -28,7 +28,9 @@ Units = Literal["pixels", "shares"]
 
 Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
 Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
-Order = Annotated[Sorting, typer.Option(help="Objects from top to bottom and left to right, or as in the file.")]
+Order = Annotated[
+    Sorting, typer.Option(help="Objects in rows from top to bottom, each from left to right, or as in the file.")
+]
 Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of records.")]
 SplitObjects = Annotated[Split, typer.Option(help="Outline of an object of several parts, with --geometry poly.")]

@@ -127,12 +127,16 @@ def data(
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
     ] = None,
     pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None,
+    ordered: Annotated[
+        Path | None,
+        typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
     from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, as_json=as_json))
+    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, ordered=ordered, as_json=as_json))
 
 
 @app.command()
@@ -258,6 +262,19 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or normalised.")
     ] = "exact",
     units: Units = None,
+    answers: Annotated[
+        Literal["auto", "stage2", "qwen", "coco"],
+        typer.Option(
+            help="Form of --rollouts: coordinate tokens (stage2), JSON with plain numbers (qwen), or COCO's results."
+        ),
+    ] = "auto",
+    answer_units: Annotated[
+        Literal["bins", "pixels"] | None,
+        typer.Option(help="Unit of plain numbers in answers: bins from 0 to 1000, or pixels of the image."),
+    ] = None,
+    annotations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="COCO's annotation file, which names the categories of results.")
+    ] = None,
     answered_only: Annotated[
         bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
     ] = False,
@@ -273,10 +290,21 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Score answers, or checkpoints: COCO's AP and AR, F1 with and without class, duplicates."""
     from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
+    from stage2_trainer.scores.answer_file import Reading
 
     require_one_kind(config, checkpoint, rollouts, records)
     request = EvaluationRequest(
-        rollouts or [], records or Path(), names, units, answered_only, missing, against, resamples, seed, as_json
+        rollouts or [],
+        records or Path(),
+        names,
+        units,
+        answered_only,
+        missing,
+        against,
+        resamples,
+        seed,
+        as_json,
+        reading=Reading(answers, answer_units, annotations),
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))

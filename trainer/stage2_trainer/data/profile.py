@@ -12,10 +12,9 @@ import os
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import ImageError, file_path, read_header
 from stage2_trainer.data.nearest_file import FilesBelow
+from stage2_trainer.data.object_order import ObjectOrder, area_of
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
 from stage2_trainer.data.run_records import compared_sizes, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
@@ -177,63 +177,6 @@ class Suspicions:
         named = self.places.setdefault(reason, [])
         if len(named) < NAMED:
             named.append(place)
-
-
-ORDERS: dict[str, Callable[[GTObject], Any]] = {
-    "top to bottom": lambda one: (min(one.bins[1::2]), min(one.bins[::2])),
-    "left to right": lambda one: (min(one.bins[::2]), min(one.bins[1::2])),
-    "largest first": lambda one: -_area(one),
-    "by description": lambda one: one.desc,
-}
-ORDERED = 0.9  # share of neighbours from which a file counts as ordered; half of them are in order by chance
-FEWEST_NEIGHBOURS = 50
-
-
-@dataclass
-class ObjectOrder:
-    """How often two neighbouring objects of a record are in a known order. Equal ones are not counted."""
-
-    compared: Counter[str] = field(default_factory=Counter)
-    in_order: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def from_records(cls, records: Iterable[Record]) -> ObjectOrder:
-        """Return the order of the objects in these records."""
-        found = cls()
-        for record in records:
-            found.add(record)
-        return found
-
-    def add(self, record: Record) -> None:
-        """Count the neighbours of a record."""
-        for name, key in ORDERS.items():
-            for before, after in pairwise(map(key, record.objects)):
-                self.compared[name] += before != after
-                self.in_order[name] += before < after
-
-    @property
-    def best(self) -> tuple[str, float] | None:
-        """The order that most neighbours follow, with their share; None for too few neighbours."""
-        shares = {n: self.in_order[n] / count for n, count in self.compared.items() if count >= FEWEST_NEIGHBOURS}
-        return max(shares.items(), key=lambda one: one[1]) if shares else None
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the objects follow none of the known orders."""
-        return self.best is not None and self.best[1] < ORDERED
-
-    def __str__(self) -> str:
-        if self.best is None:
-            return "too few objects to see one"
-        name, share = self.best
-        return f"{'none; the nearest is ' if self.is_missing else ''}{name} ({share:.0%} of neighbours)"
-
-
-UNORDERED_ADVICE = (
-    "sort the objects of each record from top to bottom, then from left to right, as `stage2 import` does: on the same"
-    " scenes F1 was 0.96 with sorted annotations and 0.64 without an order; where an order is impossible, train stage 2"
-    " with `recipe: recommended` after stage 1 (docs/results.md)"
-)
 
 
 @dataclass
@@ -402,7 +345,7 @@ def written(raw: Mapping[str, Any], rules: RecordRules) -> Written:
 
 def size_of(one: GTObject, record: Record) -> Size:
     """Return COCO's size of an object, by the area of its box or polygon in pixels."""
-    area = _area(one) * record.width * record.height / BINS**2
+    area = area_of(one) * record.width * record.height / BINS**2
     return "small" if area < SMALL else "medium" if area < MEDIUM else "large"
 
 
@@ -411,18 +354,9 @@ def _is_token(value: Any) -> bool:
     return isinstance(first[0] if isinstance(first, list) else first, str)
 
 
-def _area(one: GTObject) -> float:
-    """Return the area of an object in square bins; the shoelace formula for polygons."""
-    xs, ys = one.bins[::2], one.bins[1::2]
-    if one.kind == "bbox":
-        return float((xs[1] - xs[0]) * (ys[1] - ys[0]))
-    following = zip((*xs[1:], xs[0]), (*ys[1:], ys[0]), strict=True)
-    return abs(sum(x * next_y - next_x * y for x, y, (next_x, next_y) in zip(xs, ys, following, strict=True))) / 2
-
-
 def _flat(one: GTObject) -> str | None:
     xs, ys = one.bins[::2], one.bins[1::2]
-    if not _area(one):
+    if not area_of(one):
         return NO_AREA
     return ONE_BIN if min(max(xs) - min(xs), max(ys) - min(ys)) == 1 else None
 

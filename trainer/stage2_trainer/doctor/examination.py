@@ -14,7 +14,7 @@ from stage2_api.errors import ConfigError, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.model_files import model_path, require_trusted
-from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.packages import missing_packages
@@ -349,10 +349,10 @@ def _size(count: float) -> str:
 
 
 def check_order(records: Sequence[Record]) -> Requirement:
-    """Return whether the objects of these records have an order."""
+    """Return whether the objects of these records have an order that a model can see."""
     order = ObjectOrder.from_records(records)
-    if order.is_missing:
-        return Requirement("order of objects", "doubtful", str(order), UNORDERED_ADVICE)
+    if order.advice is not None:
+        return Requirement("order of objects", "doubtful", str(order), order.advice)
     return good("order of objects", str(order))
 
 

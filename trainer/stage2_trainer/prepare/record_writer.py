@@ -18,6 +18,7 @@ import numpy as np
 from stage2_api.coordinates import coord_token, to_bin
 from stage2_trainer.data.files import check_new_file, leads_inside, name_below, new_file, new_folder, relative_path
 from stage2_trainer.data.images import SIDEWAYS, UPRIGHT, ImageError, header_of, read_header
+from stage2_trainer.data.reading_order import Bounds, in_reading_order
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotations import (
     NOT_SHARES,
@@ -195,7 +196,7 @@ class _Writer:
         if most is not None and len(objects) > most:
             raise LeftOut(CROWDED)
         if self._choice.order == "reading":
-            objects.sort(key=lambda found: (min(found[0][1::2]), min(found[0][0::2])))
+            return in_reading_order(objects, lambda one: Bounds.from_bins(one[0]), tie=lambda one: one)
         return objects
 
     def _check_class(self, desc: str) -> None:

@@ -58,24 +58,11 @@ def boxes(*corners):
     }
 
 
-@pytest.mark.parametrize(
-    ("order", "name"),
-    [
-        (lambda corners: sorted(corners, key=lambda one: one[::-1]), "top to bottom"),
-        (lambda corners: sorted(corners), "left to right"),
-        (lambda corners: corners, "largest first"),
-    ],
-)
-def test_the_order_of_the_objects_is_measured(look, order, name):
+def test_the_order_of_the_objects_is_measured(look):
     draw = random.Random(1)
-    records = [boxes(*order([(draw.randrange(900), draw.randrange(900)) for _ in range(10)])) for _ in range(10)]
+    records = [boxes(*sorted((draw.randrange(900), draw.randrange(900)) for _ in range(10))) for _ in range(10)]
     assert look(*records[:5]).order.best is None, "too few neighbours"
-    assert look(*records).order.best == (name, 1.0)
-    for one in records:
-        draw.shuffle(one["objects"])
-    found = look(*records).order
-    assert found.is_missing
-    assert str(found).startswith("none; the nearest is ")
+    assert look(*records).order.best == ("left to right", 1.0)
 
 
 @pytest.mark.parametrize(

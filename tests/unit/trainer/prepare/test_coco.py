@@ -1,6 +1,7 @@
 """COCO's annotations become records, and what is left out is counted by its reason; odd files: test_odd_files."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,17 @@ def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
     assert [bins(one)[:2] for one in data.records()[0]["objects"]] == [[50, 50], [600, 50], [500, 500]]
     data.output.unlink()
     assert [bins(one)[0] for one in data.records(order="file")[0]["objects"]] == [500, 600, 50]
+
+
+@pytest.mark.parametrize("geometry", ["bbox", "poly"])
+def test_objects_on_a_shelf_are_listed_from_left_to_right_though_their_tops_differ(tmp_path, geometry):
+    draw = random.Random(1)
+    shelves = [[(5 + 19 * column, 10 + 65 * shelf + draw.randint(0, 3), 15, 44) for column in range(5)]
+               for shelf in range(3)]  # fmt: skip
+    mixed = draw.sample([box for shelf in shelves for box in shelf], 15)
+    data = DataSet(tmp_path, [annotation(i, bbox=box) for i, box in enumerate(mixed)])
+    (record,) = data.records(geometry=geometry)
+    assert [bins(one)[0] for one in record["objects"]] == 3 * [50 + 190 * column for column in range(5)]
 
 
 @pytest.mark.parametrize("word", ["0", "false", "False", 0.0, None, ""])
