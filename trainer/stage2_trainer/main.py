@@ -20,7 +20,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.files import FOR_GOOD, FULL_DISK, check_place
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.grpo.rewards import RewardError
+from stage2_trainer.grpo.loaded_rewards import RewardError
 from stage2_trainer.packing import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import (

@@ -19,8 +19,9 @@ from transformers import TrainerCallback
 from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
-from stage2_trainer.grpo.rewards import Reward, RewardError, Sample
+from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
@@ -242,10 +243,13 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         failed: RewardError | None = None
         own: list[list[float]] = []
         try:
-            own = [self._rewards(*one) for one in zip(self._asks, self._outcomes, completions, strict=True)]
+            with TIMELINE.measure("reward"):
+                own = [self._rewards(*one) for one in zip(self._asks, self._outcomes, completions, strict=True)]
         except RewardError as error:
             failed = error
-        if errors := [one for one in gathered(failed) if one is not None]:
+        with TIMELINE.measure("wait"):  # for the rewards of other processes
+            errors = [one for one in gathered(failed) if one is not None]
+        if errors:
             raise errors[0]
         self._scores = self.accelerator.gather(torch.tensor(own, device=self.accelerator.device))
         return self._scores

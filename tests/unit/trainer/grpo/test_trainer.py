@@ -1,6 +1,7 @@
 """The trainer against TRL's own: the same answers make the same advantages and the same loss."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.rewards import Reward, RewardError
+from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
@@ -183,6 +184,16 @@ def test_a_step_reports_where_its_time_went(make, folder):
     assert parts["generate"] + parts["wait"] > 0, "scripted answers may be there before anybody waits for them"
     traced = {event["name"] for event in json.loads((folder / "trace.json").read_text())}
     assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= traced
+
+
+def test_a_step_reports_the_seconds_of_its_rewards(make, folder):
+    trainer = make()
+    slow = [Reward("theirs.slow", 1.0, lambda sample: time.sleep(0.1) or 0.5), trainer.components.rewards[1]]
+    trainer.components = replace(trainer.components, rewards=slow)
+    trainer.train()
+    (step,) = read_log(folder)
+    assert 0.4 <= step["step/reward_s"] < step["step/wall_s"], "four answers"
+    assert step["step/other_s"] + step["step/wait_s"] < step["step/wall_s"] - 0.4
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
