@@ -45,7 +45,8 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         examination = Examination(found, Machine.detect(), cpu=cpu)
     else:
         spec = found.spec
-        devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
+        servers, on_gpus = spec.rollout, asks_for_gpus(found)
+        devices = Devices(servers.servers, servers.gpus_per_server, spec.learner.gpus, on_gpus)
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)

@@ -45,6 +45,7 @@ from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
 from stage2_trainer.data.files import check_place
+from stage2_trainer.data.model_files import is_on_hub, require_folder
 from stage2_trainer.doctor.examination import require_room
 from stage2_trainer.doctor.packages import require
 from stage2_trainer.preflight import checked_records
@@ -280,7 +281,7 @@ def prepare(
     gpus = sum(container.gpus for container in (*workload.servers, workload.learner))
     if asks_for_gpus(job):
         require_gpus(gpus, found=gpus if engine == "stub" else None)  # a stub is for trials, on whatever is there
-    if gpus and visible_names(os.environ) == []:
+    if asks_for_gpus(job) and visible_names(os.environ) == []:
         console().print(f"on the CPU: none of the {gpus} GPUs of the job are used", style="yellow")
     config = paths.localise(yaml.safe_load(workload.config_text))
     _write(work_dir / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), mode=0o644)
@@ -305,6 +306,8 @@ def _check(local: LocalRun) -> None:
     if local.workload.servers and local.engine == "vllm":
         _check_servers()
     checked_records(config, world_size=processes)
+    if not is_on_hub(config.model.model):
+        require_folder(config, Path(config.model.model))
     if not _has_ample_room(config):
         require_room(config)
 
@@ -414,10 +417,10 @@ def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -
 
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
-    """Show the last log lines of each server that the end of the learner's log mentions."""
-    last_lines = learner.tail()
+    """Show the last log lines of each server that an error at the end of the learner's log mentions."""
+    errors = [line for line in learner.tail().splitlines() if " ERROR " in line]
     for address, server in zip(local.workload.addresses, servers, strict=True):
-        if f"server {address.base_url}" in last_lines:
+        if any(f"server {address.base_url}" in line for line in errors):
             watcher.failure(server, "is mentioned there")
 
 

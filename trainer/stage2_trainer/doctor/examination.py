@@ -13,7 +13,7 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.images import ImageError, read_header
-from stage2_trainer.data.model_files import model_path, require_trusted
+from stage2_trainer.data.model_files import is_on_hub, model_path, require_folder, require_trusted
 from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
@@ -74,16 +74,20 @@ def missing_from(what: str, error: ConfigError) -> list[Requirement]:
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that a job needs: for each of its rollout servers, and for the learner."""
+    """The GPUs that a job needs: for each of its rollout servers, and for the learner.
+
+    on_gpus: whether it asks for any; without, these are processes on the CPU.
+    """
 
     servers: int
     per_server: int
     learner: int
+    on_gpus: bool = True
 
     @property
     def count(self) -> int:
         """The number of all GPUs."""
-        return self.servers * self.per_server + self.learner
+        return self.servers * self.per_server + self.learner if self.on_gpus else 0
 
 
 @dataclass
@@ -153,7 +157,11 @@ class Examination:
         yield check_images(looked_at)
 
     def _gpus(self) -> Iterator[Requirement]:
-        if self.devices is None or not self.devices.count:
+        if self.devices is None:
+            return
+        if not self.devices.on_gpus:
+            yield good("GPUs", "the job asks for none, and runs on the CPU")
+        if not self.devices.count:
             return
         wanted, found = self.devices.count, self.machine.gpus
         if self.cpu:
@@ -196,6 +204,8 @@ class Examination:
         from stage2_trainer.process.policy import coord_vocab
 
         try:
+            if not is_on_hub(self.config.model.model):
+                require_folder(self.config, Path(self.config.model.model))
             folder = model_path(self.config.model.model)
             require_trusted(self.config.model, folder)
             if self.config.rlhf is None:

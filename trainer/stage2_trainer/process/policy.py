@@ -281,10 +281,10 @@ def _by_regex(regex: str) -> Callable[[str], bool]:
 
 def _check_directory(path: Path | str) -> None:
     if not (Path(path) / "config.json").is_file():
-        rule = "must be a local model directory (with config.json)"
-        raise refused("model.model", str(path), rule, "download the model and give its directory")
+        rule = "must be the folder of a model, with config.json"
+        raise refused("model.model", str(path), rule, "give one that stage2 prepare or stage2 export has written")
     if flaw := flaw_of_model(Path(path)):
-        raise refused("model.model", str(path), flaw, "download the model again")
+        raise refused("model.model", str(path), flaw, "copy or download the model again")
 
 
 def weights_dtype(config: RunConfig) -> torch.dtype | None:
