@@ -51,8 +51,7 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
     console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
-    with console.status("checking"):
-        findings = list(examination.findings())
+    findings = list(examination.findings())
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
         print_json([asdict(finding) for finding in findings])

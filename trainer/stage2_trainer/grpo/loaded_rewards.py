@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.grpo.rewards import Function, Sample, known_rewards
 from stage2_trainer.process.interrupt import Interrupted
 
@@ -54,7 +55,9 @@ class Reward:
         """Return the score of one sample, without the weight. Raises RewardError if there is none."""
         before = None if self.source is None else copy.deepcopy(sample.metadata)
         try:
-            with redirect_stdout(sys.stderr):  # standard output has the records of a run, and the results of commands
+            where = f"reward {self.name}, record {sample.record.sample_id}"
+            # standard output has the records of a run, and the results of commands
+            with ACTIVITY.doing(where), redirect_stdout(sys.stderr):
                 value: object = self.function(sample)
         except (ConfigError, Interrupted, KeyboardInterrupt):
             raise

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stage2_api.grpo import Chord, Rlhf
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
@@ -26,7 +27,7 @@ from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
-from stage2_trainer.process.base_trainer import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
@@ -192,7 +193,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             BadStepError, Exception: as `BadSamples.note_held_out`.
         """
         self._held_out, self._left_out = [], {}
-        output: Any = super().evaluation_loop(*args, **kwargs)
+        with ACTIVITY.doing(evaluation_name(self.state.global_step)):
+            output: Any = super().evaluation_loop(*args, **kwargs)
         of = len(self.components.held_out.records) if self.components.held_out else 0
         bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
         self._metrics["eval"]["bad_samples"] = [float(bad)]
@@ -243,8 +245,10 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         failed: RewardError | None = None
         own: list[list[float]] = []
         try:
-            with TIMELINE.measure("reward"):
-                own = [self._rewards(*one) for one in zip(self._asks, self._outcomes, completions, strict=True)]
+            with TIMELINE.measure("reward"), ACTIVITY.doing("scoring", len(completions), "answers") as scoring:
+                for one in zip(self._asks, self._outcomes, completions, strict=True):
+                    own.append(self._rewards(*one))
+                    scoring.advance()
         except RewardError as error:
             failed = error
         with TIMELINE.measure("wait"):  # for the rewards of other processes
