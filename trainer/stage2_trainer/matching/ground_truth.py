@@ -181,7 +181,8 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
     if side is None:
         if not 0 <= round(value) <= MAX_BIN:
             rule = f"must lie in 0..{MAX_BIN} bins"
-            raise _invalid(NOT_COORDINATES, path, value, rule, "correct the bin, or declare pixels")
+            way_out = "correct it (1000 becomes 999), or set units to pixels"
+            raise _invalid(NOT_COORDINATES, path, value, rule, way_out)
         return round(value)
     if not 0 <= value <= side:
         rule = f"must lie in 0..{side} pixels"

@@ -53,6 +53,30 @@ def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
     assert loaded.objects[0].bins == (1, 2, 600, 999)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            {"messages": [], "images": ["a.png"], "objects": {"ref": ["valve"], "bbox": [[1, 2, 3, 4]]}},
+            r"train\.jsonl:1: .*a line of ms-swift.*messages.*convert each line to",
+        ),
+        ({"image": "a.png", "conversations": []}, r"train\.jsonl:1: .*LLaVA's or Qwen's fine-tuning.*conversations"),
+        ({"filename": "a.png", "width": 1, "height": 1, "detection": {}}, r"ODVG.*filename and detection"),
+        ({"images": [], "annotations": [], "categories": []}, r"COCO, which `stage2 import coco` reads"),
+        (record(width=None), r"width: is required, as a positive integer"),
+        (record(objects=[{"label": "valve", "bbox_2d": [1, 2, 3, 4]}]), r"desc: .*rename its key label to desc"),
+        (record(units="bins", objects=[BOX | {"bbox_2d": [0, 0, 500, 1000]}]), r"1000; .*1000 becomes 999.*pixels"),
+    ],
+)
+def test_a_line_of_another_tool_is_named_with_what_to_write(write, line, words):
+    with pytest.raises(ConfigError, match=words):
+        load_records(write(line))
+
+
+def test_a_record_may_have_the_keys_of_another_tool_besides(write):
+    assert load_records(write(record(messages=[], conversations=[])))
+
+
 @pytest.mark.parametrize("poly", [[0, 0, 100, 0, 50, 50], [[0, 0], [100, 0], [50, 50]]])
 def test_a_poly_may_be_flat_or_paired(write, poly):
     (loaded,) = load_records(write(with_object(bbox_2d=None, poly=poly, poly_points=3)))
