@@ -63,7 +63,7 @@ def test_a_missing_value_counts_as_its_default_or_is_named(helm: str, tmp_path: 
     del holder[last]
     done = rendered(helm, tmp_path, values)
     if done.returncode:
-        assert f"{path}: the values lack it" in done.stderr or f"{path}." in done.stderr
+        assert f"{path} is required" in done.stderr or f"{path}." in done.stderr
         assert "use --reset-then-reuse-values instead of --reuse-values" in done.stderr
     else:
         assert done.stdout == whole or path.startswith(MAY_BE_NONE) or last == "enabled"  # by default it is false

@@ -103,7 +103,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     [
         ({}, r"train\.jsonl:1 objects\[0\]\.bbox_2d: .*plain numbers must say"),
         ({"units": "pixels", "width": 96}, "97x96"),
-        (None, "must be an existing JSONL file"),
+        (None, "no such file"),
     ],
     ids=["units that nobody says", "a width that the image has not", "no file"],
 )

@@ -191,7 +191,7 @@ class ObjectOrder:
 
     def __str__(self) -> str:
         if self.best is None:
-            return "too few objects to see one"
+            return "too few objects to tell"
         name, share = self.best
         return f"{'none; the nearest is ' if self.is_missing else ''}{name} ({share:.0%} of neighbours)"
 

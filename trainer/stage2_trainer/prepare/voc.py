@@ -56,7 +56,7 @@ def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
     images = folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations
     files = _split_files(folder, annotations, choice.split) if choice.split else _files(annotations, ".xml")
     if not files:
-        raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
+        raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give a folder such as VOC2012")
 
     def read() -> Iterator[AnnotatedImage]:
         pictures = _files(images, *IMAGE_ENDINGS)
