@@ -97,11 +97,11 @@ class Watcher:
         ACTIVITY.said()
         self._put(text)
 
-    def _put(self, text: str) -> None:
+    def _put(self, line: str) -> None:
         if console().is_terminal:
-            self._status.update(Text(text))
-        elif text:
-            console().print(text, markup=False)
+            self._status.update(Text(line or self._last))
+        elif line:
+            console().print(line, markup=False)
 
     def refresh(self) -> None:
         """Print new records of the learner's log, then show its progress."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
 CODE = """\
 import sys
+import time
 
 print("noise of a package", end="")
 
@@ -38,11 +40,16 @@ def short(sample):
     return 1.0 / len(sample.answer.objects)
 
 
+def slow(sample):
+    time.sleep(8)
+    return 1.0
+
+
 def right(sample):
     print("noise of a reward", end="")
     return len(sample.answer.objects)
 """
-LINES = {"nothing": 6, "ended": 11, "two": 14, "short": 20}
+LINES = {"nothing": 7, "ended": 12, "two": 15, "short": 21}
 COMMANDS = {
     "validate": ["validate", "run.yaml"],
     "doctor": ["doctor", "run.yaml", "--cpu"],
@@ -115,3 +122,9 @@ def test_a_right_reward_of_a_package_is_called_and_named(call):
     done = call("validate", "right")
     assert done.returncode == 0, done.stderr
     assert "theirs.right: score the first record's answer, and an empty one" in done.stdout
+
+
+def test_a_reward_that_takes_long_is_named_with_its_seconds(call):
+    done = call("inspect", "slow")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"reward theirs\.slow, record train\.jsonl:1 \(\d s\)", done.stderr)

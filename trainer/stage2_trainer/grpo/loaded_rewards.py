@@ -70,7 +70,7 @@ class Reward:
         if not math.isfinite(score):
             way_out = f"return a number instead of {score}, such as 0.0, where there is nothing to divide by"
             raise self._error(sample, score, f"must return a finite number, and {self._place} returns {score}", way_out)
-        if before is not None and sample.metadata != before:
+        if before is not None and not _equal(sample.metadata, before):
             rule = f"must not change its sample, and {self._place} changes the record's metadata"
             raise self._error(sample, sample.metadata, rule, "change a copy: copy.deepcopy(sample.metadata)")
         return score
@@ -281,6 +281,13 @@ def _own_line(error: BaseException, module: str, function: Any = None) -> str | 
     file = getattr(getattr(_definition(function), "__code__", None), "co_filename", None)
     own = [line for name, line, at in frames if name.partition(".")[0] == package or at == file]
     return own[-1] if own else next((line for _, line, _ in frames), None)
+
+
+def _equal(one: object, other: object) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # an array has been put in, which compares by element
+        return False
 
 
 def _number(value: Any) -> float | None:

@@ -1,6 +1,7 @@
 """The trainer against TRL's own: the same answers make the same advantages and the same loss."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 
@@ -266,6 +267,24 @@ def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
 def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
     trainer = rewarded(make(), lambda sample: 1 / len(sample.objects))
     with pytest.raises(RewardError, match=r"reward summary\.format, record train\.jsonl:[12]: 'ZeroDivisionError"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda sample: sys.exit(3), r"SystemExit: 3.*ends the process at .*test_trainer\.py:\d+"),
+        (lambda sample: None, r"returns None"),
+        (lambda sample: "0.5", r"returns text"),
+        (lambda sample: [0.5, 0.5], r"a value of type list.*once for each answer"),
+        (lambda sample: float("nan"), r"must return a finite number"),
+    ],
+)
+def test_a_reward_without_a_number_ends_the_run_whatever_it_does(make, function, words):
+    trainer = make()
+    wrong = [Reward("theirs.wrong", 1.0, function, "test_trainer:wrong"), trainer.components.rewards[1]]
+    trainer.components = replace(trainer.components, rewards=wrong)
+    with pytest.raises(RewardError, match=words):
         trainer.train()
 
 
