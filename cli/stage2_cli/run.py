@@ -46,7 +46,7 @@ from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learn
 from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.activity import ACTIVITY, without_seconds
 from stage2_trainer.data.files import check_place
 from stage2_trainer.data.model_files import is_on_hub, require_folder
 from stage2_trainer.doctor.examination import require_room
@@ -119,7 +119,7 @@ class Watcher:
 
     def _status_text(self, progress: LearnerReport) -> str | None:
         """Return what a learner reports to be doing; None if only a terminal shows it."""
-        does = "" if progress.phase in _ENDS else one_line(progress.message)
+        does = "" if progress.phase in _ENDS else without_seconds(one_line(progress.message))
         if progress.phase in _PHASES_OF_A_STEP and not does and not console().is_terminal:
             return None
         steps = f", step {progress.step} of {progress.max_steps}" if progress.max_steps else ""

@@ -7,6 +7,7 @@ which the controller and `stage2 run` have them (`stage2_trainer.main`).
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from stage2_api.log_lines import one_line
 
 EVERY_S = 20.0
+_SECONDS = re.compile(r" \(\d+ s\)$")
 _LOOKS = 20  # at the clock, in the time between two lines
 
 Report = Callable[[str], None]
@@ -59,6 +61,15 @@ class _Listener:
             self.last = line
             with suppress(OSError):  # standard error is closed
                 self.report(line)
+
+
+def without_seconds(line: str) -> str:
+    """Return a line of `Activity.line` without how long it lasts.
+
+    >>> without_seconds("generating: 3 of 32 answers (43 s)")
+    'generating: 3 of 32 answers'
+    """
+    return _SECONDS.sub("", line)
 
 
 class Activity:

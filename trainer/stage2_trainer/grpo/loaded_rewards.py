@@ -77,7 +77,7 @@ class Reward:
 
     @property
     def _function_name(self) -> str:
-        named = self.source or getattr(self.function, "__name__", self.name)
+        named = self.source or str(getattr(self.function, "__name__", self.name))
         return named.rpartition(":")[2].rpartition(".")[2]
 
     @property
