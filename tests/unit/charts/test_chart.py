@@ -332,7 +332,7 @@ def test_one_value_names_the_registry_of_both_images(
 @pytest.mark.parametrize("values", [(), ('image.controller="a"',), ('image.trainer="a"',)])
 def test_no_registry_is_built_in(template: Template, values: tuple[str, ...]) -> None:
     with pytest.raises(
-        ValueError, match=r"image\.repository: .* set it to .*docker build .*docker push .*--set image\.r"
+        ValueError, match=r"image\.repository is required; set it to .*docker build .*docker push .*--set image\.r"
     ):
         template('image.repository=""', *values)
 
