@@ -20,6 +20,7 @@ from rich.table import Table
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
@@ -92,7 +93,8 @@ class EvaluationRequest:
 def evaluate_rollouts(request: EvaluationRequest) -> int:
     """Score the files and print the figures; return 0. Raises ConfigError."""
     rules = RecordRules(units=request.units, images_exist=False, image_roots=(os.sep,))  # no image is opened
-    records = load_records(request.records, request.limit, rules=rules)
+    with ACTIVITY.doing(f"reading {request.records}"):
+        records = load_records(request.records, request.limit, rules=rules)
     places = places_in(request.records)[: len(records)]
     files = [Rollouts.from_name(name) for name in request.rollouts]
     answered = [read_rollouts(one, records, places, request.reading) for one in files]

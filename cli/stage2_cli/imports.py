@@ -55,7 +55,7 @@ def coco(  # noqa: PLR0913 - one parameter for each option
     exif: Exif = "auto",
     split_objects: SplitObjects = "box",
 ) -> None:
-    """Import a COCO file; whatever is left out is counted, with its reason."""
+    """Import a COCO file; skipped items are counted by reason."""
     from stage2_trainer.prepare.coco import read_coco
 
     _require_folder("--images", images)
@@ -87,7 +87,9 @@ def yolo(  # noqa: PLR0913 - one parameter for each option
 
 @imports.command()
 def voc(  # noqa: PLR0913 - one parameter for each option
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="VOC2012, say, or a folder of images and XML.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder such as VOC2012, or one of images and XML.")
+    ],
     output: Output,
     split: Annotated[str | None, typer.Option(help="A list of ImageSets/Main; all annotations by default.")] = None,
     difficult: Annotated[bool, typer.Option("--difficult", help="Keep objects that are marked as difficult.")] = False,

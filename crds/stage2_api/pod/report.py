@@ -122,7 +122,7 @@ class LearnerReport(ReportPart):
     restarts: Annotated[int, Field(ge=0)] = 0
     """Restarts of the learner in its container."""
     message: _Line = ""
-    """What the learner waits for, or why it failed."""
+    """What the learner is doing, if it takes long, or why it failed."""
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object, with all keys and a message of bounded length."""

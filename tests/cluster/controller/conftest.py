@@ -199,7 +199,7 @@ class Controller:
 
     def _starts(self) -> int:
         text = self.text()
-        return text.count("ready: ") + text.count("stands by for the Lease")
+        return text.count("ready: ") + text.count("standing by for the Lease")
 
     def stop(self, *, kill: bool = False) -> None:
         """Ends it: politely, or as a lost node would."""

@@ -20,7 +20,7 @@ RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "ob
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ((None, None, None, None), "stage2 evaluate: nothing"),
+        ((None, None, None, None), "stage2 evaluate: needs either"),
         (("c.yaml", None, None, None), "CONFIG"),
         ((None, None, ["a"], None), "--rollouts"),
         (("c.yaml", ["d"], ["a"], None), "CONFIG --checkpoint --rollouts"),

@@ -188,7 +188,7 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
     if side is None:
         if not 0 <= round(value) <= MAX_BIN:
             rule = f"must lie in 0..{MAX_BIN} bins"
-            way_out = "correct the bin (Qwen3-VL's 1000 is 999 here), or declare pixels"
+            way_out = "correct it (Qwen3-VL's 1000 becomes 999), or set units to pixels"
             raise _invalid(NOT_COORDINATES, path, value, rule, way_out)
         return round(value)
     if not 0 <= value <= side:

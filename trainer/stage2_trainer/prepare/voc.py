@@ -78,7 +78,7 @@ def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
     there = _files(annotations, frozenset({".xml"}))
     files = _split_files(folder, annotations, there, choice.split) if choice.split else there
     if not files:
-        raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
+        raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give a folder such as VOC2012")
     for below in sorted({name_below(file.parent, annotations) for file in files} - {"."}):
         tally.change(BELOW, below)
 

@@ -49,7 +49,7 @@ def test_a_list_of_images_is_a_regular_file(tmp_path, odd):
 @odd_file
 def test_the_data_yaml_of_a_folder_is_a_regular_file(tmp_path, odd):
     odd(tmp_path / "data.yaml")
-    with pytest.raises(ConfigError, match=r"data\.yaml: 'It is a (FIFO|device).*must exist and be readable"):
+    with pytest.raises(ConfigError, match=r"data\.yaml: cannot be read .It is a (FIFO|device)"):
         import_yolo(tmp_path, tmp_path)
 
 

@@ -136,8 +136,8 @@ def test_a_step_is_named_behind_the_file(tmp_path):
     ("lines", "message"),
     [
         ([{"sample_id": "c", "text": ""}], r"rollouts.jsonl:1 sample_id: 'c'; names none of the records"),
-        ([{"text": ""}], r"rollouts.jsonl:1 image: nothing; must name a record"),
-        ([{"sample_id": "a"}], r"rollouts.jsonl:1 text: nothing; must be a string"),
+        ([{"text": ""}], r"rollouts.jsonl:1 image: must name a record"),
+        ([{"sample_id": "a"}], r"rollouts.jsonl:1 text: must be a string"),
         ([{"sample_id": "a", "text": "{}"}] * 2, r"rollouts.jsonl:2 sample_id: 'a'; is answered by an earlier line"),
         ([{"sample_id": "a", "text": TEXT, "logprobs": []}], "has 0 coordinate tokens, and the text has 8"),
         ([{"sample_id": "a", "text": TEXT, "logprobs": [{"token": "a"}]}], r"rollouts.jsonl:1 logprobs: .*logprob"),
