@@ -136,6 +136,17 @@ def test_a_row_of_a_step_has_its_number_from_its_place_whenever_its_segments_com
     assert all(len(row) == 1 and row[0][0] == lengths[place] for place, row in in_order.items())
 
 
+def test_segments_of_a_checkpoint_go_into_the_first_step_alone():
+    planner = StepRowPlanner(20)
+    planner.wait([Piece(4)])
+
+    def trained_on():
+        planned = planner.rows(Arriving([Piece(7)], [0]))
+        return sorted(len(piece) for group in planned for row in group.rows for piece in row)
+
+    assert (trained_on(), list(planner.waiting), trained_on()) == ([4, 7], [], [7])
+
+
 def test_without_packing_nothing_can_wait():
     with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
         SingleRowPlanner().wait([Piece(3)])
