@@ -119,6 +119,12 @@ def test_image_has_as_many_objects_as_allowed_of_the_classes_that_are_asked_for(
     assert len(data.records(max_objects=most, classes=classes)) == kept
 
 
+def test_class_that_no_object_has_is_named_and_those_that_some_have_are_not(tmp_path):
+    data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
+    data.records(classes={"cat", "bird"})
+    assert data.tally.names[record_writer.UNSEEN_CLASS] == ["bird"]
+
+
 def test_each_hole_of_an_object_is_counted(tmp_path):
     mask = np.zeros((200, 100), dtype=np.uint8, order="F")
     mask[20:180, 10:90] = 1
