@@ -29,8 +29,8 @@ def summary(found: Mapping[str, Any]) -> str:
 
 def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
     """Yield what to do, the first thing first. order: of the objects in the records."""
-    broken, gain = 1 - found["parse_rate"], found[WITHOUT_DUPLICATES]["f1@0.5"] - found["f1@0.5"]
-    if broken > MOST_BROKEN:
+    gain = found[WITHOUT_DUPLICATES]["f1@0.5"] - found["f1@0.5"]
+    if found["parse_rate"] < 1 - MOST_BROKEN:
         yield (
             "continue stage 1, or raise max_new_tokens if the answers are only long: stage 2 and GRPO need a model"
             f" that breaks at most {MOST_BROKEN:.0%} of its answers"

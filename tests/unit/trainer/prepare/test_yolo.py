@@ -51,6 +51,16 @@ LABELS = {
     "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
     "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
+    "rounded out of the image": (
+        "0 -0.0009 0.25 0.2 0.1\n0 1.0009 0.25 0.2 0.1",
+        [("cat", [0, 200, 99, 300]), ("cat", [901, 200, 999, 300])],
+        {record_writer.CLIPPED: 2},
+    ),
+    "farther out than rounding": (
+        f"0 -0.0011 0.25 0.2 0.1\n0 1.0011 0.25 0.2 0.1\n{BOX}",
+        [("cat", BINS)],
+        {annotations.NOT_SHARES: 2},
+    ),
     "no area": (f"0 0.5 0.5 0 0.1\n{BOX}", [("cat", BINS)], {record_writer.NO_AREA: 1}),
     "a box that reaches out": ("0 0.05 0.25 0.2 0.1", [("cat", [0, 200, 150, 300])], {record_writer.CLIPPED: 1}),
 }
