@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
@@ -35,7 +37,7 @@ Additions = Mapping[str, Mapping[str, Any]]
 """What Kueue's admission adds to the pods of each role: labels, annotations, nodeSelector, tolerations."""
 
 _NO_ADDITIONS: Additions = {}
-# The keys of a spec that its hash covers. Defaults are left out, so that a new key with a default changes no hash.
+# The keys of a spec that its hashes cover.
 _HASHED_KEYS = {"engine", "rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
 _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
@@ -52,7 +54,8 @@ class ParsedJob:
     need: Need  # of all pods together, without additions; of no pod where another controller places them
     requested: Amounts  # by all pods
     spec_hash: str  # by which the children know the spec: that of the version that made them
-    current_hash: str  # as this version computes it
+    current_hash: str  # as this version computes it, without defaults, so that a new key with a default changes nothing
+    written_hash: str  # of the same keys as they were written: the same for all versions
     refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
 
     @property
@@ -170,10 +173,19 @@ def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings)
     metadata = raw["metadata"]
     owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
     # The number of servers of a JobSet may change while its pods stay.
-    scaled = {"rollout": {"servers"}} if is_elastic(job) else None
+    elastic = is_elastic(job)
+    scaled = {"rollout": {"servers"}} if elastic else None
     hashed = job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude=scaled, exclude_defaults=True)
-    spec_hash = manifest.digest(hashed)
-    return _with_processes(settings.policy.shortened(job), owner, settings.image, spec_hash)
+    made = _with_processes(settings.policy.shortened(job), owner, settings.image, manifest.digest(hashed))
+    return replace(made, written_hash=_written_hash(raw["spec"], elastic=elastic))
+
+
+def _written_hash(spec: Mapping[str, Any], *, elastic: bool) -> str:
+    """Return the hash of what the pods are made from as the API server holds it, which fills in the same for all."""
+    written = {key: spec[key] for key in map(to_camel, sorted(_HASHED_KEYS)) if key in spec}
+    if elastic:
+        written["rollout"] = {key: value for key, value in written["rollout"].items() if key != "servers"}
+    return manifest.digest(written)
 
 
 def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash: str) -> ParsedJob:
@@ -184,7 +196,7 @@ def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash
     of_pods = (objects.pod_requests(one["spec"]) for role, one in templates.items() for _ in range(copies[role]))
     requested = objects.add_amounts((*of_pods, _claimed(job)))
     need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource) if of_one_node else Need(())
-    return ParsedJob(job, owner, processes, image, need, requested, spec_hash, spec_hash)
+    return ParsedJob(job, owner, processes, image, need, requested, spec_hash, spec_hash, spec_hash)
 
 
 def _of_one_node(job: RolloutMatchingJob, owner: Owner) -> Processes:

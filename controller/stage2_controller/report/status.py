@@ -31,6 +31,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "observedGeneration": context.job.metadata.generation or 0,
         "specHash": context.parsed.spec_hash,
         "currentHash": context.parsed.current_hash,
+        "writtenHash": context.parsed.written_hash,
         "startTime": _start_time(context),
         "firstStepTime": _first_step_time(context),
         "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
