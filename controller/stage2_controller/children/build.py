@@ -27,7 +27,7 @@ from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
-from stage2_controller.spec import credentials, names, objects, template_rules
+from stage2_controller.spec import authorship, credentials, names, objects, template_rules
 from stage2_controller.spec.containers import Processes, containers, is_elastic
 from stage2_controller.spec.objects import Amounts
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
@@ -57,6 +57,7 @@ class ParsedJob:
     current_hash: str  # as this version computes it, without defaults, so that a new key with a default changes nothing
     written_hash: str  # of the same keys as they were written: the same for all versions
     refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
+    ignored: tuple[str, ...] = ()  # paths of keys that this version does not know, and that no author wrote
 
     @property
     def of_jobset(self) -> bool:
@@ -79,6 +80,7 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
 
     A job that a pass accepted earlier may break a rule of today, or exceed today's policy. `refused` then has the
     problems, and what breaks the form is left out: its deadlines, its suspension and its end still have to be managed.
+    Unknown keys that no author wrote are left out, too (`ignored`), and refused in no job.
 
     Raises:
         ConfigError: the spec breaks a rule or exceeds the admin's policy, and no pass has accepted the job.
@@ -90,6 +92,11 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
         parsed = _parsed(job, raw, settings)
         settings.policy.check_size(parsed.owner.namespace, parsed.requested)
     except ConfigError as error:
+        known, ignored = authorship.without_filled_in(raw)
+        if ignored:
+            parsed = parse(known, settings)
+            elastic = is_elastic(parsed.job)
+            return replace(parsed, ignored=ignored, written_hash=_written_hash(raw["spec"], elastic=elastic))
         status: Mapping[str, Any] = raw.get("status") or {}
         if isinstance(error, Misshapen) or not (status.get("specHash") or status.get("startTime")):
             raise
