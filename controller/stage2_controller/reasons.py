@@ -13,6 +13,7 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 # Condition Accepted: the spec can run.
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"  # the job passes the definition, the rules and the policy
+KEYS_IGNORED: Final = "KeysIgnored"  # valid without keys that this version does not know and no author wrote
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and fix
 NO_LONGER_VALID: Final = "NoLongerValid"  # accepted earlier, and managed to its end: a new start would be refused
 INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes, and passes are retried

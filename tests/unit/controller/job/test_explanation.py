@@ -220,6 +220,7 @@ TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
 }
 OF_WHAT_HOLDS = {
     reasons.VALID,
+    reasons.KEYS_IGNORED,
     reasons.NODE_CHOSEN,
     reasons.APPLIED,
     reasons.SERVERS_READY,
