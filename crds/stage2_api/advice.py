@@ -24,12 +24,16 @@ _IGNORED = {
     "training.add_version": "checkpoints go into output_dir itself, where a restarted job finds them",
     "training.logging_dir": "trackers write into output_dir",
     "training.save_delay_steps": "checkpoints are written from the start, so that a restarted job loses little",
+    "training.load_best_model_at_end": "the best checkpoint is kept in any case, and `stage2 export` takes it",
     "training.save_last_epoch": "the last step is always saved",
     "template.truncation_strategy": _TOO_LONG,
     "rlhf.truncation_strategy": _TOO_LONG,
     "custom.extra.rollout_server.vllm_use_async_engine": "the servers always run vLLM's asynchronous engine",
 }
 """Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
+
+WITHOUT_BETAS = {"adafactor", "sgd", "adagrad", "rmsprop"}
+"""Optimizers to which transformers passes neither `adam_beta1` and `adam_beta2` nor `adam_epsilon`."""
 
 _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
     (
@@ -50,6 +54,27 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         "with DoRA, dropout computes the product with the base weight of each adapted layer twice: its forward pass"
         " takes 2.0 times the operations, and more memory",
         "set it to 0",
+    ),
+    *(
+        (
+            f"training.{name}",
+            lambda c, name=name, without=without: (
+                name in c.training.model_fields_set and c.training.optim.removeprefix("paged_") in without
+            ),
+            "the optimizer of training.optim has no such number",
+            "remove it, or choose another optimizer",
+        )
+        for name, without in (
+            ("adam_beta1", WITHOUT_BETAS),
+            ("adam_beta2", WITHOUT_BETAS),
+            ("adam_epsilon", WITHOUT_BETAS | {"lion_8bit", "lion_32bit"}),
+        )
+    ),
+    (
+        "training.metric_for_best_model",
+        lambda c: c.training.metric_for_best_model is not None and c.training.eval_strategy == "no",
+        "a run that never evaluates has no best checkpoint",
+        "set training.eval_strategy to steps, or remove it",
     ),
     (
         "training.packing_length",

@@ -14,7 +14,7 @@ from stage2_api.section import Section
 from stage2_api.training import Training
 
 RECORDS_OF_A_STEP = "training.effective_batch_size"
-CONSTANT_RATES = frozenset({"constant", "reduce_lr_on_plateau"})
+CONSTANT_RATES = frozenset({"constant"})
 """Schedules whose rate does not depend on the length of the run; they do not warm up."""
 WARMED_RATES = frozenset({"constant_with_warmup", "inverse_sqrt"})
 """Schedules whose rate depends on it only where the warm-up is a share of the run."""

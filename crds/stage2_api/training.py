@@ -14,12 +14,12 @@ from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Sec
 
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
 ]  # fmt: skip
 Optim = Literal[
     "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "adamw_bnb_8bit",
     "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit",
-    "ademamix", "ademamix_8bit", "schedule_free_adamw", "stable_adamw",
+    "ademamix", "ademamix_8bit", "stable_adamw",
 ]  # fmt: skip
 
 
@@ -126,7 +126,8 @@ class Training(Section):
     greater_is_better: bool | None = None
     """Whether a larger metric is better; null means its name decides (smaller for losses)."""
     load_best_model_at_end: bool = False
-    """Whether to load the best checkpoint after the last step."""
+    """Whether transformers loads the best checkpoint after the last step. Ignored: nothing is trained or saved after
+    that. The best checkpoint is kept in any case, and `stage2 export` takes it from the run's folder."""
     resume_from_checkpoint: Path | None = None
     """Checkpoint folder to resume from; null means the newest one in `output_dir`, if any."""
     resume: Literal["strict", "allow-changes"] = "strict"

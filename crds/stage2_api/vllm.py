@@ -172,7 +172,7 @@ class Vllm(Section):
     speculation: Literal["auto", "frame", "ngram", "none"] = "auto"
     """Draft tokens that the model verifies several at a time: `frame` drafts the JSON around coordinates and names,
     `ngram` what followed the same tokens earlier, `none` nothing. `auto` means `frame` if vLLM runs on CPUs with
-    `max_num_seqs` of at most 8 and answers list objects, else `none`."""
+    `max_num_seqs` of at most 8 and without `engine.async_scheduling`, and answers list objects, else `none`."""
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
     """Requests per call of a colocated engine; null, 0 or less means all at once. Small values lower the peak memory of
     image encoding."""
@@ -213,13 +213,20 @@ class Vllm(Section):
         """
         method = self.speculation
         if method == "auto":
-            method = "frame" if on_cpu and objects and self.max_num_seqs <= MOST_AT_ONCE_ON_CPUS else "none"
+            few = self.max_num_seqs <= MOST_AT_ONCE_ON_CPUS
+            method = "frame" if on_cpu and objects and few and not self.schedules_asynchronously else "none"
         if method == "none":
             return None
         tokens = {"num_speculative_tokens": max(1, min(LONGEST_DRAFT, MOST_VERIFIED // self.max_num_seqs - 1))}
         if method == "ngram":
             return {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8, **tokens}
         return {"method": "custom_class", "model": FRAME_PROPOSER, **tokens}
+
+    @property
+    def schedules_asynchronously(self) -> bool:
+        """Whether `engine` demands that vLLM schedules a step while another one runs. Its own default is to do so."""
+        name = "async_scheduling"
+        return any(key.replace("-", "_") == name and value is True for key, value in (self.engine or {}).items())
 
     @property
     def resolved_load_format(self) -> LoadFormat:

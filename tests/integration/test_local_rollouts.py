@@ -87,7 +87,7 @@ def alone(shapes, tmp_path_factory):
     """One process on four steps, with evaluations: the run that the others are compared with."""
     output = tmp_path_factory.mktemp("alone")
     best = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "eval_rollout_f1"}
-    steps, _ = learn(configuration(shapes, output, training={**best, "load_best_model_at_end": True}))
+    steps, _ = learn(configuration(shapes, output, training=best))
     return output, steps
 
 

@@ -71,7 +71,6 @@ def target() -> dict[str, Any]:
     job["metadata"] = {"name": NAME}
     job["spec"]["gpuResource"] = ""
     job["spec"]["config"]["training"] |= {"max_steps": 100_000, "save_strategy": "no", "eval_strategy": "no"}
-    job["spec"]["config"]["training"].pop("load_best_model_at_end", None)
     return job
 
 

@@ -23,7 +23,7 @@ _MATCHING = "custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
 
 
-_KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
+_KEEPS_BEST = "$(training.save_strategy) == 'best'"
 _SILENT = "$(custom.trainer_variant) == 'sft' && $(training.eval_strategy) == 'no'"
 """CEL: the run generates nothing."""
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
@@ -43,6 +43,11 @@ def _trains_narrow_weights(config: RunConfig) -> bool:
     """Return whether the file trains 16-bit weights in full; with `auto` the checkpoint's dtype decides."""
     in_full = config.tuner.train_type == "full" or bool(config.tuner.modules_to_save)
     return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
+
+
+def _drafts_asynchronously(config: RunConfig) -> bool:
+    vllm = config.rollout_matching.vllm
+    return vllm.schedules_asynchronously and vllm.speculation in ("frame", "ngram")
 
 
 def _offloads(config: RunConfig) -> bool:
@@ -150,6 +155,14 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         way_out=f"set quantization to one of {', '.join(ONLINE_QUANTIZATION)}",
     ),
     Rule(
+        path=f"{_VLLM}.engine",
+        breaks=_drafts_asynchronously,
+        reads=(f"{_VLLM}.speculation",),
+        # Not in CEL, which cannot read the keys of a free mapping.
+        rule="vLLM cannot schedule asynchronously while frame or ngram drafts",
+        way_out="remove async_scheduling, or set vllm.speculation to none",
+    ),
+    Rule(
         path="model.torch_dtype",
         breaks=_trains_narrow_weights,
         reads=("deepspeed", "tuner.train_type", "tuner.modules_to_save"),
@@ -218,15 +231,15 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="training.metric_for_best_model",
-        cel=f"!{_KEEPS_BEST} || !$?(rlhf) || $?(training.metric_for_best_model)",
+        cel=f"!({_KEEPS_BEST}) || !$?(rlhf) || $?(training.metric_for_best_model)",
         rule="keeping the best checkpoint of a GRPO run needs a metric",
-        way_out="set metric_for_best_model to eval_reward, or turn off load_best_model_at_end and save_strategy best",
+        way_out="set metric_for_best_model to eval_reward, or save_strategy to steps",
     ),
     Rule(
         path="training.eval_strategy",
-        cel=f"!{_KEEPS_BEST} || $(training.eval_strategy) != 'no'",
+        cel=f"!({_KEEPS_BEST}) || $(training.eval_strategy) != 'no'",
         rule="keeping the best checkpoint needs evaluation",
-        way_out="set eval_strategy to steps, or turn off load_best_model_at_end and save_strategy best",
+        way_out="set eval_strategy to steps, or save_strategy to steps",
     ),
     Rule(
         path="template.min_pixels",

@@ -33,6 +33,8 @@ ALONE: list[tuple[str, object]] = [
     ("training.logging_dir", "tb"),
     ("training.save_delay_steps", 100),
     ("training.save_last_epoch", True),
+    ("training.load_best_model_at_end", True),
+    ("training.metric_for_best_model", "eval_rollout_f1"),
     ("template.truncation_strategy", "right"),
     (f"{MATCHING}.recipe", "seeds"),
     (f"{MATCHING}.offload.enabled", True),
@@ -41,12 +43,23 @@ ALONE: list[tuple[str, object]] = [
     (f"{MATCHING}.unmatched_weight", 0.2),
     (f"{MATCHING}.num_beams", 3),
 ]
+ADAMS: list[dict[str, Any]] = [
+    {"optim": "sgd", "adam_beta1": 0.8},
+    {"optim": "adafactor", "adam_beta2": 0.9},
+    {"optim": "lion_8bit", "adam_epsilon": 1e-6},
+]
 TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("repeat_terminate.enabled", {"repeat_terminate": {"enabled": True}, "vllm": {"server": {"protocol": "swift"}}}),
     ("repeat_terminate.max_object_keys", {"repeat_terminate": {"enabled": True, "max_object_keys": 100}}),
     ("runaway.enabled", {"runaway": {"enabled": False, "steps": 5}}),
     ("vllm.sync.mode", {"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),
 ]
+
+
+@pytest.mark.parametrize("training", ADAMS)
+def test_number_of_adam_is_named_where_the_optimizer_has_none(training: dict[str, Any]) -> None:
+    (idle,) = idle_settings(parse_run_config(patched(BASE, {"training": training})))
+    assert idle.path == f"training.{list(training)[1]}"
 
 
 def test_dropout_with_dora_is_named_with_its_factor_though_it_is_the_default() -> None:

@@ -298,6 +298,30 @@ def test_an_argument_of_the_engine_that_breaks_syncs_or_has_a_key_is_refused(eng
     assert problem.path.endswith("vllm.engine")
 
 
+@pytest.mark.parametrize("speculation", ["frame", "ngram"])
+def test_asynchronous_scheduling_is_refused_beside_drafts(speculation: str) -> None:
+    asked = {"vllm": {"speculation": speculation, "engine": {"async-scheduling": True}}}
+    (problem,) = problems_of(parse, matching(asked))
+    assert problem.path.endswith("vllm.engine")
+    assert "set vllm.speculation to none" in problem.way_out
+    assert parse(matching({"vllm": {"speculation": speculation, "engine": {"async_scheduling": False}}}))
+
+
+def test_auto_drafts_nothing_beside_asynchronous_scheduling() -> None:
+    drafts = {"max_num_seqs": 8}
+    for engine, drafted in (({}, True), ({"async_scheduling": True}, False)):
+        vllm = parse(matching({"vllm": {**drafts, "engine": engine}})).rollout_matching.vllm
+        assert (vllm.speculative_config(on_cpu=True, objects=True) is not None) is drafted
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("optim", "schedule_free_adamw"), ("lr_scheduler_type", "reduce_lr_on_plateau")]
+)
+def test_what_stage2_cannot_do_right_is_refused(key: str, value: str) -> None:
+    (problem,) = problems_of(parse, {"training": {key: value}})
+    assert (problem.path, problem.value) == (f"training.{key}", value)
+
+
 def test_eight_bits_of_the_engine_are_known() -> None:
     for vllm in ({"engine": {"quantization": "fp8"}}, {"kv_cache_dtype": "fp8_e5m2"}):
         assert parse(matching({"vllm": vllm})).rollout_matching.vllm.rounds_to_8_bits

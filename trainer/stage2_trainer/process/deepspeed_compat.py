@@ -133,9 +133,7 @@ def load_undivided(trainer: Any, checkpoint: Path) -> None:
         ConfigError: the state cannot be divided anew.
     """
     group, why = host_group(), None
-    if trainer.args.load_best_model_at_end:
-        why = "training.load_best_model_at_end may name a checkpoint of other processes at the end"
-    elif rank() == 0:
+    if rank() == 0:
         try:
             _write_undivided(checkpoint)
         except (LookupError, AssertionError, RuntimeError, ValueError) as error:  # an optimizer other than Adam, say

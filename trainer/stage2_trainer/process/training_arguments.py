@@ -17,7 +17,7 @@ _SAME_NAME = (
     "per_device_eval_batch_size", "learning_rate", "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay",
     "lr_scheduler_type", "lr_scheduler_kwargs", "max_grad_norm", "bf16", "fp16", "gradient_checkpointing", "seed",
     "data_seed", "logging_steps", "logging_first_step", "save_strategy", "save_steps", "save_total_limit",
-    "save_only_model", "eval_strategy", "eval_steps", "greater_is_better", "load_best_model_at_end",
+    "save_only_model", "eval_strategy", "eval_steps", "greater_is_better",
     "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_drop_last",
 )  # fmt: skip
 

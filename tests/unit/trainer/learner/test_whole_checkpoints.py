@@ -157,9 +157,7 @@ def run(tmp_path, model, encoder, records):
     return train
 
 
-@pytest.mark.parametrize(
-    ("saves", "left"), [({"save_strategy": "best"}, [1]), ({"save_steps": 1, "load_best_model_at_end": True}, [1, 3])]
-)
+@pytest.mark.parametrize(("saves", "left"), [({"save_strategy": "best"}, [1]), ({"save_steps": 1}, [1, 3])])
 def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run, saves, left):
     folder = run(
         **saves, max_steps=3, eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_rollout_f1",
