@@ -10,7 +10,7 @@ from typing import Any
 from stage2_api.errors import EXIT_CONFIG
 from stage2_controller import reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, age_rank, ended, role_of, terminated, terminating
+from stage2_controller.observed import POD_UID, Object, Observed, age_rank, ended, role_of, terminated, terminating
 from stage2_controller.spec import names
 
 INSTALL = (
@@ -109,7 +109,8 @@ def _newest(pods: Iterable[Object]) -> dict[int, Object]:
 def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[str, Any]]:
     """Yield the statuses of a pod's containers, with the names that its servers have in the whole job."""
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
-    known = {item["name"]: item for item in statuses}
+    of_pod = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    known = {item["name"]: {**item, **of_pod} for item in statuses}
     for own in range(per_pod):
         waits = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
         item = known.pop(f"server-{own}", None) or waits

@@ -9,6 +9,8 @@ from stage2_controller.spec import kinds, names
 
 Object = Mapping[str, Any]
 
+POD_UID = "podUid"
+"""Our key in the status of a container: the uid of its pod, where the containers of several pods are shown as one's."""
 _INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
 
 

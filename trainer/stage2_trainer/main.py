@@ -33,6 +33,7 @@ from stage2_trainer.process.checkpoints import (
     newest_whole,
     proved_step_of,
     run_course,
+    trained_step_of,
 )
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
@@ -138,6 +139,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
+    reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(Path(checkpoint)))
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)

@@ -44,7 +44,11 @@ class _LastReport:
 
 
 class Unreachable(Exception):
-    """A learner gave no report; the text says why."""
+    """A learner gave no report; the text says why. unheard: nobody listens at its address."""
+
+    def __init__(self, why: str, *, unheard: bool = False) -> None:
+        super().__init__(why)
+        self.unheard = unheard
 
 
 class ProgressPolls:
@@ -74,8 +78,10 @@ class ProgressPolls:
         if pod is None or secret is None or not running(pod, names.ROLE_LEARNER):
             self.forget(key)
             return None
-        uid, kept = pod["metadata"]["uid"], self._kept.get(key)
-        known = kept if kept and kept.pod == uid else None
+        uid = pod["metadata"]["uid"]
+        if key in self._kept and self._kept[key].pod != uid:
+            self.forget(key)
+        known = self._kept.get(key)
         if key not in self._asking and (known is None or self._clock() - known.at >= self._fresh_s):
             self._asking[key] = asyncio.create_task(self._ask(key, uid, pod, secret))
         return known.report if known else None
@@ -104,21 +110,28 @@ class ProgressPolls:
         await self._reader.close()
 
     async def _ask(self, key: Key, uid: str, pod: Object, secret: Object) -> None:
-        report, problem = None, ""
+        report, problem, unheard = None, "", False
         try:
             async with self._gate:
                 report = await self._reader.read(pod, secret)
         except Exception as error:  # after a bug in reading one report the learner must be polled again
-            problem = str(error)
+            problem, unheard = str(error), isinstance(error, Unreachable) and error.unheard
             if not isinstance(error, Unreachable):
                 logger.exception("%s: the learner's report cannot be read", key)
         kept, known = self._kept.get(key), self.unreachable(key)
         before = kept if kept and kept.pod == uid else _LastReport(uid, None, 0.0)
         silent, now = before.silent + 1 if problem else 0, self._clock()
+        if unheard and before.report is not None and not _has_ended(before.report):
+            silent = _SILENT_LIMIT  # its process is gone: in the same pod the next one loads
         self._kept[key] = _LastReport(uid, report, now, silent, before.answered_at if problem else now, problem)
         self._asking.pop(key, None)
         if (report, self.unreachable(key)) != (before.report, known):
             self._changed(key)
+
+
+def _has_ended(report: LearnerReport) -> bool:
+    """Return whether a learner had done its last step: its process ends a moment before its container."""
+    return report.phase in ("done", "failed") or 0 < report.max_steps <= report.step
 
 
 class ProgressReader:
@@ -146,6 +159,8 @@ class ProgressReader:
                 if response.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {response.status}")
                 document = from_json(await _content(response))  # unlike json it bounds the depth
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(f"{url}: {error}", unheard=isinstance(error.os_error, ConnectionRefusedError)) from error
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
         if (report := read_report(document)) is None:

@@ -76,6 +76,7 @@ _FIXES = {
     reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
     reasons.LEARNER_UNREACHABLE: "kubectl logs job/{learner}; NetworkPolicies of namespace {namespace}",
     reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
+    reasons.STEPS_LOST: "spec.volumes of rmj/{job}; kubectl logs job/{learner}",
     reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
     reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
@@ -145,12 +146,14 @@ def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> St
 
 def _last_step(status: Mapping[str, Any]) -> Step:
     done, of = status.get("step"), status.get("maxSteps")
+    kept = conditions.find(status, reasons.STEPS_KEPT)
+    lost = f"; {kept['message']}" if kept else ""
     if not done:
-        return Step("steps", "waits", reasons.NO_STEP_YET, "no optimizer step is done yet", "")
+        return Step("steps", "waits", reasons.NO_STEP_YET, f"no optimizer step is done yet{lost}", "")
     loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
     pushed = _pushed(status.get("sync") or {})
     speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
-    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
+    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}{lost}", "")
 
 
 def _pushed(sync: Mapping[str, Any]) -> str:

@@ -329,6 +329,58 @@ async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers
     assert stage.polls.unreachable(n.KEY) is None
 
 
+async def test_a_learner_whose_process_has_ended_in_its_pod_is_unreachable_at_once(stage: Stage) -> None:
+    """It is started again there. For half a minute the status said that it trained."""
+    stage.learner.report = b.report(step=4)
+    await stage.pass_()
+    stage.now, stage.learner.report = 10.0, Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert (stage.polls.unreachable(n.KEY), await stage.pass_()) == ("connection refused", None)
+    stage.now, stage.learner.report = 20.0, {"step": 0}
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+@pytest.mark.parametrize("last", [b.report(step=10), b.report(phase="done"), b.report(phase="failed")])
+async def test_a_learner_that_has_just_ended_is_not_missed_before_its_container_ends(stage: Stage, last: Any) -> None:
+    stage.learner.report = last
+    await stage.pass_()
+    stage.now, stage.learner.report = 10.0, Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_a_learner_that_does_not_listen_yet_has_time_to_start(stage: Stage) -> None:
+    stage.learner.report = Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_a_new_pod_is_not_unreachable_because_the_one_before_was(stage: Stage) -> None:
+    await stage.pass_()
+    stage.learner.report = Unreachable("timed out")
+    for _ in range(3):
+        stage.now += 10.0
+        await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is not None
+    other = copy.deepcopy(stage.pod)
+    other["metadata"]["uid"] = "another"
+    stage.learner.hangs = True
+    assert stage.polls.latest(n.KEY, other, SECRET) is None
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_whether_anybody_listens_is_known(reader: ProgressReader) -> None:
+    nobody = {**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}
+    with pytest.raises(Unreachable) as refused:
+        await reader.read(nobody, SECRET)
+    assert refused.value.unheard
+    wrong = {"data": {layout.TOKEN_KEY: base64.b64encode(b"another").decode()}}
+    with pytest.raises(Unreachable) as answered:
+        await reader.read(POD, wrong)
+    assert not answered.value.unheard
+
+
 async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(stage: Stage) -> None:
     assert stage.polls.report_age_s(n.KEY) is None
     await stage.pass_()

@@ -35,6 +35,7 @@ def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
             "baseUrl": "",
             "ready": False,
             "restarts": 1,
+            "pod": "pod-rollout",
         }
         assert b.condition(made, reasons.WEIGHTS_IN_SYNC) == ("False", reasons.SERVER_RESTARTED)
     pushed = b.planned(b.with_status(raw, second), observed(restarts=1, version=5))

@@ -199,6 +199,7 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
 
 TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
     *explanation.SUMMARY,
+    reasons.STEPS_KEPT,
     reasons.PENDING,
     reasons.STARTING,
     reasons.RUNNING,

@@ -127,7 +127,7 @@ def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
     assert made.status["phase"] == reasons.SUSPENDED
 
 
-def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_progress() -> None:
+def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_knows_how_far_it_was() -> None:
     first = b.started(b.job())
     running = b.with_status(b.job(), b.planned(b.job(), first))
     suspended = b.with_status({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
@@ -137,7 +137,8 @@ def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_
     made = b.planned(resumed, left)
     assert b.child(made, "Job") == {key: value for key, value in (first.learner or {}).items() if key != "status"}
     assert first.configmap == b.child(b.planned(resumed, replace(left, configmap=None)), "ConfigMap")
-    assert made.status["step"] == 4
+    assert made.status["furthestStep"] == 4
+    assert "step" not in made.status, "the next learner has not done any yet"
 
 
 def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
