@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, jobset, outcome, reasons
+from stage2_controller import conditions, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.jobset import rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext, corrected_in_number, with_allowed_servers
+from stage2_controller.context import PlanContext, corrected_in_number, seen_evictions, with_allowed_servers
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
@@ -74,12 +74,13 @@ def plan(
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
-    quota = None
+    quota, every_pod = None, observed
     if parsed.of_jobset:
         parsed, quota = with_allowed_servers(raw, parsed, observed)
         observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
     parsed = replace(parsed, spec_hash=_known_hash(raw, parsed, observed))
-    context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now, quota=quota)
+    raw = outcome.without_old_failure(raw, parsed.job, spec_hash=parsed.spec_hash)
+    context = PlanContext(raw, parsed, observed, settings, now, quota=quota, evictions=seen_evictions(raw, every_pod))
     starts = not context.stands or context.spec_changed
     if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
         return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
@@ -119,7 +120,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     else:
         status = statuses.invalid_status(raw, message, now)
     deletions = existing(observed, "Job", "Deployment", names.JOBSET) if suspended else ()
-    return Plan(status=status, deletions=deletions, keeps_place=True)
+    return _with_time_to_live(raw, Plan(status=status, deletions=deletions, keeps_place=True), now)
 
 
 def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
@@ -139,14 +140,6 @@ def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -
     return known if known and ((judged and not edited) or status.get("currentHash") == current_hash) else current_hash
 
 
-def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
-    """Return the job, without the status of a failure if its spec was corrected since: it starts again."""
-    status = raw.get("status") or {}
-    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
-    corrected = edited and status.get("specHash", parsed.spec_hash) != parsed.spec_hash
-    return {**raw, "status": {}} if corrected and status.get("phase") == reasons.FAILED else raw
-
-
 def _outcome(context: PlanContext) -> Outcome | None:
     """Return whether the job has ended, and how.
 
@@ -158,6 +151,7 @@ def _outcome(context: PlanContext) -> Outcome | None:
         context.observed,
         spec_hash=context.parsed.spec_hash,
         status=context.previous,
+        evicted=context.evictions,
         now=context.now,
     )
     if found and found.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
@@ -187,6 +181,9 @@ def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
         return None
     observed, host = context.observed, kueue.host(context.observed.workload)
     need = replace(context.parsed.need_with(context.additions), host=host)
+    if pause_s := evictions.pause_left_s(context.evictions, context.previous, context.now):
+        why, node = context.evictions.condition(context.job.spec.eviction_limit), context.evictions.node
+        return Place(need, None, why, failed=node is not None, refused=node or None, again_after_s=pause_s)
     return placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
         observed,
@@ -202,15 +199,19 @@ def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
     unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
     made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
-    return _with_time_to_live(context, made)
+    return _with_time_to_live(context.raw, made, context.now)
 
 
-def _with_time_to_live(context: PlanContext, made: Plan) -> Plan:
-    """Return the plan of a job that has ended, with the deletion of the whole job once its time has passed."""
-    ttl = context.job.spec.ttl_seconds_after_finished
-    if ttl is None:
+def _with_time_to_live(raw: Mapping[str, Any], made: Plan, now: datetime) -> Plan:
+    """Return the plan of a job that may have ended, with the deletion of the whole job once its time has passed.
+
+    A spec that is refused need not be readable, and its job has run nothing: its end is the refusal.
+    """
+    ttl, failed = raw["spec"].get("ttlSecondsAfterFinished"), conditions.find(made.status, reasons.FAILED) or {}
+    ended_at: str | None = made.status.get("completionTime") or failed.get("lastTransitionTime")
+    if type(ttl) is not int or ttl < 0 or ended_at is None:
         return made
-    left = conditions.seconds_left(conditions.instant(made.status["completionTime"]), ttl, context.now)
+    left = conditions.seconds_left(conditions.instant(ended_at), ttl, now)
     return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
 
 
@@ -224,7 +225,7 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     status = statuses.valid_status(context)
     if context.outcome:
         unwanted = () if observed.learner_ended() else (names.JOBSET,)
-        return _with_time_to_live(context, Plan(status, deletions=existing(observed, *unwanted)))
+        return _with_time_to_live(context.raw, Plan(status, deletions=existing(observed, *unwanted)), context.now)
     taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
     stop = bool(taken) or context.must_stop
     children = () if taken else _build(context)

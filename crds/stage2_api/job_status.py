@@ -121,5 +121,11 @@ class JobStatus(ReportPart):
     """Time when the job ended."""
     restarts: Count | None = None
     """Restarts of the learner."""
+    evictions: Count | None = None
+    """Evictions of the job's pods by the kubelet since `startTime`."""
+    last_eviction: _Line | None = None
+    """What the kubelet said of the last one."""
+    evicted_pods: list[_Word] = Field(default=[], max_length=512)
+    """List of the UIDs of evicted pods that still exist and were counted."""
     message: _Line | None = None
     """What the job is doing, or why it ended."""

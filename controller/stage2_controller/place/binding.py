@@ -98,6 +98,12 @@ def incomplete(
     return Incomplete(nodes, missing, max(times), refusal, bool(preempting))
 
 
+def is_leaving(observed: Observed, roles: Collection[str]) -> bool:
+    """Return whether a pod of these roles was told to stop, or has no node: nothing may replace it on a closed one."""
+    pods = [_current_pod(observed, role) for role in roles]
+    return any(pod is None or terminating(pod) or not pod["spec"].get("nodeName") for pod in pods)
+
+
 def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
     """Return what the node's kubelet says if it has rejected every pod of a role for a minute; None if it has not.
 

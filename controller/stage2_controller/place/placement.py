@@ -71,7 +71,7 @@ def choose(
         return place
     left_s = binding.seconds_to_old_pods_end(observed, now)
     place = replace(place, again_after_s=soonest(place.again_after_s, left_s))
-    return _beside_old_learner(place, node, observed, now)
+    return _beside_old_learner(place, node, observed, snapshot, now)
 
 
 def record(place: Place | None, capacity: Capacity, key: Key, *, started_at: str) -> None:
@@ -139,7 +139,7 @@ def _stay(
     if info and not info.ready:
         return _wait_for_silent(need, node, observed)
     place = _attempt(need, node, observed, status, now)
-    if place.failed and info and info.cordoned:
+    if info and info.cordoned and (place.failed or binding.is_leaving(observed, [pod.role for pod in need.pods])):
         why = f"node {node} is cordoned, as by kubectl drain: the whole job moves; kubectl uncordon {node} lets it back"
         return _leave_node(need, reasons.NODE_DRAINED, why)
     return place
@@ -225,7 +225,7 @@ def _over_quota(need: Need, message: str, status: Mapping[str, Any], now: dateti
     return Place(need, None, condition, again_after_s=min(max(waited_s, FIRST_PAUSE_S), LONGEST_PAUSE_S))
 
 
-def _beside_old_learner(place: Place, node: str | None, observed: Observed, now: datetime) -> Place:
+def _beside_old_learner(place: Place, node: str | None, observed: Observed, snapshot: Snapshot, now: datetime) -> Place:
     """Return the place, or none while an old learner of the job runs elsewhere, or does not end: it may still write.
 
     Servers may load meanwhile on its own node alone, and not for ever: nobody would come to them if that node is
@@ -239,10 +239,15 @@ def _beside_old_learner(place: Place, node: str | None, observed: Observed, now:
         left_s = binding.seconds_to_overdue(old, now) if terminating(old) else None
         return replace(place, again_after_s=soonest(place.again_after_s, left_s))
     message = (
-        f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write, so no"
-        f" pod of the job starts; if the node is off for good, kubectl delete node {old_node} ends the pod, or the"
-        " taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write: the job"
+        " waits for it"
     )
+    there = snapshot.node_for(place.need, old_node)
+    if binding.overdue(old, now) or (snapshot.sees_nodes and not (there and there.ready)):
+        message += (
+            f"; if the node is off for good, kubectl delete node {old_node} ends the pod, or the taint"
+            " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        )
     condition = Condition(reasons.PLACED, "False", reasons.OLD_LEARNER_ENDING, message)
     return Place(place.need, None, condition, again_after_s=LOOK_AGAIN_S)
 

@@ -69,6 +69,7 @@ _FIXES = {
     reasons.POD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
     reasons.QUEUED_TWICE: "integrations.externalFrameworks of Kueue's configuration",
     reasons.UNSCHEDULABLE: "spec.placement of rmj/{job}, or the pod's volumes (spec.volumes)",
+    reasons.EVICTED: "spec.rollout.resources and spec.learner.resources of rmj/{job}; kubectl describe nodes",
     reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
     reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
     reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
@@ -79,8 +80,10 @@ _FIXES = {
     reasons.STEPS_LOST: "spec.volumes of rmj/{job}; kubectl logs job/{learner}",
     reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
-    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
-    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
+    reasons.EVICTED_TOO_OFTEN: "spec.rollout.resources, spec.learner.resources or spec.evictionLimit of rmj/{job}",
+    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of rmj/{job}: it runs again with a larger one, or with none",
+    reasons.START_DEADLINE: "what the message names: then kubectl delete rmj {job}, and apply it again; or "
+    "spec.learner.startDeadlineSeconds of rmj/{job}: it runs again with another one",
     reasons.LEARNER_FAILED: "kubectl describe {parent}",
 }
 
@@ -216,6 +219,8 @@ class Event(NamedTuple):
 def events(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[Event]:
     """Return an event for each condition whose status or reason is new and worth attention, each reason once."""
     found: dict[str, Event] = {}
+    if (current.get("evictions") or 0) > (previous.get("evictions") or 0):
+        found[reasons.EVICTED] = Event("Warning", reasons.EVICTED, current["lastEviction"])
     for item in current.get("conditions") or []:
         old = conditions.find(previous, item["type"])
         unchanged = old is not None and (old["status"], old["reason"]) == (item["status"], item["reason"])

@@ -35,6 +35,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         **servers.summary(context),
         "images": _images(context),
         "restarts": _restarts(context),
+        **context.evictions.status(),
         **report.status(),
     }
     found = _conditions(context, report, of_servers)
