@@ -151,6 +151,24 @@ def learner(observed: Object | None, refused_with: str | None) -> Finding | None
     return pod(observed, "the learner's pod")
 
 
+def unseen(parent: Object, role: str) -> Finding:
+    """Return that a pod has lost the labels by which it is seen, with the command that puts them back."""
+    metadata, labels = parent["metadata"], parent["metadata"].get("labels") or {}
+    by_parent = parent["spec"].get("selector", {}).get("matchLabels") or {
+        "batch.kubernetes.io/job-name": metadata["name"]
+    }
+    where = ",".join(f"{key}={value}" for key, value in by_parent.items())
+    wanted = {
+        roles.LABEL_JOB: labels.get(roles.LABEL_JOB), roles.LABEL_ROLE: role, roles.LABEL_MANAGED_BY: roles.MANAGED_BY,
+    }  # fmt: skip
+    command = f"kubectl label pods -n {metadata['namespace']} --overwrite -l {where}"
+    message = (
+        f"{parent['kind']} {metadata['name']} has a pod without the labels of its job, so nothing is known of it; put"
+        f" them back: {command} {' '.join(f'{key}={value}' for key, value in wanted.items())}"
+    )
+    return Finding(reasons.LABELS_LOST, message)
+
+
 def last_message(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
     report = read_termination_message(str(ended.get("message")))

@@ -9,6 +9,8 @@ from stage2_controller.spec import kinds, names
 
 Object = Mapping[str, Any]
 
+FILES_AGAIN_S = 45.0
+"""Seconds between two looks at a job's Secret and ConfigMap, which no watch shows: a change is seen within a minute."""
 POD_UID = "podUid"
 """Our key in the status of a container: the uid of its pod, where the containers of several pods are shown as one's."""
 _INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
@@ -49,6 +51,16 @@ class Observed:
         """Return the newest pod of a role; one that is being deleted only if there is no other."""
         pods = [pod for pod in self.pods if role_of(pod) == role]
         return max(pods, key=age_rank, default=None)
+
+    def unseen(self, role: str) -> bool:
+        """Return whether the Deployment or Job of a role counts a pod that nobody sees: it has lost its labels.
+
+        So it is for a moment after a pod was created, too.
+        """
+        child, pod = self.child(kinds.KIND_OF_ROLE[role]), self.pod(role)
+        status = (child or {}).get("status") or {}
+        counted = status.get("active") if role == names.ROLE_LEARNER else status.get("replicas")
+        return bool(counted) and (pod is None or ended(pod))
 
     def old_learner(self) -> Object | None:
         """Return a learner's pod that still runs although its Job is gone, because the job was suspended or moved."""

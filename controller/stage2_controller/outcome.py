@@ -97,7 +97,8 @@ def seconds_to_start(
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no start."""
     stands = observed.deployment or observed.learner
-    if job.spec.suspend or not stands or learner_begun(observed) or observed.old_learner():
+    begun = learner_begun(observed) or observed.unseen(names.ROLE_LEARNER)
+    if job.spec.suspend or not stands or begun or observed.old_learner():
         return None
     since = _has_its_place_since(job, observed, status, now)
     return None if since is None else conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)

@@ -18,7 +18,7 @@ from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
 from stage2_controller.context import PlanContext, corrected_in_number, seen_evictions, with_allowed_servers
-from stage2_controller.observed import Observed, ended, terminating
+from stage2_controller.observed import FILES_AGAIN_S, Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
@@ -120,7 +120,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     else:
         status = statuses.invalid_status(raw, message, now)
     deletions = existing(observed, "Job", "Deployment", names.JOBSET) if suspended else ()
-    return _with_time_to_live(raw, Plan(status=status, deletions=deletions, keeps_place=True), now)
+    return _with_time_to_live(raw, observed, Plan(status=status, deletions=deletions, keeps_place=True), now)
 
 
 def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
@@ -199,20 +199,18 @@ def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
     unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
     made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
-    return _with_time_to_live(context.raw, made, context.now)
+    return _with_time_to_live(context.raw, context.observed, made, context.now)
 
 
-def _with_time_to_live(raw: Mapping[str, Any], made: Plan, now: datetime) -> Plan:
-    """Return the plan of a job that may have ended, with the deletion of the whole job once its time has passed.
-
-    A spec that is refused need not be readable, and its job has run nothing: its end is the refusal.
-    """
+def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, now: datetime) -> Plan:
+    """Return the plan of a job that has ended, or is refused: the job is deleted once its time has passed."""
     ttl, failed = raw["spec"].get("ttlSecondsAfterFinished"), conditions.find(made.status, reasons.FAILED) or {}
     ended_at: str | None = made.status.get("completionTime") or failed.get("lastTransitionTime")
+    late_s = binding.seconds_to_old_pods_end(observed, now)
     if type(ttl) is not int or ttl < 0 or ended_at is None:
-        return made
-    left = conditions.seconds_left(conditions.instant(ended_at), ttl, now)
-    return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
+        return replace(made, again_after_s=late_s)
+    left_s = conditions.seconds_left(conditions.instant(ended_at), ttl, now)
+    return replace(made, delete_job=left_s <= 0, again_after_s=_soonest(left_s, late_s) if left_s > 0 else None)
 
 
 def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Plan:
@@ -225,7 +223,8 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     status = statuses.valid_status(context)
     if context.outcome:
         unwanted = () if observed.learner_ended() else (names.JOBSET,)
-        return _with_time_to_live(context.raw, Plan(status, deletions=existing(observed, *unwanted)), context.now)
+        made = Plan(status, deletions=existing(observed, *unwanted))
+        return _with_time_to_live(context.raw, observed, made, context.now)
     taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
     stop = bool(taken) or context.must_stop
     children = () if taken else _build(context)
@@ -388,6 +387,8 @@ def _looks(context: PlanContext, status: Mapping[str, Any]) -> tuple[float | Non
     """Return the seconds until each pass that both engines need."""
     return (
         context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        FILES_AGAIN_S if context.stands else None,
+        binding.seconds_to_old_pods_end(context.observed, context.now) if context.must_stop else None,
         outcome.seconds_left(context.job, status, context.now),
         outcome.seconds_to_start(context.job, context.observed, status, context.now),
         comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,

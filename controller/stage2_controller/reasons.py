@@ -58,6 +58,7 @@ LEARNER_UNREACHABLE: Final = "LearnerUnreachable"  # the learner runs, but gives
 
 # Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
 NOT_CREATED: Final = "NotCreated"  # the object or its pod does not exist yet
+LABELS_LOST: Final = "PodLabelsLost"  # somebody took the labels by which the pod is seen; it may run
 POD_REFUSED: Final = "PodRefused"  # a quota, a policy or the kubelet refused the pod; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
 EVICTED: Final = "Evicted"  # the kubelet evicted a pod, for lack of something; the whole job makes a pause
@@ -100,6 +101,10 @@ STALLED: Final = "Stalled"  # the job does not get there unless somebody acts
 # Condition Suspended: present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"  # spec.suspend is true
 PODS_ENDING: Final = "PodsEnding"  # pods were told to stop, and end: a learner that runs first writes its checkpoint
+
+# Condition PodsEnded: present only while pods of a job that has ended, or is suspended, do not end.
+PODS_ENDED: Final = "PodsEnded"
+PODS_OVERDUE: Final = "PodsOverdue"  # a pod keeps its node and GPUs five minutes after it should have ended
 
 # Conditions Succeeded and Failed: present only when true.
 LEARNER_SUCCEEDED: Final = "LearnerSucceeded"  # the learner ended with exit code 0

@@ -133,10 +133,12 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     interrupt = Interrupt(world_size)
     interrupt.listen()
     stack.enter_context(nccl_choice.logged_into_a_file(os.environ))
-    records = checked_records(config, world_size=world_size)
+    with interrupt.stoppable(nothing_to_save=True):
+        records = checked_records(config, world_size=world_size)
     if overwrite:
         _remove_earlier_run(config)
-    config = with_local_model(config)
+    with interrupt.stoppable(nothing_to_save=True):
+        config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
     reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(Path(checkpoint)))

@@ -80,10 +80,10 @@ def incomplete(
 ) -> Incomplete | None:
     """Return which pods of the job miss a node; None if all have the same one, or old pods of the job still make way.
 
-    roles: those of the job's pods; status: the one that the last pass wrote.
+    A pod that has lost its labels misses none. roles: of the job's pods; status: the one that the last pass wrote.
     """
-    lasting = _without_finished(observed, now)
-    if any(map(terminating, lasting.pods)) or observed.old_learner():
+    lasting, roles = _without_finished(observed, now), [role for role in roles if not observed.unseen(role)]
+    if not roles or any(map(terminating, lasting.pods)) or observed.old_learner():
         return None
     pods = {role: _current_pod(lasting, role) for role in roles}
     nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in pods.items() if pod and pod["spec"].get("nodeName")}
@@ -100,7 +100,7 @@ def incomplete(
 
 def is_leaving(observed: Observed, roles: Collection[str]) -> bool:
     """Return whether a pod of these roles was told to stop, or has no node: nothing may replace it on a closed one."""
-    pods = [_current_pod(observed, role) for role in roles]
+    pods = [_current_pod(observed, role) for role in roles if not observed.unseen(role)]
     return any(pod is None or terminating(pod) or not pod["spec"].get("nodeName") for pod in pods)
 
 
@@ -139,6 +139,11 @@ def seconds_to_overdue(pod: Object, now: datetime) -> float:
     grace_s = metadata.get("deletionGracePeriodSeconds") or 0
     deleted_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
     return conditions.seconds_left(deleted_at, grace_s + OVERDUE_S, now)
+
+
+def overdue_pods(observed: Observed, now: datetime) -> list[Object]:
+    """Return the pods that keep a node although they should have ended long ago."""
+    return [pod for pod in observed.pods if not ended(pod) and pod["spec"].get("nodeName") and overdue(pod, now)]
 
 
 def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:

@@ -159,7 +159,7 @@ def _attempt(need: Need, node: str, observed: Observed, status: Mapping[str, Any
         return _give_up(need, reasons.NODE_FULL, f"{message}: the whole job moves", refused=node)
     found = binding.incomplete(observed, [pod.role for pod in need.pods], status, now)
     if found is None:
-        return replace(_chosen(need, node), is_complete=True)
+        return replace(_chosen(need, node), is_complete=not any(observed.unseen(pod.role) for pod in need.pods))
     left_s = conditions.seconds_left(found.since, found.limit_s, now) if found.limit_s is not None else None
     if left_s is not None and left_s <= 0:
         reason = reasons.HALF_PLACED if found.nodes else reasons.NODE_FULL

@@ -9,10 +9,10 @@ from typing import Any
 
 from stage2_controller import diagnose, reasons
 from stage2_controller.children import manifest
-from stage2_controller.conditions import Condition, truth
+from stage2_controller.conditions import Condition, find, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import POD_UID, Object, terminating
-from stage2_controller.spec import names
+from stage2_controller.spec import kinds, names
 
 Server = dict[str, Any]
 
@@ -65,9 +65,17 @@ def rollout_ready(context: PlanContext) -> Condition:
         return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, _RELEASED)
     observed, wanted = context.observed, context.server_names
     finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), wanted, observed.deployment)
+    finding = lost_labels(context, names.ROLE_ROLLOUT, reasons.ROLLOUT_READY) or finding
     if finding:
         return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
     return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, f"all {len(wanted)} servers answer")
+
+
+def lost_labels(context: PlanContext, role: str, kind: str) -> diagnose.Finding | None:
+    """Return that a role's pod, which ran in the last pass by the condition `kind`, has lost its labels."""
+    parent, before = context.observed.child(kinds.KIND_OF_ROLE[role]), find(context.previous, kind) or {}
+    known = before.get("status") == "True" or before.get("reason") == reasons.LABELS_LOST
+    return diagnose.unseen(parent, role) if parent and known and context.observed.unseen(role) else None
 
 
 def weights_in_sync(context: PlanContext, sync: Mapping[str, Any] | None, found: Iterable[Server]) -> Condition:

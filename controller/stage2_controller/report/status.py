@@ -10,6 +10,7 @@ from stage2_controller import diagnose, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.place import binding
 from stage2_controller.report import explanation, figures, servers
 from stage2_controller.spec import names, output_folder
 
@@ -146,9 +147,9 @@ def _accepted(context: PlanContext) -> Condition:
 
 
 def _conditions(context: PlanContext, report: figures.Report, of_servers: Sequence[servers.Server]) -> list[Condition]:
-    found = [_accepted(context)]
-    if context.blocked:
-        found.append(context.blocked)
+    stuck = _pods_overdue(context)
+    overdue = Condition(reasons.PODS_ENDED, "False", reasons.PODS_OVERDUE, stuck) if stuck else None
+    found = [one for one in (_accepted(context), context.blocked, overdue) if one]
     if context.job.spec.suspend and not context.outcome:
         return [*found, _suspended(context)]
     if context.quota:
@@ -172,10 +173,27 @@ def _conditions(context: PlanContext, report: figures.Report, of_servers: Sequen
 def _suspended(context: PlanContext) -> Condition:
     by = f"spec.suspend is true{_set_by_hand(context.raw['metadata'])}"
     if context.holds_secret or context.observed.old_learner():
+        stuck = _pods_overdue(context)
         saves = ", and the learner first writes its checkpoint" if _writes_checkpoint(context) else ""
+        saves = f"; {stuck}" if stuck else saves
         return Condition(reasons.SUSPENDED, "False", reasons.PODS_ENDING, f"{by}: the pods end{saves}")
     message = f"{by}: no pod exists; set it to false to {_what_resumes(context)}"
     return Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)
+
+
+def _pods_overdue(context: PlanContext) -> str | None:
+    """Return which pods of a job that has ended, or is suspended, do not end; None if all do in time."""
+    if not (context.outcome or context.job.spec.suspend):
+        return None
+    metadata = [
+        (pod["metadata"], pod["spec"]["nodeName"]) for pod in binding.overdue_pods(context.observed, context.now)
+    ]
+    named = [
+        f"pod {one['name']} on node {node} has not ended and keeps what it has; a finalizer holds it, or its node is"
+        f" silent: kubectl describe pod {one['name']} -n {one['namespace']}"
+        for one, node in metadata
+    ]
+    return "; ".join(named) or None
 
 
 def _what_resumes(context: PlanContext) -> str:
@@ -225,6 +243,7 @@ def _learner_running(context: PlanContext) -> Condition:
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
+    finding = servers.lost_labels(context, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, _doing(context))
     if finding.reason == reasons.SERVER_CRASHED:

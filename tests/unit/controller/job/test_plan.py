@@ -29,12 +29,12 @@ def test_deadlines_count_from_when_the_clock_was_set_back() -> None:
 
 
 def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
-    raw = b.job(learner={"startDeadlineSeconds": 60})
+    raw = b.job(learner={"startDeadlineSeconds": 40})
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     raw = b.with_status(raw, b.planned(raw, loading, after_s=AHEAD_S))
     back = b.planned(raw, loading)
-    assert back.again_after_s == 60
-    made = b.planned(b.with_status(raw, back), loading, after_s=60)
+    assert back.again_after_s == 40
+    made = b.planned(b.with_status(raw, back), loading, after_s=40)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
