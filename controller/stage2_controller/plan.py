@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, evictions, jobset, outcome, reasons
+from stage2_controller import conditions, ending, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.jobset import rollout_pods, scaled
@@ -206,7 +206,7 @@ def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, n
     """Return the plan of a job that has ended, or is refused: the job is deleted once its time has passed."""
     ttl, failed = raw["spec"].get("ttlSecondsAfterFinished"), conditions.find(made.status, reasons.FAILED) or {}
     ended_at: str | None = made.status.get("completionTime") or failed.get("lastTransitionTime")
-    late_s = binding.seconds_to_old_pods_end(observed, now)
+    late_s = ending.seconds_to_next_overdue(observed, now)
     if type(ttl) is not int or ttl < 0 or ended_at is None:
         return replace(made, again_after_s=late_s)
     left_s = conditions.seconds_left(conditions.instant(ended_at), ttl, now)
@@ -320,8 +320,8 @@ def _attempt(context: PlanContext) -> str | None:
 
 def _servers_end(context: PlanContext) -> bool:
     """Return whether servers of the last attempt still end on the same node: they would answer for the next ones."""
-    ending = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
-    bound = [pod for pod in ending if pod["spec"].get("nodeName") and not binding.overdue(pod, context.now)]
+    leaving = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
+    bound = [pod for pod in leaving if pod["spec"].get("nodeName") and not ending.overdue(pod, context.now)]
     return any(pod["metadata"]["labels"].get(names.LABEL_ATTEMPT) == _attempt(context) for pod in bound)
 
 
@@ -388,7 +388,7 @@ def _looks(context: PlanContext, status: Mapping[str, Any]) -> tuple[float | Non
     return (
         context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
         FILES_AGAIN_S if context.stands else None,
-        binding.seconds_to_old_pods_end(context.observed, context.now) if context.must_stop else None,
+        ending.seconds_to_next_overdue(context.observed, context.now) if context.must_stop else None,
         outcome.seconds_left(context.job, status, context.now),
         outcome.seconds_to_start(context.job, context.observed, status, context.now),
         comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,

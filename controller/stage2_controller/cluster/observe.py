@@ -62,8 +62,13 @@ class Observer:
         found = {kind: await self._read(kind, key) for kind in to_read}
         self.suspect(key, others_in(found, job))
         read = comparison.owned(_observed(found), job["metadata"])
-        progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
-        return replace(_merged(seen, read), progress=progress, unreachable=self._progress.unreachable(key))
+        learner, servers = seen.pod(names.ROLE_LEARNER), seen.server_processes()
+        return replace(
+            _merged(seen, read),
+            progress=self._progress.latest(key, learner, read.secret, servers),
+            baseline=self._progress.baseline(key, servers),
+            unreachable=self._progress.unreachable(key),
+        )
 
     async def _on_one_node(self, key: Key, job: Object, watched: Observed) -> Observed:
         """Return also what matters for the place of a job, and its quota."""

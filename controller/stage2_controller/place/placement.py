@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, ending, reasons
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import binding, node_fit
@@ -69,7 +69,7 @@ def choose(
         place = _pause(need, snapshot, status) or _find(need, snapshot, nodes_may_come)
     if place.node is None and place.tied:
         return place
-    left_s = binding.seconds_to_old_pods_end(observed, now)
+    left_s = ending.seconds_to_next_overdue(observed, now)
     place = replace(place, again_after_s=soonest(place.again_after_s, left_s))
     return _beside_old_learner(place, node, observed, snapshot, now)
 
@@ -235,15 +235,15 @@ def _beside_old_learner(place: Place, node: str | None, observed: Observed, snap
     old_node = old["spec"].get("nodeName") if old else None
     if old is None or old_node is None:
         return place
-    if (place.node or node) == old_node and not binding.overdue(old, now):
-        left_s = binding.seconds_to_overdue(old, now) if terminating(old) else None
+    if (place.node or node) == old_node and not ending.overdue(old, now):
+        left_s = ending.seconds_to_overdue(old, now) if terminating(old) else None
         return replace(place, again_after_s=soonest(place.again_after_s, left_s))
     message = (
         f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write: the job"
         " waits for it"
     )
     there = snapshot.node_for(place.need, old_node)
-    if binding.overdue(old, now) or (snapshot.sees_nodes and not (there and there.ready)):
+    if ending.overdue(old, now) or (snapshot.sees_nodes and not (there and there.ready)):
         message += (
             f"; if the node is off for good, kubectl delete node {old_node} ends the pod, or the taint"
             " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"

@@ -7,11 +7,12 @@ what it reported of the process before says nothing of the present one.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stage2_api.pod.report import LearnerReport
 from stage2_controller import diagnose, reasons
 from stage2_controller.children import manifest
 from stage2_controller.conditions import Condition, find, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import POD_UID, Object, terminating
+from stage2_controller.observed import POD_UID, Object, runs, terminating
 from stage2_controller.spec import kinds, names
 
 Server = dict[str, Any]
@@ -19,23 +20,20 @@ Server = dict[str, Any]
 _RELEASED = "the job ended: its servers were removed"
 
 
-def servers(context: PlanContext, sync: Mapping[str, Any], sync_before: Mapping[str, Any]) -> list[Server]:
-    """Return the status of each server.
-
-    sync: the learner's last report of its pushes; sync_before: the one that the last pass wrote.
-    """
+def servers(context: PlanContext, sync: Mapping[str, Any]) -> list[Server]:
+    """Return the status of each server. sync: the learner's last report of its pushes."""
     if not context.parsed.processes.servers:
         return []
     containers = _containers(context)
     addresses = [address.base_url for address in context.parsed.processes.addresses]
     versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
     before = {item["name"]: item for item in context.previous.get("servers") or []}
-    pushed = _push_of(sync) != _push_of(sync_before)
+    pushed = _pushed_since(context.observed.baseline, sync)
     found = []
     for name, url in zip(context.server_names, addresses, strict=True):
-        server = _server(name, url, containers.get(name, {}))
-        version = versions.get(_host_and_port(url))
-        if version is not None and _holds(server, before.get(name), pushed=pushed):
+        container = containers.get(name, {})
+        server, version = _server(name, url, container), versions.get(_host_and_port(url))
+        if version is not None and runs(container) and (pushed or _held_before(server, before.get(name))):
             server["version"] = version
         elif version is not None:
             server["ready"] = False
@@ -91,7 +89,8 @@ def weights_in_sync(context: PlanContext, sync: Mapping[str, Any] | None, found:
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
     if unproved := [item["name"] for item in listed if "version" not in item]:
         hold = "holds" if len(unproved) == 1 else "hold"
-        message = f"{', '.join(unproved)} started anew and {hold} no weights of the learner until its next push"
+        why = "a server that starts anew has none, and one that does not run"
+        message = f"{', '.join(unproved)} {hold} no weights of the learner until its next push: {why}"
         return condition(False, reasons.SERVER_RESTARTED, message)
     pushed, count = sync["version"], len(listed)
     if behind := [str(version) for version in held if version != pushed]:
@@ -121,18 +120,20 @@ def _server(name: str, url: str, container: Object) -> Server:
     return {**server, "pod": uid} if uid else server
 
 
-def _holds(server: Server, before: Mapping[str, Any] | None, *, pushed: bool) -> bool:
-    """Return whether what the learner reported of a server is about its present process.
-
-    So it is if the last pass saw the same process, and that one held weights then, or was pushed some since. pushed:
-    whether a push has ended since the last pass. Older controllers wrote no pod.
-    """
-    if "pod" not in server:
+def _held_before(server: Server, before: Mapping[str, Any] | None) -> bool:
+    """Return whether the same process held weights in the last pass. Older controllers wrote no pod."""
+    if before is None or "version" not in before:
         return False
-    if before is None:
-        return True
-    same = before.get("pod", server["pod"]) == server["pod"] and before.get("restarts", 0) == server["restarts"]
-    return same and ("version" in before or pushed)
+    of_pod, restarts = before.get("pod", server["pod"]), before.get("restarts", 0)
+    return bool((of_pod, restarts) == (server["pod"], server["restarts"]))
+
+
+def _pushed_since(baseline: LearnerReport | None, sync: Mapping[str, Any]) -> bool:
+    """Return whether a push has ended since this report, and so reached the processes that ran before it.
+
+    A push that the baseline itself has may have gone to earlier processes.
+    """
+    return baseline is not None and _push_of(sync) != _push_of(baseline.reported().get("sync") or {})
 
 
 def _push_of(sync: Mapping[str, Any]) -> tuple[int | None, int | None]:

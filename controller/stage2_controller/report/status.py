@@ -6,11 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import diagnose, jobset, reasons
+from stage2_controller import diagnose, ending, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
-from stage2_controller.place import binding
 from stage2_controller.report import explanation, figures, servers
 from stage2_controller.spec import names, output_folder
 
@@ -22,7 +21,7 @@ _BY_HAND = {"kubectl-patch", "kubectl-edit"}
 def valid_status(context: PlanContext) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
     report = figures.report_of(context)
-    of_servers = servers.servers(context, report.now.get("sync") or {}, report.before.get("sync") or {})
+    of_servers = servers.servers(context, report.now.get("sync") or {})
     status: dict[str, Any] = {
         "phase": _phase(context),
         "observedGeneration": context.job.metadata.generation or 0,
@@ -186,7 +185,7 @@ def _pods_overdue(context: PlanContext) -> str | None:
     if not (context.outcome or context.job.spec.suspend):
         return None
     metadata = [
-        (pod["metadata"], pod["spec"]["nodeName"]) for pod in binding.overdue_pods(context.observed, context.now)
+        (pod["metadata"], pod["spec"]["nodeName"]) for pod in ending.overdue_pods(context.observed, context.now)
     ]
     named = [
         f"pod {one['name']} on node {node} has not ended and keeps what it has; a finalizer holds it, or its node is"

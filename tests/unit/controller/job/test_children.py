@@ -22,9 +22,11 @@ from tests.unit.controller.place.test_placement import planned
 
 def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
     def observed(*, restarts: int = 0, version: int = 4) -> Observed:
+        baseline = b.report() if restarts else b.LOADING
         servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
         pods = (b.pod(names.ROLE_ROLLOUT, *servers), b.learner_pod())
-        return b.started(b.job(), pods=pods, progress=b.report(held=(version,) * 3, pushed=version))
+        progress = b.report(held=(version,) * 3, pushed=version)
+        return b.started(b.job(), pods=pods, progress=progress, baseline=baseline)
 
     raw = b.with_status(b.job(), b.planned(b.job(), observed()))
     first = b.planned(raw, observed(restarts=1))

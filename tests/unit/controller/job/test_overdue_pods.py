@@ -7,8 +7,8 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_controller import reasons
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
-from stage2_controller.place.binding import OVERDUE_S
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
 from tests.unit.controller import builders as b

@@ -6,9 +6,8 @@ from datetime import timedelta
 import pytest
 
 from stage2_api.parsing import parse_job
-from stage2_controller import conditions, outcome, reasons
+from stage2_controller import conditions, ending, outcome, reasons
 from stage2_controller.observed import Observed
-from stage2_controller.place import binding
 from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
@@ -63,9 +62,9 @@ def test_a_pod_has_its_grace_before_it_is_overdue() -> None:
     pod = b.pod(names.ROLE_LEARNER)
     ends = conditions.timestamp(b.NOW + timedelta(seconds=900))
     pod["metadata"] |= {"deletionTimestamp": ends, "deletionGracePeriodSeconds": 900}
-    assert binding.seconds_to_overdue(pod, b.NOW) == 900 + binding.OVERDUE_S
+    assert ending.seconds_to_overdue(pod, b.NOW) == 900 + ending.OVERDUE_S
     wrong = b.NOW - timedelta(seconds=AHEAD_S)
-    assert binding.seconds_to_overdue(pod, wrong) == 900 + binding.OVERDUE_S
+    assert ending.seconds_to_overdue(pod, wrong) == 900 + ending.OVERDUE_S
 
 
 def test_the_learner_waits_for_its_servers_in_its_pod() -> None:

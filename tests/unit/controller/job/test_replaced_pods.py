@@ -67,7 +67,7 @@ ROLLOUT_PODS: dict[str, list[tuple[b.Object, ...]]] = {
 
 @pytest.mark.parametrize("way", ROLLOUT_PODS)
 def test_servers_of_a_new_pod_hold_no_weights_until_the_learner_pushes_again(way: str) -> None:
-    raw, seen = trained(), b.started(b.job())
+    raw, seen = trained(), b.started(b.job(), baseline=b.report())
     for pods in ROLLOUT_PODS[way]:
         made = b.planned(raw, replace(seen, pods=(*pods, b.learner_pod())))
         if not any("deletionTimestamp" in pod["metadata"] for pod in pods):
@@ -83,7 +83,7 @@ def test_servers_of_a_new_pod_hold_no_weights_until_the_learner_pushes_again(way
 
 def test_weights_that_are_pushed_again_in_the_same_step_count() -> None:
     """A learner that finds a server empty pushes what it pushed before, and the step goes on for minutes."""
-    raw, seen = trained(), b.started(b.job())
+    raw, seen = trained(), b.started(b.job(), baseline=b.report())
     pods = (another(servers()), b.learner_pod())
     raw = b.with_status(raw, b.planned(raw, replace(seen, pods=pods)))
     sync = b.report().sync
@@ -93,11 +93,40 @@ def test_weights_that_are_pushed_again_in_the_same_step_count() -> None:
 
 
 def test_a_push_that_ended_before_a_new_pod_was_seen_proves_nothing_of_it() -> None:
-    """Both are news of one pass: the push may have gone to the pod before."""
+    """Both are news: the push may have gone to the pod before, as whoever trains fast is asked every few seconds."""
     raw, seen = trained(), b.started(b.job())
     pods = (another(servers()), b.learner_pod())
-    made = b.planned(raw, replace(seen, pods=pods, progress=b.report(5, pushed=5, held=(5, 5, 5))))
+    late = b.report(5, pushed=5, held=(5, 5, 5))
+    for baseline, progress in ((None, b.report()), (None, late), (late, late), (late, late)):
+        made = b.planned(raw, replace(seen, pods=pods, progress=progress, baseline=baseline))
+        assert weights(made) == ("False", reasons.SERVER_RESTARTED)
+        raw = b.with_status(raw, made)
+    pushed = b.report(6, pushed=6, held=(6, 6, 6))
+    made = b.planned(raw, replace(seen, pods=pods, progress=pushed, baseline=late))
+    assert weights(made) == ("True", reasons.SAME_VERSION)
+
+
+DEAD = {
+    "ended": b.down("server-0", 137),
+    "is not started again yet": b.waiting("server-0", "CrashLoopBackOff"),
+    "is started for the first time": b.waiting("server-0", "ContainerCreating"),
+}
+
+
+@pytest.mark.parametrize("how", DEAD)
+def test_a_server_that_does_not_run_holds_nothing(how: str) -> None:
+    """Its container restarts in ten seconds at the earliest, and in five minutes where it crashes again and again."""
+    others = [b.up("server-1"), b.up("server-2")]
+    pods = (b.pod(names.ROLE_ROLLOUT, DEAD[how], *others), b.learner_pod())
+    made = b.planned(trained(), b.started(b.job(), pods=pods))
     assert weights(made) == ("False", reasons.SERVER_RESTARTED)
+    assert "server-0 holds no weights" in b.message(made, reasons.WEIGHTS_IN_SYNC)
+
+
+def test_a_controller_that_has_just_started_goes_by_what_the_last_one_wrote() -> None:
+    raw, seen = trained(), b.started(b.job())
+    assert weights(b.planned(raw, replace(seen, progress=None, baseline=None))) == ("True", reasons.SAME_VERSION)
+    assert weights(b.planned(raw, replace(seen, baseline=b.report()))) == ("True", reasons.SAME_VERSION)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -107,7 +136,7 @@ def test_a_container_that_restarts_in_its_pod_holds_nothing_either(restarts: int
     raw, seen = b.job(), b.started(b.job(), pods=(old, b.learner_pod()))
     raw = b.with_status(raw, b.planned(raw, seen))
     assert weights(b.planned(raw, seen)) == ("True", reasons.SAME_VERSION)
-    made = b.planned(raw, replace(seen, pods=(new, b.learner_pod())))
+    made = b.planned(raw, replace(seen, pods=(new, b.learner_pod()), baseline=None))
     assert weights(made) == ("False", reasons.SERVER_RESTARTED)
     assert "server-0" in b.message(made, reasons.WEIGHTS_IN_SYNC)
     assert "server-1" not in b.message(made, reasons.WEIGHTS_IN_SYNC)

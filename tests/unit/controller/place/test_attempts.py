@@ -9,9 +9,10 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
 from stage2_controller.place import binding, placement
-from stage2_controller.place.binding import ATTEMPT_S, OVERDUE_S, REFUSED_S
+from stage2_controller.place.binding import ATTEMPT_S, PREEMPTS_S, REFUSED_S
 from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity
 from stage2_controller.plan import Plan
 from stage2_controller.spec import names
@@ -173,7 +174,7 @@ def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None
     life = Life()
     pods = tuple(nominated(refused_pod(role)) for role in ROLES)
     observed = replace(life.children(), pods=pods)
-    assert_attempt_ends(life, observed, after_s=OVERDUE_S, reason=reasons.NODE_FULL)
+    assert_attempt_ends(life, observed, after_s=PREEMPTS_S, reason=reasons.NODE_FULL)
 
 
 @pytest.mark.parametrize("others", [("z",), ()], ids=["another node first", "the same where there is no other"])
