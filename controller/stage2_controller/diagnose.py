@@ -29,9 +29,7 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     status = observed.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Finding(
-                reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
-            )
+            return Finding(reasons.UNSCHEDULABLE, f"no node fits {what}: {condition.get('message', 'no reason given')}")
     if missing := missing_claims(observed):
         return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {missing}")
     statuses = status.get("containerStatuses", [])
@@ -56,7 +54,7 @@ def _runs_first(status: Object, what: str) -> Finding | None:
 def _stopped(observed: Object, what: str) -> Finding | None:
     """Return what ended the whole pod, or is about to; the ends of its containers are no crashes then."""
     if rejection := turned_away(observed):
-        return Finding(reasons.POD_REFUSED, f"{what} was turned away: {rejection}")
+        return Finding(reasons.POD_REFUSED, f"{what} was rejected: {rejection}")
     if is_evicted(observed):
         return Finding(reasons.EVICTED, how_evicted(observed))
     if terminating(observed):
@@ -195,4 +193,4 @@ def _container(status: Object) -> Finding | None:
     if ended:
         times = f", {status['restartCount']} restarts so far" if status.get("restartCount") else ""
         return Finding(reasons.SERVER_CRASHED, f"{name} ended with {last_message(ended)}{times}")
-    return Finding(reasons.CONTAINERS_STARTING, f"{name} is being started")
+    return Finding(reasons.CONTAINERS_STARTING, f"{name} is starting")

@@ -5,7 +5,7 @@ same link: the first that is missing. `stage2 explain` prints the whole chain. P
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from stage2_controller import conditions, reasons
@@ -112,7 +112,7 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
         state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"
         stuck = f"; {known[reasons.PODS_ENDED]['message']}" if reasons.PODS_ENDED in known else ""
         return [*links[:1], Step("outcome", state, end["reason"], end["message"] + stuck, _fix(end["reason"], job))]
-    return [*links, _last_step(status)]
+    return [_with_learner(link, known.get(reasons.LEARNER_RUNNING)) for link in (*links, _last_step(status))]
 
 
 def first(steps: Sequence[Step]) -> Step:
@@ -149,6 +149,14 @@ def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> St
         return Step(name, "ok", reason, condition["message"], "")
     state: State = "waits" if reason in _PATIENCE else "wrong"
     return Step(name, state, reason, condition["message"], _fix(reason, job, condition["message"]))
+
+
+def _with_learner(link: Step, learner: Mapping[str, Any] | None) -> Step:
+    """Return a link that waits for a learner which loads, with what the learner reports to be doing."""
+    waits = link.reason in (reasons.NOT_SYNCED_YET, reasons.NO_STEP_YET)
+    if not waits or learner is None or learner["status"] != "True" or ": " not in learner["message"]:
+        return link
+    return replace(link, message=f"{link.message}; {learner['message']}")
 
 
 def _last_step(status: Mapping[str, Any]) -> Step:

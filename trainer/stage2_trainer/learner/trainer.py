@@ -25,6 +25,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import BEST_METRIC
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
@@ -36,7 +37,7 @@ from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, 
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.base_trainer import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
@@ -354,7 +355,8 @@ class RolloutMatchingTrainer(FiniteSteps):
     ) -> dict[str, float]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        with TIMELINE.measure("evaluate"), self.components.interrupt.stoppable():
+        evaluating = ACTIVITY.doing(evaluation_name(self.state.global_step))
+        with evaluating, TIMELINE.measure("evaluate"), self.components.interrupt.stoppable():
             found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})
