@@ -11,8 +11,8 @@ import pytest
 from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
-from stage2_controller.place.binding import OVERDUE_S
 from stage2_controller.plan import Plan
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
