@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from stage2_api.errors import EXIT_RETRYABLE
 from tests.integration.conftest import patience
@@ -69,11 +70,20 @@ def status(pid):
     return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line]
 
 
+def sharded(config):
+    """The run with a learner of two processes."""
+    run = yaml.safe_load(config.read_text())
+    run["training"]["effective_batch_size"] = 2
+    run["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["learners"] = "sharded"
+    config.write_text(yaml.safe_dump(run))
+    return config
+
+
 COMMANDS = {
     "wait": lambda config: [STAGE2, "wait", str(config)],
     "learn": lambda config: [STAGE2, "learn", str(config)],
     "learn with restarts": lambda config: [STAGE2, "learn", str(config), "--restarts=3"],
-    "learn in two processes": lambda config: [STAGE2, "learn", str(config), "--processes=2"],
+    "learn in two processes": lambda config: [STAGE2, "learn", str(sharded(config)), "--processes=2"],
     "serve, the stub": lambda config: [STAGE2, "serve", str(config), "--server=0", "--engine=stub"],
     "serve, vLLM": lambda config: [STAGE2, "serve", str(config), "--server=0"],
     "the controller": lambda config: [sys.executable, "-m", "stage2_controller"],
