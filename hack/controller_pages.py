@@ -19,7 +19,7 @@ constants, so `kubectl wait --for=condition=Succeeded rmj/JOB` and alerts work. 
 condition that is missing. [operator](operator.md) describes what follows from each.
 
 The first reason of a condition belongs to the status True, and the others to False or Unknown, unless the section says
-otherwise. Two exceptions: `NoLongerValid` belongs to True, and `LearnerUnreachable` to False.
+otherwise. Exceptions: `KeysIgnored` and `NoLongerValid` belong to True, and `LearnerUnreachable` to False.
 """
 METRICS = """\
 # Metrics of the controller

@@ -13,7 +13,7 @@ from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_exte
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
 
-WATCHED = ("spec.suspend", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
+WATCHED = ("spec.suspend", "spec.evictionLimit", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
 OF_JOBSET = ("spec.suspend", "spec.ttlSecondsAfterFinished")
 """Those that JobSet honours."""

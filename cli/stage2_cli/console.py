@@ -49,6 +49,14 @@ def show_idle_settings(settings: Sequence[Problem]) -> None:
     _print_problems(console, settings)
 
 
+def show_warnings(warnings: Sequence[Problem]) -> None:
+    """Print settings that are valid and may cost what the run has done."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if warnings:
+        console.print(Text(f"  {len(warnings)} warning{'s' if len(warnings) > 1 else ''}", style="yellow"))
+    _print_problems(console, warnings)
+
+
 def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
     for problem in problems[:SHOWN]:
         value = "" if problem.value is None else f": {shortened(problem.value, LONGEST_VALUE)}"

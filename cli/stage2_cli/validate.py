@@ -18,9 +18,16 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
-from stage2_cli.console import file_progress, plain_console, print_json, show_config_error, show_idle_settings
+from stage2_cli.console import (
+    file_progress,
+    plain_console,
+    print_json,
+    show_config_error,
+    show_idle_settings,
+    show_warnings,
+)
 from stage2_cli.paths import local_path, parse_mappings
-from stage2_controller.spec import template_rules
+from stage2_controller.spec import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
@@ -46,6 +53,7 @@ class Findings:
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     advice: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
 
 
 def validate_files(
@@ -80,10 +88,10 @@ def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *
         data.kind = None if data.problems else "data file"
         return data
     try:
-        kind, configs = _load(path, mappings, changes)
+        kind, configs, warnings = _load(path, mappings, changes)
     except ConfigError as error:
         return Findings(problems=list(error.problems), unlisted=error.unlisted)
-    findings = Findings(kind)
+    findings = Findings(kind, warnings=warnings)
     for config, local in configs:
         check_data(config, local, findings, all_records=all_records)
         findings.not_checked += unchecked_rewards(config)
@@ -94,7 +102,7 @@ def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *
 
 def _document(findings: Findings) -> dict[str, Any]:
     """Return findings for programs. A value is text: YAML has values that JSON has not."""
-    parts = {"problems": findings.problems, "advice": findings.advice}
+    parts = {"problems": findings.problems, "advice": findings.advice, "warnings": findings.warnings}
     listed = {key: [{**vars(one), "value": one.shown_value} for one in part] for key, part in parts.items()}
     return {**vars(findings), **listed}
 
@@ -108,22 +116,24 @@ def _print(path: Path, findings: Findings) -> None:
     if findings.problems:
         show_config_error(ConfigError(findings.problems, unlisted=findings.unlisted), source=str(path))
     show_idle_settings(findings.advice)
+    show_warnings(findings.warnings)
 
 
 def _load(
     path: Path, mappings: Mapping[str, Path], changes: Sequence[str]
-) -> tuple[str, list[tuple[RunConfig, Local]]]:
-    """Return the kind of a file and its valid configurations. Raises ConfigError."""
+) -> tuple[str, list[tuple[RunConfig, Local]], list[Problem]]:
+    """Return the kind of a file, its valid configurations, and warnings. Raises ConfigError."""
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(changed(with_bases(path, only_document(path, documents)), changes))
         check_rewards(config)
-        return "training configuration", [(config, lambda named: named)]
+        return "training configuration", [(config, lambda named: named)], []
     jobs = [parse_job(changed(document, changes)) for document in documents]
     for job in jobs:
         template_rules.check(job)
         check_rewards(job.spec.config, root="spec.config.")
-    return "RolloutMatchingJob", [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+    configs: list[tuple[RunConfig, Local]] = [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+    return "RolloutMatchingJob", configs, [one for job in jobs for one in output_folder.warnings(job)]
 
 
 def unchecked_rewards(config: RunConfig) -> list[str]:

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, jobset, outcome, reasons
+from stage2_controller import conditions, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, with_servers
 from stage2_controller.children.jobset import allowed_pods, rollout_pods
 from stage2_controller.conditions import Condition
+from stage2_controller.evictions import Evictions
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place.placement import Place
@@ -29,6 +30,7 @@ class PlanContext:
     observed: Observed
     settings: Settings
     now: datetime
+    evictions: Evictions = field(default_factory=Evictions)
     outcome: Outcome | None = None  # None: the job has not ended
     blocked: Condition | None = None  # ChildrenApplied, where objects of others keep the children from being written
     quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
@@ -130,6 +132,13 @@ class PlanContext:
         if credentials.has_certificates(secret) or not standing:
             return True
         return any(pods.mounts_certificates(child) for child in (learner, self.observed.deployment) if child)
+
+
+def seen_evictions(raw: Mapping[str, Any], every_pod: Observed) -> Evictions:
+    """Return the evictions of a job. every_pod: with those that a pass otherwise shows as one."""
+    status = raw.get("status") or {}
+    ended = outcome.final(status) is not None
+    return evictions.of_job(status, every_pod, suspended=raw["spec"].get("suspend") is True, ended=ended)
 
 
 def with_allowed_servers(

@@ -3,6 +3,7 @@
 So outcome, status and deadlines are the same for both engines.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from stage2_api.errors import EXIT_CONFIG
 from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, age_rank, ended, role_of, terminated, terminating
+from stage2_controller.observed import POD_UID, Object, Observed, age_rank, ended, role_of, terminated, terminating
 from stage2_controller.spec import names
 
 INSTALL = (
@@ -21,6 +22,7 @@ SETTLES_S = 2.0
 """Seconds until the next look at a JobSet whose learner has ended: it ends a moment later, and nobody watches it."""
 QUEUED_S = 15.0
 """Seconds between looks at a JobSet without pods."""
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
 
 
@@ -100,16 +102,24 @@ def _newest(pods: Iterable[Object]) -> dict[int, Object]:
     """
     found: dict[int, Object] = {}
     for pod in sorted((pod for pod in pods if not terminating(pod)), key=age_rank):
-        metadata = pod["metadata"]
-        marks = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
-        found[int(marks.get(names.LABEL_POD_INDEX, 0)) + int(marks.get(names.LABEL_JOB_INDEX, 0))] = pod
+        indexes = [_index(pod, key) for key in (names.LABEL_POD_INDEX, names.LABEL_JOB_INDEX)]
+        if None not in indexes:
+            found[sum(filter(None, indexes))] = pod
     return dict(sorted(found.items()))
+
+
+def _index(pod: Object, key: str) -> int | None:
+    """Return an index of a pod: 0 where it has none, None where somebody wrote something else into it."""
+    written = [marks[key] for part in ("labels", "annotations") if key in (marks := pod["metadata"].get(part) or {})]
+    numbers = [int(text) for text in written if _NUMBER.fullmatch(text)]
+    return numbers[0] if numbers else None if written else 0
 
 
 def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[str, Any]]:
     """Yield the statuses of a pod's containers, with the names that its servers have in the whole job."""
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
-    known = {item["name"]: item for item in statuses}
+    of_pod = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    known = {item["name"]: {**item, **of_pod} for item in statuses}
     for own in range(per_pod):
         waits = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
         item = known.pop(f"server-{own}", None) or waits

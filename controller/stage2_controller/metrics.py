@@ -39,6 +39,7 @@ OF_JOB: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "stage2_job_report_age_seconds": ("Seconds since the last report of the running learner.", ()),
     "stage2_job_server_restarts": ("Restarts of the server with the most restarts.", ()),
     "stage2_job_restarts": ("Restarts of the learner.", ()),
+    "stage2_job_evictions": ("Evictions of the job's pods by the kubelet since its start or last resume.", ()),
     "stage2_job_step": ("Optimizer steps that are done.", ()),
     "stage2_job_max_steps": ("Optimizer steps of the whole run.", ()),
     "stage2_job_loss": ("Loss of the last optimizer step.", ()),
@@ -137,6 +138,7 @@ def _figures(
         "stage2_job_report_age_seconds": report_age_s,
         "stage2_job_server_restarts": max(restarts, default=None),
         "stage2_job_restarts": status.get("restarts"),
+        "stage2_job_evictions": status.get("evictions", 0),  # Prometheus sees no increase in what starts at 1
         "stage2_job_step": status.get("step"),
         "stage2_job_max_steps": status.get("maxSteps"),
         "stage2_job_loss": status.get("loss"),

@@ -9,6 +9,10 @@ from stage2_controller.spec import kinds, names
 
 Object = Mapping[str, Any]
 
+FILES_AGAIN_S = 45.0
+"""Seconds between two looks at a job's Secret and ConfigMap, which no watch shows: a change is seen within a minute."""
+POD_UID = "podUid"
+"""Our key in the status of a container: the uid of its pod, where the containers of several pods are shown as one's."""
 _INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
 
 
@@ -32,6 +36,7 @@ class Observed:
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
     progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
+    baseline: LearnerReport | None = None  # its first answer since the present servers were seen to run, all of them
     over_quota: str | None = None  # which ResourceQuota refuses pods that the job does not have yet
     unreachable: str | None = None  # why the learner's /progress gives no answer for long
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name left
@@ -47,6 +52,26 @@ class Observed:
         """Return the newest pod of a role; one that is being deleted only if there is no other."""
         pods = [pod for pod in self.pods if role_of(pod) == role]
         return max(pods, key=age_rank, default=None)
+
+    def server_processes(self) -> frozenset[tuple[str, str, int]]:
+        """Return which processes of servers run: the uid of the pod, the container, and how often it has restarted."""
+        return frozenset(
+            (str(pod["metadata"]["uid"]), str(one["name"]), int(one.get("restartCount", 0)))
+            for pod in self.pods
+            if role_of(pod) == names.ROLE_ROLLOUT and not terminating(pod)
+            for one in pod.get("status", {}).get("containerStatuses") or ()
+            if runs(one)
+        )
+
+    def unseen(self, role: str) -> bool:
+        """Return whether the Deployment or Job of a role counts a pod that nobody sees: it has lost its labels.
+
+        So it is for a moment after a pod was created, too.
+        """
+        child, pod = self.child(kinds.KIND_OF_ROLE[role]), self.pod(role)
+        status = (child or {}).get("status") or {}
+        counted = status.get("active") if role == names.ROLE_LEARNER else status.get("replicas")
+        return bool(counted) and (pod is None or ended(pod))
 
     def old_learner(self) -> Object | None:
         """Return a learner's pod that still runs although its Job is gone, because the job was suspended or moved."""
@@ -96,7 +121,12 @@ def terminated(pod: Object, container: str) -> Object | None:
 def running(pod: Object | None, container: str) -> bool:
     """Return whether the container runs now."""
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
-    return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
+    return any(status["name"] == container and runs(status) for status in statuses)
+
+
+def runs(container: Object) -> bool:
+    """Return whether a container runs now, by its status."""
+    return "running" in (container.get("state") or {})
 
 
 def waits_in_its_pod(pod: Object | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, reasons
+from stage2_controller.evictions import Evictions
 from stage2_controller.observed import Observed, ended, running, terminated, terminating
 from stage2_controller.spec import names
 
@@ -38,6 +39,7 @@ def outcome(
     *,
     spec_hash: str,
     status: Mapping[str, Any],
+    evicted: Evictions,
     now: datetime,
 ) -> Outcome | None:
     """Return the job's outcome, reported before or found in this pass; None while the job can still run.
@@ -48,6 +50,7 @@ def outcome(
         final(status)
         or of_learner(observed)
         or _of_servers(observed, servers, spec_hash)
+        or _of_evictions(job, evicted)
         or _of_deadline(job, status, now)
         or _of_start(job, servers, observed, status=status, now=now)
     )
@@ -61,15 +64,44 @@ def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
     return conditions.seconds_left(conditions.instant(status["startTime"]), limit, now)
 
 
+def without_old_failure(raw: Mapping[str, Any], job: RolloutMatchingJob, *, spec_hash: str) -> Mapping[str, Any]:
+    """Return the job, without the status of a failure if its spec was corrected since: it starts again.
+
+    Pods that were evicted before do not count again.
+    """
+    status = raw.get("status") or {}
+    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
+    corrected = status.get("specHash", spec_hash) != spec_hash or _allowed_now(status, job)
+    if not (edited and corrected and status.get("phase") == reasons.FAILED):
+        return raw
+    return {**raw, "status": {key: status[key] for key in ("evictedPods",) if key in status}}
+
+
+def _allowed_now(status: Mapping[str, Any], job: RolloutMatchingJob) -> bool:
+    """Return whether a job that failed by a limit of its own, apart from its pods, would not have by today's."""
+    failed = final(status)
+    if failed is None:
+        return False
+    if failed.reason == reasons.EVICTED_TOO_OFTEN:
+        return (status.get("evictions") or 0) <= job.spec.eviction_limit
+    start, end = status.get("startTime"), status.get("completionTime")
+    if failed.reason != reasons.DEADLINE_EXCEEDED or not start or not end:
+        return False
+    taken_s = (conditions.instant(end) - conditions.instant(start)).total_seconds()
+    limit_s = job.spec.active_deadline_seconds
+    return limit_s is None or taken_s < limit_s
+
+
 def seconds_to_start(
     job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
 ) -> float | None:
-    """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no server."""
-    since = _has_its_place_since(observed, status, now)
-    waits = job.spec.rollout.servers and not job.spec.suspend and not learner_begun(observed) and observed.deployment
-    if since is None or not waits or observed.old_learner():
+    """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no start."""
+    stands = observed.deployment or observed.learner
+    begun = learner_begun(observed) or observed.unseen(names.ROLE_LEARNER)
+    if job.spec.suspend or not stands or begun or observed.old_learner():
         return None
-    return conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)
+    since = _has_its_place_since(job, observed, status, now)
+    return None if since is None else conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)
 
 
 def learner_begun(observed: Observed) -> bool:
@@ -78,26 +110,31 @@ def learner_begun(observed: Observed) -> bool:
     return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
 
 
-def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return since when the servers could load: they have quota and a node. If all were ready a moment ago, return now.
+def _has_its_place_since(
+    job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
+) -> datetime | None:
+    """Return since when the job could start: it has quota and a node. If its learner ran a moment ago, return now.
 
-    Only the servers' pod shows a place that the scheduler found. A pod that nobody creates, nor refuses, still counts.
+    The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. A
+    pod that nobody creates, nor refuses, still counts.
     """
-    pod = observed.pod(names.ROLE_ROLLOUT)
-    if pod is None or ended(pod):
-        if diagnose.refused(observed.deployment):
+    learner, servers = observed.pod(names.ROLE_LEARNER), observed.pod(names.ROLE_ROLLOUT)
+    first = servers if job.spec.rollout.servers else learner
+    if first is None or ended(first):
+        if diagnose.refused(observed.deployment) if job.spec.rollout.servers else observed.learner_refused:
             return None
-    elif not pod["spec"].get("nodeName"):
+    elif not first["spec"].get("nodeName"):
         return None
     found = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in found):
         return None
-    ready = conditions.find(status, reasons.ROLLOUT_READY)
-    if ready and ready["status"] == "True":
+    ran = conditions.find(status, reasons.LEARNER_RUNNING)
+    if ran and ran["status"] == "True":
         return now
-    bound = conditions.find((pod or {}).get("status", {}), "PodScheduled")
-    times = [status["startTime"], *(item.get("lastTransitionTime") for item in (*found, ready, bound) if item)]
-    return max(conditions.instant(time) for time in times if time)
+    bound = [conditions.find((pod or {}).get("status", {}), "PodScheduled") for pod in (servers, learner)]
+    children = (one["metadata"].get("creationTimestamp") for one in (observed.learner, observed.deployment) if one)
+    changes = (item.get("lastTransitionTime") for item in (*found, ran, *bound) if item)
+    return max(conditions.instant(time) for time in (status["startTime"], *children, *changes) if time)
 
 
 def of_learner(observed: Observed) -> Outcome | None:
@@ -163,12 +200,30 @@ def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
     return Outcome(reasons.FAILED, reasons.DEADLINE_EXCEEDED, message)
 
 
+def _of_evictions(job: RolloutMatchingJob, evicted: Evictions) -> Outcome | None:
+    limit = job.spec.eviction_limit
+    if evicted.count <= limit:
+        return None
+    times = "once" if evicted.count == 1 else f"{evicted.count} times"
+    message = f"pods were evicted {times}, and spec.evictionLimit allows {limit}; the last time: {evicted.last}"
+    return Outcome(reasons.FAILED, reasons.EVICTED_TOO_OFTEN, message)
+
+
 def _of_start(
     job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
 ) -> Outcome | None:
     left = seconds_to_start(job, observed, status, now)
-    finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
-    if left is None or left > 0 or finding is None:
+    if left is None or left > 0:
         return None
-    late = f"{job.spec.learner.start_deadline_seconds} s after they had a node (spec.learner.startDeadlineSeconds)"
-    return Outcome(reasons.FAILED, reasons.START_DEADLINE, f"not all servers answer {late}: {finding.message}")
+    late = f"{job.spec.learner.start_deadline_seconds} s after the job had a node (spec.learner.startDeadlineSeconds)"
+    message = f"the learner has not started {late}: {_what_it_lacks(servers, observed)}"
+    return Outcome(reasons.FAILED, reasons.START_DEADLINE, message)
+
+
+def _what_it_lacks(servers: Sequence[str], observed: Observed) -> str:
+    """Return what keeps a learner that has not begun from it."""
+    found = None
+    if servers:
+        found = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    found = found or diagnose.learner(observed.pod(names.ROLE_LEARNER), observed.learner_refused)
+    return found.message if found else "its container is not there yet"

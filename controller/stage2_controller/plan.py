@@ -10,15 +10,15 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, jobset, outcome, reasons
+from stage2_controller import conditions, ending, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.jobset import rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext, known_hash, with_allowed_servers
-from stage2_controller.observed import Observed, ended, terminating
+from stage2_controller.context import PlanContext, known_hash, seen_evictions, with_allowed_servers
+from stage2_controller.observed import FILES_AGAIN_S, Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
@@ -74,12 +74,13 @@ def plan(
         return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
-    quota = None
+    quota, every_pod = None, observed
     if parsed.of_jobset:
         parsed, quota = with_allowed_servers(raw, parsed, observed)
         observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
     parsed = replace(parsed, spec_hash=known_hash(raw, parsed, observed))
-    context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now, quota=quota)
+    raw = outcome.without_old_failure(raw, parsed.job, spec_hash=parsed.spec_hash)
+    context = PlanContext(raw, parsed, observed, settings, now, quota=quota, evictions=seen_evictions(raw, every_pod))
     starts = not context.stands or context.spec_changed
     if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
         return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
@@ -119,15 +120,7 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     else:
         status = statuses.invalid_status(raw, message, now)
     deletions = existing(observed, "Job", "Deployment", names.JOBSET) if suspended else ()
-    return Plan(status=status, deletions=deletions, keeps_place=True)
-
-
-def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:
-    """Return the job, without the status of a failure if its spec was corrected since: it starts again."""
-    status = raw.get("status") or {}
-    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
-    corrected = edited and status.get("specHash", parsed.spec_hash) != parsed.spec_hash
-    return {**raw, "status": {}} if corrected and status.get("phase") == reasons.FAILED else raw
+    return _with_time_to_live(raw, observed, Plan(status=status, deletions=deletions, keeps_place=True), now)
 
 
 def _outcome(context: PlanContext) -> Outcome | None:
@@ -141,6 +134,7 @@ def _outcome(context: PlanContext) -> Outcome | None:
         context.observed,
         spec_hash=context.parsed.spec_hash,
         status=context.previous,
+        evicted=context.evictions,
         now=context.now,
     )
     if found and found.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
@@ -170,6 +164,9 @@ def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
         return None
     observed, host = context.observed, kueue.host(context.observed.workload)
     need = replace(context.parsed.need_with(context.additions), host=host)
+    if pause_s := evictions.pause_left_s(context.evictions, context.previous, context.now):
+        why, node = context.evictions.condition(context.job.spec.eviction_limit), context.evictions.node
+        return Place(need, None, why, failed=node is not None, refused=node or None, again_after_s=pause_s)
     return placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
         observed,
@@ -185,16 +182,18 @@ def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
     unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
     made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
-    return _with_time_to_live(context, made)
+    return _with_time_to_live(context.raw, context.observed, made, context.now)
 
 
-def _with_time_to_live(context: PlanContext, made: Plan) -> Plan:
-    """Return the plan of a job that has ended, with the deletion of the whole job once its time has passed."""
-    ttl = context.job.spec.ttl_seconds_after_finished
-    if ttl is None:
-        return made
-    left = conditions.seconds_left(conditions.instant(made.status["completionTime"]), ttl, context.now)
-    return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
+def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, now: datetime) -> Plan:
+    """Return the plan of a job that has ended, or is refused: the job is deleted once its time has passed."""
+    ttl, failed = raw["spec"].get("ttlSecondsAfterFinished"), conditions.find(made.status, reasons.FAILED) or {}
+    ended_at: str | None = made.status.get("completionTime") or failed.get("lastTransitionTime")
+    late_s = ending.seconds_to_next_overdue(observed, now)
+    if type(ttl) is not int or ttl < 0 or ended_at is None:
+        return replace(made, again_after_s=late_s)
+    left_s = conditions.seconds_left(conditions.instant(ended_at), ttl, now)
+    return replace(made, delete_job=left_s <= 0, again_after_s=_soonest(left_s, late_s) if left_s > 0 else None)
 
 
 def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Plan:
@@ -207,7 +206,8 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     status = statuses.valid_status(context)
     if context.outcome:
         unwanted = () if observed.learner_ended() else (names.JOBSET,)
-        return _with_time_to_live(context, Plan(status, deletions=existing(observed, *unwanted)))
+        made = Plan(status, deletions=existing(observed, *unwanted))
+        return _with_time_to_live(context.raw, observed, made, context.now)
     taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
     stop = bool(taken) or context.must_stop
     children = () if taken else _build(context)
@@ -303,8 +303,8 @@ def _attempt(context: PlanContext) -> str | None:
 
 def _servers_end(context: PlanContext) -> bool:
     """Return whether servers of the last attempt still end on the same node: they would answer for the next ones."""
-    ending = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
-    bound = [pod for pod in ending if pod["spec"].get("nodeName") and not binding.overdue(pod, context.now)]
+    leaving = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
+    bound = [pod for pod in leaving if pod["spec"].get("nodeName") and not ending.overdue(pod, context.now)]
     return any(pod["metadata"]["labels"].get(names.LABEL_ATTEMPT) == _attempt(context) for pod in bound)
 
 
@@ -370,6 +370,8 @@ def _looks(context: PlanContext, status: Mapping[str, Any]) -> tuple[float | Non
     """Return the seconds until each pass that both engines need."""
     return (
         context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        FILES_AGAIN_S if context.stands else None,
+        ending.seconds_to_next_overdue(context.observed, context.now) if context.must_stop else None,
         outcome.seconds_left(context.job, status, context.now),
         outcome.seconds_to_start(context.job, context.observed, status, context.now),
         comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,

@@ -42,13 +42,13 @@ ROLLOUT_READY: Final = "RolloutReady"
 SERVERS_READY: Final = "ServersReady"  # all servers answer
 SERVERS_LOADING: Final = "ServersLoading"  # containers run and do not answer yet
 SERVER_CRASHED: Final = "ServerCrashed"  # a container ended and waits for its next start
-RELEASED: Final = "Released"  # the learner is done: the pod was removed
+RELEASED: Final = "Released"  # the job has ended, and its servers were removed; WeightsInSync has it too
 
 # Condition LearnerRunning: the learner's container runs.
 LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"  # the learner's container runs
 WAITING_FOR_SERVERS: Final = "WaitingForServers"  # it starts when the servers answer
-OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # the learner of a suspended or moved job writes its checkpoint
+OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # the learner of a suspended or moved job has not ended yet
 SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"  # the learner's pod has ended, and its Job has not counted it yet
@@ -59,8 +59,10 @@ LEARNER_UNREACHABLE: Final = "LearnerUnreachable"  # the learner runs, but gives
 
 # Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
 NOT_CREATED: Final = "NotCreated"  # the object or its pod does not exist yet
+LABELS_LOST: Final = "PodLabelsLost"  # somebody took the labels by which the pod is seen; it may run
 POD_REFUSED: Final = "PodRefused"  # a quota, a policy or the kubelet refused the pod; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
+EVICTED: Final = "Evicted"  # the kubelet evicted a pod, for lack of something; the whole job makes a pause
 UNSCHEDULABLE: Final = "Unschedulable"  # no node fits the pod; the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"  # the message names the image and the registry's answer
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
@@ -70,8 +72,12 @@ CONTAINERS_STARTING: Final = "ContainersStarting"  # images are pulled, or conta
 WEIGHTS_IN_SYNC: Final = "WeightsInSync"
 SAME_VERSION: Final = "SameVersion"  # all servers hold the version pushed last
 VERSIONS_DIFFER: Final = "VersionsDiffer"  # some server holds another version
-SERVER_RESTARTED: Final = "ServerRestarted"  # a restarted server has no pushed weights until the next push
+SERVER_RESTARTED: Final = "ServerRestarted"  # a server that started anew has no pushed weights until the next push
 NOT_SYNCED_YET: Final = "NotSyncedYet"  # the learner has pushed no weights yet
+
+# Condition StepsKept: present only while steps that a learner had done have to be done again.
+STEPS_KEPT: Final = "StepsKept"
+STEPS_LOST: Final = "StepsLost"  # the learner began at an older step than another one had reached
 
 # Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.
 QUOTA_RESERVED: Final = "QuotaReserved"
@@ -95,12 +101,17 @@ STALLED: Final = "Stalled"  # the job does not get there unless somebody acts
 
 # Condition Suspended: present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"  # spec.suspend is true
-PODS_ENDING: Final = "PodsEnding"  # the pods of a suspended job end: its learner writes its checkpoint
+PODS_ENDING: Final = "PodsEnding"  # pods were told to stop, and end: a learner that runs first writes its checkpoint
+
+# Condition PodsEnded: present only while pods of a job that has ended, or is suspended, do not end.
+PODS_ENDED: Final = "PodsEnded"
+PODS_OVERDUE: Final = "PodsOverdue"  # a pod keeps its node and GPUs five minutes after it should have ended
 
 # Conditions Succeeded and Failed: present only when true.
 LEARNER_SUCCEEDED: Final = "LearnerSucceeded"  # the learner ended with exit code 0
 CONFIGURATION_ERROR: Final = "ConfigurationError"  # exit code 64: never retried
 BACKOFF_LIMIT: Final = "BackoffLimitExceeded"  # the learner failed more often than spec.learner.backoffLimit
+EVICTED_TOO_OFTEN: Final = "EvictedTooOften"  # the kubelet evicted pods more often than spec.evictionLimit allows
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds has passed
-START_DEADLINE: Final = "StartDeadlineExceeded"  # spec.learner.startDeadlineSeconds: the servers never all answered
+START_DEADLINE: Final = "StartDeadlineExceeded"  # spec.learner.startDeadlineSeconds: the learner did not start in time
 LEARNER_FAILED: Final = "LearnerFailed"  # the Job failed for another reason, which the message names

@@ -64,24 +64,37 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
+        self._owners: dict[str, Key] = {}  # by the uids of children
+
+    def key(self, kind: str, body: Object) -> Key | None:
+        """Return the job that an object is or belongs to, also where somebody took the annotation that says so."""
+        return key_of(kind, body) or self._owners.get(body["metadata"]["uid"])
 
     def put(self, kind: str, body: Object) -> None:
         """Keep the object unless a newer state of it is known."""
-        key = key_of(kind, body)
+        key = self.key(kind, body)
         if key is None:
             return
+        before = self._owners.get(body["metadata"]["uid"], key)
+        if before != key:
+            self._drop(kind, before, body)
         siblings, metadata = self._objects[kind][key], body["metadata"]
         known, name = siblings.get(metadata["name"]), metadata["name"]
         if known is None or known.version <= version_of(body):
             slimmed = slim(kind, body)
             kept = slimmed if kind == names.KIND else write(slimmed)
             siblings[name] = _Entry(name, metadata["uid"], version_of(body), kept)
+            if kind != names.KIND:
+                self._owners[metadata["uid"]] = key
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget the object, unless another one has taken its name."""
-        key = key_of(kind, body)
-        if key is None:
-            return
+        key = self.key(kind, body)
+        if key is not None:
+            self._drop(kind, key, body)
+
+    def _drop(self, kind: str, key: Key, body: Object) -> None:
+        self._owners.pop(body["metadata"]["uid"], None)
         siblings = self._objects[kind].get(key, {})
         known = siblings.get(body["metadata"]["name"])
         if known is not None and known.uid == body["metadata"]["uid"]:
@@ -100,9 +113,14 @@ class Store:
 
     def knows(self, kind: str, body: Object) -> bool:
         """Return whether the object is known in this state or a newer one, or belongs to no job."""
-        key = key_of(kind, body)
+        known = self.known_version(kind, body)
+        return self.key(kind, body) is None or (known is not None and known >= version_of(body))
+
+    def known_version(self, kind: str, body: Object) -> int | None:
+        """Return the version in which the object of that name is known; None if it is not."""
+        key = self.key(kind, body)
         known = self._objects[kind].get(key, {}).get(body["metadata"]["name"]) if key else None
-        return key is None or (known is not None and known.version >= version_of(body))
+        return known.version if known else None
 
     def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
         """Return the known objects of a namespace, or of all, that a later list does not contain by their uids."""

@@ -36,6 +36,7 @@ _COLUMNS = (
 
 _APPLY_AGAIN = "delete the job and apply it again"
 _FAILED: Phase = "Failed"
+_SUCCEEDED: Phase = "Succeeded"
 
 UNOBSERVED: Final = -1
 """`status.observedGeneration` until the controller has seen the job: without one, GitOps tools take it for ready."""
@@ -127,16 +128,21 @@ def _immutable() -> list[dict[str, str]]:
     """Return the transition rules that freeze the inputs of a job's pods while it has pods.
 
     A job that the same write suspends gets none until it is resumed. A failed job has none, and runs again once it is
-    corrected. The rules are on the whole object because they read the
-    status.
+    corrected. One that has succeeded never runs again, suspended or not. The rules are on the whole object because they
+    read the status.
     """
-    way_out = f"{_APPLY_AGAIN}, or set spec.suspend to true with the change"
+    phase = "oldSelf.?status.?phase.orValue('')"
     suspended = " || ".join(f"{one}.spec.?suspend.orValue(false)" for one in ("self", "oldSelf"))
-    no_pods = f"{suspended} || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
+    no_pods = f"({suspended}) && {phase} != '{_SUCCEEDED}' || {phase} == '{_FAILED}'"
+    running = (
+        f"cannot change while the job is not suspended; {_APPLY_AGAIN}, or set spec.suspend to true with the change"
+    )
+    done = f"cannot change: the job has succeeded and never runs again; {_APPLY_AGAIN}, or apply it under another name"
     return [
         {
-            "rule": f"{no_pods} || {_scalable() if key == _SCALED[0] else _same('spec', key)}",
-            "message": f"cannot change while the job is not suspended; {way_out}",
+            "rule": f"{no_pods} || ({_scalable() if key == _SCALED[0] else _same('spec', key)})",
+            "message": running,
+            "messageExpression": f"{phase} == '{_SUCCEEDED}' ? '{done}' : '{running}'",
             "fieldPath": f".spec.{key}",
         }
         for key in FROZEN

@@ -78,8 +78,8 @@ class LearnerSpec(KubernetesObject):
     backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
     """Number of restarts of a failed learner, from its last checkpoint. A configuration error is never retried."""
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 3600
-    """Seconds from the choice of a node until all servers answer and the learner starts; after that the job fails.
-    Waiting for a node or for quota does not count."""
+    """Seconds from the choice of a node until all servers answer and the learner starts, in colocate mode until the
+    learner starts; after that the job fails. Waiting for a node or for quota does not count."""
 
 
 class Placement(KubernetesObject):
@@ -160,6 +160,9 @@ class JobSpec(KubernetesObject):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """List of volumes for model, data and output, mounted in every container."""
+    eviction_limit: Annotated[int, Field(ge=0, le=1000)] = 10
+    """Number of evictions of the job's pods by the kubelet, for lack of memory, disk or process IDs, after which the
+    job starts again; one more fails it. Drains and preemptions do not count."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Seconds from its start or last resume until an unfinished job fails; unset means no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

@@ -40,11 +40,13 @@ class ServerStatus(ReportPart):
     base_url: _Word | None = None
     """Address of the server inside the cluster."""
     ready: bool = False
-    """Whether the server answers."""
+    """Whether the server answers; one that started anew counts from the learner's next push."""
     version: int | None = None
     """Version of the server's weights: the optimizer step after which they were sent."""
     restarts: Count = 0
     """Restarts of the server's container."""
+    pod: _Word | None = None
+    """UID of the server's pod."""
 
 
 class ImageStatus(ReportPart):
@@ -87,8 +89,12 @@ class JobStatus(ReportPart):
     """Number of rollout servers that the job's pods have, ready or not; `kubectl scale` and autoscalers read it."""
     selector: _Word | None = None
     """Label selector of the servers' pods, for autoscalers."""
+    learner_pod: _Word | None = None
+    """UID of the learner's pod. Steps, loss and weight sync are those that this pod reported."""
     step: Count | None = None
     """Optimizer steps done."""
+    furthest_step: Count | None = None
+    """Optimizer steps that any learner of this job has done, since its spec was last edited."""
     max_steps: Count | None = None
     """Optimizer steps of the whole run."""
     progress: _Word | None = None
@@ -117,5 +123,11 @@ class JobStatus(ReportPart):
     """Time when the job ended."""
     restarts: Count | None = None
     """Restarts of the learner."""
+    evictions: Count | None = None
+    """Evictions of the job's pods by the kubelet since `startTime`."""
+    last_eviction: _Line | None = None
+    """What the kubelet said of the last one."""
+    evicted_pods: list[_Word] = Field(default=[], max_length=512)
+    """List of the UIDs of evicted pods that still exist and were counted."""
     message: _Line | None = None
     """What the job is doing, or why it ended."""

@@ -34,6 +34,7 @@ from stage2_trainer.process.checkpoints import (
     newest_whole,
     proved_step_of,
     run_course,
+    trained_step_of,
 )
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
@@ -135,13 +136,15 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     interrupt = Interrupt(world_size)
     interrupt.listen()
     stack.enter_context(nccl_choice.logged_into_a_file(os.environ))
-    records = checked_records(config, world_size=world_size)
+    with interrupt.stoppable(nothing_to_save=True):
+        records = checked_records(config, world_size=world_size)
     if overwrite:
         _remove_earlier_run(config)
-    with ACTIVITY.doing(f"looking for the model {config.model.model}"):
+    with interrupt.stoppable(nothing_to_save=True), ACTIVITY.doing(f"looking for the model {config.model.model}"):
         config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
+    reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(Path(checkpoint)))
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)

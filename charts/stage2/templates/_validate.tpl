@@ -23,6 +23,29 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Values of older charts, which an upgrade brings along. Helm's own words about them name no way out. */}}
+{{- define "stage2.validateOldValues" -}}
+{{- $image := .Values.image | default dict -}}
+{{- with .Values.workloadImage -}}
+{{- $name := "" -}}
+{{- if kindIs "map" . -}}
+{{- $name = .repository | default "REPOSITORY/trainer" -}}
+{{- with .tag -}}
+{{- $name = printf "%s:%s" $name . -}}
+{{- end -}}
+{{- end -}}
+{{- $own := printf "%s:%s" ($image.repository | default "REPOSITORY/controller") ($image.tag | default $.Chart.AppVersion) -}}
+{{- fail (printf "workloadImage: %s; older charts had it; the images of both parts are named under image: add --set workloadImage=null,image.repository=FOLDER,image.tag=TAG with the registry's folder that has the images controller and trainer, or name each one: --set workloadImage=null,image.repository=,image.tag=,image.controller=%s,image.trainer=%s" ($name | default "set") $own ($name | default "REPOSITORY/trainer:TAG")) -}}
+{{- end -}}
+{{- if not (has (kindOf (get (.Values.controller | default dict) "patienceSeconds")) (list "invalid" "string")) -}}
+{{- fail (printf "controller.patienceSeconds: %v; older charts had it; spec.learner.startDeadlineSeconds of a job bounds its start: add --set controller.patienceSeconds=null" .Values.controller.patienceSeconds) -}}
+{{- end -}}
+{{- $last := splitList "/" (trimSuffix "/" ($image.repository | default "")) | last -}}
+{{- if and (has $last (list "controller" "trainer")) (not (and $image.controller $image.trainer)) -}}
+{{- fail (printf "image.repository: %s; must be the folder that has the images controller and trainer: write %s, or name each image under image.controller and image.trainer" $image.repository (trimSuffix (printf "/%s" $last) (trimSuffix "/" $image.repository) | default "REGISTRY/FOLDER")) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A name without a registry would be anybody's on a public one. */}}
 {{- define "stage2.validateImages" -}}
 {{- $image := .Values.image | default dict -}}

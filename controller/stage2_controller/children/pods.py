@@ -165,8 +165,22 @@ def _learner_template(inputs: PodInputs) -> Manifest:
         learner = replace(learner, command=(*learner.command, f"--restarts={limit}"))
     extra: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": report.GRACE_S}
     if inputs.processes.servers:
-        extra["initContainers"] = [_container(inputs, role, wait_container(inputs.processes.learner))]
-    return _template(inputs, role, [_container(inputs, role, learner)], extra)
+        waits = _container(inputs, role, wait_container(inputs.processes.learner))
+        extra["initContainers"] = [{key: waits[key] for key in waits if key not in ("image", "imagePullPolicy")}]
+    return _waiting_with_its_image(_template(inputs, role, [_container(inputs, role, learner)], extra))
+
+
+def _waiting_with_its_image(made: Manifest) -> Manifest:
+    """Give the container that waits for the servers the learner's image, which a template may have changed.
+
+    Thus an image that cannot be pulled shows at once, not when the servers have loaded.
+    """
+    spec = made["spec"]
+    learner = next(one for one in spec["containers"] if one["name"] == names.ROLE_LEARNER)
+    for first in spec.get("initContainers") or ():
+        if first["name"] == names.WAIT_CONTAINER and not first.get("image"):
+            first |= {key: learner[key] for key in ("image", "imagePullPolicy")}
+    return made
 
 
 def _template(

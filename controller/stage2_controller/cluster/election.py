@@ -40,6 +40,7 @@ class Election:
         self._seen_at = clock()
         self._heard_at = clock()
         self.heard = False  # whether the API server has answered at least once
+        self.led_by_another = False  # whether another one was seen to renew the Lease
         self._asked_at = clock()  # when the last successful request for the Lease was sent
 
     async def acquire(self) -> None:
@@ -72,6 +73,15 @@ class Election:
         except _REFUSED as error:
             logger.warning("could not release the Lease, which will expire: %s", error)
 
+    def not_ready(self) -> str | None:
+        """Return why a candidate that stands by is no replacement yet; None once it is.
+
+        Where the one that held the Lease is gone, nobody leads, and whoever waits for ready replicas has to wait.
+        """
+        if not self.heard:
+            return "has had no answer about the Lease yet"
+        return self.problem(DURATION_S) if self.led_by_another else "waits for the Lease: nobody has renewed it yet"
+
     def problem(self, limit_s: float) -> str | None:
         """Return that the API server has not answered about the Lease for longer than this, if so."""
         silent_s = self._clock() - self._heard_at
@@ -100,6 +110,7 @@ class Election:
         if lease is None:
             return self._keep(await self._api.create(self._written(self._identity, None)))
         if self._seen is None or lease["metadata"]["resourceVersion"] != self._seen["metadata"]["resourceVersion"]:
+            self.led_by_another |= self._seen is not None and _holder(lease) not in ("", self._identity)
             self._seen, self._seen_at = lease, self._clock()
         free = not _holder(lease) or self._clock() - self._seen_at >= DURATION_S
         if _holder(lease) != self._identity and not free:

@@ -14,7 +14,7 @@ from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import comparison
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.progress import ProgressPolls
-from stage2_controller.observed import Object, Observed
+from stage2_controller.observed import FILES_AGAIN_S, Object, Observed, role_of
 from stage2_controller.place import binding
 from stage2_controller.queue import kueue
 from stage2_controller.spec import kinds, names
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
 _FILES = tuple(child.kind for child in kinds.CHILDREN if not child.watched and not child.has_pods)
 _KEPT_FOR = timedelta(minutes=2)  # an object that many jobs share
-_OWN_KEPT_FOR = timedelta(minutes=10)  # a job's Secret and ConfigMap, in case a person changes them
+_OWN_KEPT_FOR = timedelta(seconds=FILES_AGAIN_S)  # a job's Secret and ConfigMap, in case a person changes them
 # The API server reads all events of the namespace for one query; one quota may refuse the pods of a thousand jobs.
 _EVENTS_KEPT_FOR = timedelta(minutes=5)
 
@@ -55,14 +55,20 @@ class Observer:
             for kind in _FILES:  # pods that are created in this pass must find what exists now
                 self.forget_read(kind, key)
         files = () if _needs_no_files(job.get("status") or {}, seen) else _FILES
-        to_read = sorted({*files, *self._suspects.pop(key, ())})
+        unlabelled = set() if names.runs_as_jobset(job) else _parents_unseen(seen)
+        to_read = sorted({*files, *unlabelled, *self._suspects.pop(key, ())})
         if not to_read:
             return seen
         found = {kind: await self._read(kind, key) for kind in to_read}
         self.suspect(key, others_in(found, job))
         read = comparison.owned(_observed(found), job["metadata"])
-        progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
-        return replace(_merged(seen, read), progress=progress, unreachable=self._progress.unreachable(key))
+        learner, servers = seen.pod(names.ROLE_LEARNER), seen.server_processes()
+        return replace(
+            _merged(seen, read),
+            progress=self._progress.latest(key, learner, read.secret, servers),
+            baseline=self._progress.baseline(key, servers),
+            unreachable=self._progress.unreachable(key),
+        )
 
     async def _on_one_node(self, key: Key, job: Object, watched: Observed) -> Observed:
         """Return also what matters for the place of a job, and its quota."""
@@ -244,6 +250,12 @@ def _is_fresh(read_at: datetime, kept_for: timedelta, now: datetime) -> bool:
 def child_name(kind: str, key: Key) -> str:
     """Return the name of the child of a kind."""
     return names.child_name(key.name, kinds.CHILD[kind].role)
+
+
+def _parents_unseen(seen: Observed) -> set[str]:
+    """Return the kinds of children that no watch shows, and whose pods are there: they may have lost their label."""
+    of_pods = {kinds.KIND_OF_ROLE[role] for pod in seen.pods if (role := role_of(pod)) in kinds.KIND_OF_ROLE}
+    return {kind for kind in of_pods if seen.child(kind) is None}
 
 
 def others_in(found: Mapping[str, Object | None], job: Object) -> set[str]:

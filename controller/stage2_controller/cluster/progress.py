@@ -33,18 +33,35 @@ _LARGEST_BYTES = 256 << 10
 """A report has a few thousand bytes, but the owner of the pod may send any number."""
 
 
+Servers = frozenset[tuple[str, str, int]]
+"""The server processes that ran, as `Observed.server_processes` names them."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What was known when a learner was asked. pod: its uid: a report of an earlier pod does not count."""
+
+    pod: str
+    servers: Servers
+
+
 @dataclass(frozen=True)
 class _LastReport:
-    pod: str  # its uid: a report of an earlier pod does not count
+    asked: _Question
     report: LearnerReport | None
     at: float
+    first: LearnerReport | None = None  # the first one since the same servers were seen
     silent: int = 0  # requests in a row without a report
     answered_at: float | None = None  # None: never
     problem: str = ""  # why the last request brought none
 
 
 class Unreachable(Exception):
-    """A learner gave no report; the text says why."""
+    """A learner gave no report; the text says why. unheard: nobody listens at its address."""
+
+    def __init__(self, why: str, *, unheard: bool = False) -> None:
+        super().__init__(why)
+        self.unheard = unheard
 
 
 class ProgressPolls:
@@ -67,18 +84,31 @@ class ProgressPolls:
         self._clock = clock
         self._gate = asyncio.Semaphore(_AT_ONCE)
         self._kept: dict[Key, _LastReport] = {}
-        self._asking: dict[Key, asyncio.Task[None]] = {}
+        self._asking: dict[Key, tuple[_Question, asyncio.Task[None]]] = {}
 
-    def latest(self, key: Key, pod: Object | None, secret: Object | None) -> LearnerReport | None:
-        """Return the last report of the learner in this pod; an old one is renewed in the background."""
+    def latest(self, key: Key, pod: Object | None, secret: Object | None, servers: Servers) -> LearnerReport | None:
+        """Return the last report of the learner in this pod; an old one is renewed in the background.
+
+        servers: those that run now. If they are others than before, the learner is asked at once.
+        """
         if pod is None or secret is None or not running(pod, names.ROLE_LEARNER):
             self.forget(key)
             return None
-        uid, kept = pod["metadata"]["uid"], self._kept.get(key)
-        known = kept if kept and kept.pod == uid else None
-        if key not in self._asking and (known is None or self._clock() - known.at >= self._fresh_s):
-            self._asking[key] = asyncio.create_task(self._ask(key, uid, pod, secret))
+        question = _Question(pod["metadata"]["uid"], servers)
+        if key in self._kept and self._kept[key].asked.pod != question.pod:
+            self.forget(key)
+        known = self._kept.get(key)
+        if key in self._asking and self._asking[key][0] != question:
+            self._stop_asking(key)
+        is_fresh = known and known.asked == question and self._clock() - known.at < self._fresh_s
+        if key not in self._asking and not is_fresh:
+            self._asking[key] = question, asyncio.create_task(self._ask(key, question, pod, secret))
         return known.report if known else None
+
+    def baseline(self, key: Key, servers: Servers) -> LearnerReport | None:
+        """Return the learner's first report that it was asked for after all of these servers were seen to run."""
+        known = self._kept.get(key)
+        return known.first if known and known.asked.servers == servers else None
 
     def unreachable(self, key: Key) -> str | None:
         """Return why the job's learner is not reached for several requests in a row; None while it is."""
@@ -94,8 +124,11 @@ class ProgressPolls:
     def forget(self, key: Key) -> None:
         """Drop the report of a job that has no running learner any more."""
         self._kept.pop(key, None)
-        if task := self._asking.pop(key, None):
-            task.cancel()
+        self._stop_asking(key)
+
+    def _stop_asking(self, key: Key) -> None:
+        if key in self._asking:
+            self._asking.pop(key)[1].cancel()
 
     async def close(self) -> None:
         """End all requests."""
@@ -103,22 +136,31 @@ class ProgressPolls:
             self.forget(key)
         await self._reader.close()
 
-    async def _ask(self, key: Key, uid: str, pod: Object, secret: Object) -> None:
-        report, problem = None, ""
+    async def _ask(self, key: Key, question: _Question, pod: Object, secret: Object) -> None:
+        report, problem, unheard = None, "", False
         try:
             async with self._gate:
                 report = await self._reader.read(pod, secret)
         except Exception as error:  # after a bug in reading one report the learner must be polled again
-            problem = str(error)
+            problem, unheard = str(error), isinstance(error, Unreachable) and error.unheard
             if not isinstance(error, Unreachable):
                 logger.exception("%s: the learner's report cannot be read", key)
         kept, known = self._kept.get(key), self.unreachable(key)
-        before = kept if kept and kept.pod == uid else _LastReport(uid, None, 0.0)
+        before = kept if kept and kept.asked.pod == question.pod else _LastReport(question, None, 0.0)
         silent, now = before.silent + 1 if problem else 0, self._clock()
-        self._kept[key] = _LastReport(uid, report, now, silent, before.answered_at if problem else now, problem)
+        if unheard and before.report is not None and not _has_ended(before.report):
+            silent = _SILENT_LIMIT  # its process is gone: in the same pod the next one loads
+        first = (before.first if before.asked == question else None) or report
+        answered_at = before.answered_at if problem else now
+        self._kept[key] = _LastReport(question, report, now, first, silent, answered_at, problem)
         self._asking.pop(key, None)
         if (report, self.unreachable(key)) != (before.report, known):
             self._changed(key)
+
+
+def _has_ended(report: LearnerReport) -> bool:
+    """Return whether a learner had done its last step: its process ends a moment before its container."""
+    return report.phase in ("done", "failed") or 0 < report.max_steps <= report.step
 
 
 class ProgressReader:
@@ -146,6 +188,8 @@ class ProgressReader:
                 if response.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {response.status}")
                 document = from_json(await _content(response))  # unlike json it bounds the depth
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(f"{url}: {error}", unheard=isinstance(error.os_error, ConnectionRefusedError)) from error
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
         if (report := read_report(document)) is None:

@@ -28,6 +28,10 @@ _RETRY_S = 2.0
 _UNLISTED_LIMIT_S = 600.0
 
 
+class WentBack(Exception):
+    """The API server holds an older world than before, as after a restore from a backup; the text says how it shows."""
+
+
 @dataclass
 class Feed:
     """A kind to follow, in one namespace or in all, and what takes in its changes."""
@@ -36,6 +40,7 @@ class Feed:
     observe: Callable[[str, Object], None]  # takes in an event, as a watch delivers it
     vanished: Callable[[str, str | None, Container[str], int], Iterable[Object]]  # what a list no longer has
     knows: Callable[[str, Object], bool] = lambda kind, body: False  # whether this state, or a newer one, is known
+    known_version: Callable[[str, Object], int | None] = lambda kind, body: None  # of the object of that name
     namespace: str | None = None
     labels: str | None = None
     fields: str | None = None
@@ -112,6 +117,7 @@ class Watches:
         version, present = "", set()
         async for page in self._api.pages(feed.kind, feed.namespace, labels=feed.labels, fields=feed.fields):
             version = version or page["metadata"]["resourceVersion"]
+            _check_is_later(feed, version, page["items"])
             for body in page["items"]:
                 present.add(body["metadata"]["uid"])
                 if not feed.knows(feed.kind, body):
@@ -119,3 +125,18 @@ class Watches:
         for body in list(feed.vanished(feed.kind, feed.namespace, present, int(version))):
             feed.observe(feed.kind, {"type": "DELETED", "object": body})
         feed.version, feed.listed_at = version, time.monotonic()
+
+
+def _check_is_later(feed: Feed, version: str, items: Iterable[Object]) -> None:
+    """Raise WentBack if a list is older than the last one, or has an object in an older state than was known before it.
+
+    Without a restore, a list has each object as it is, and versions only grow.
+    """
+    resource = kinds.RESOURCES[feed.kind]
+    if feed.version and int(version) < int(feed.version):
+        raise WentBack(f"{resource.plural}: version {version} after {feed.version}")
+    for body in items:
+        known, metadata = feed.known_version(feed.kind, body), body["metadata"]
+        if known is not None and int(metadata["resourceVersion"]) < known <= int(version):
+            what = f"{resource.kind.lower()} {metadata['name']}"
+            raise WentBack(f"{what}: version {metadata['resourceVersion']} after {known}")

@@ -14,16 +14,16 @@ import kopf
 
 from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api
-from stage2_controller.cluster.election import DURATION_S, Election
+from stage2_controller.cluster.election import Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
-from stage2_controller.cluster.watches import FAILURES, Feed, Watches
+from stage2_controller.cluster.watches import FAILURES, Feed, Watches, WentBack
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
-from stage2_controller.store import Store, key_of
+from stage2_controller.store import Store
 from stage2_controller.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Controller:
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another controller leads now
     broken: bool = False  # a bug ended a task that all jobs need
+    restored: str | None = None  # how it shows that the API server was restored from a backup
     ready: bool = False  # everything was listed
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _leading: asyncio.Task[None] | None = None
@@ -94,7 +95,7 @@ class Controller:
         self._leading = self._task(self._lead())
         self._tasks += [
             self._leading,
-            self._task(self.watches.run()),
+            self._task(self._watch()),
             self._task(measure_lag(self.metrics.loop_lag.observe)),
         ]
         self.ready = True
@@ -127,9 +128,8 @@ class Controller:
     def observe(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take in one watch event, and queue the job that it concerns."""
         body = event["object"]
-        gone = event["type"] == "DELETED"
+        gone, key = event["type"] == "DELETED", self.store.key(kind, body)
         (self.store.remove if gone else self.store.put)(kind, body)
-        key = key_of(kind, body)
         if key is None:
             return
         if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
@@ -152,6 +152,15 @@ class Controller:
             if self._leading:
                 self._leading.cancel()
             self.metrics.leads.set(0)
+
+    async def _watch(self) -> None:
+        """Follow what happens. Where the API server went back in time, end: the next process lists everything anew."""
+        try:
+            await self.watches.run()
+        except* WentBack as errors:
+            self.restored = str(errors.exceptions[0])
+            logger.critical("the API server was restored from a backup (%s): starts again", self.restored)
+            self.stop_flag.set()
 
     async def _lead(self) -> None:
         for job in self.store.all_of(names.KIND):
@@ -190,7 +199,7 @@ class Controller:
         if self._unlisted:
             return self._unlisted
         if standing_by := self._stands_by():
-            return standing_by.problem(DURATION_S) if standing_by.heard else "has had no answer about the Lease yet"
+            return standing_by.not_ready()
         return self.watches.problem() if self.ready else "does not know yet what exists"
 
     def figures(self) -> bytes:
@@ -238,6 +247,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
             lambda kind, event: controller.observe(kind, event),
             store.vanished,
             knows=store.knows,
+            known_version=store.known_version,
             namespace=space,
             labels=None if resource.kind == names.KIND else f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}",
             by_kopf=resource.kind == names.KIND,

@@ -62,6 +62,8 @@ def why_ended(controller: Controller) -> str | None:
     """Return what ended a controller that no signal ended."""
     if controller.lost:
         return "another controller leads now"
+    if controller.restored:
+        return f"the API server was restored from a backup ({controller.restored}): everything has to be listed anew"
     if controller.broken:
         return "a bug ended the controller; the log has its traceback"
     return None

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from stage2_controller import conditions, diagnose, reasons
+from stage2_controller import conditions, diagnose, ending, reasons
 from stage2_controller.observed import Object, Observed, ended, role_of, terminating
 from stage2_controller.spec import kinds, names
 
@@ -15,8 +15,8 @@ ATTEMPT_S = 100.0
 """How long one pod of a job may hold a node while the other has none, and nothing refuses that one."""
 UNMADE_S = 60.0
 """How long the learner's Job may have no pod before events are read for the reason."""
-OVERDUE_S = 300.0
-"""How long a pod may outlive its deletion's grace period, and how long the scheduler may evict others for a pod."""
+PREEMPTS_S = 300.0
+"""How long the scheduler may evict others for a pod, while the job holds no node."""
 _TURNED_AWAY_FOR_S, _TURNED_AWAY_WITHIN_S, _TURNED_AWAY_TIMES = 60.0, 120.0, 3
 _CONDITION_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
 # Parts of the scheduler's messages about what no other node would mend. kube-scheduler 1.30 to 1.37, plugins
@@ -69,7 +69,7 @@ class Incomplete:
         if self.is_apart:
             return REFUSED_S
         if self.preempts:
-            return ATTEMPT_S if self.nodes else OVERDUE_S
+            return ATTEMPT_S if self.nodes else PREEMPTS_S
         if self.refusal and (self.nodes or self.refusal.of_node):
             return REFUSED_S
         return ATTEMPT_S if self.nodes else None
@@ -80,10 +80,10 @@ def incomplete(
 ) -> Incomplete | None:
     """Return which pods of the job miss a node; None if all have the same one, or old pods of the job still make way.
 
-    roles: those of the job's pods; status: the one that the last pass wrote.
+    A pod that has lost its labels misses none. roles: of the job's pods; status: the one that the last pass wrote.
     """
-    lasting = _without_finished(observed, now)
-    if any(map(terminating, lasting.pods)) or observed.old_learner():
+    lasting, roles = _without_finished(observed, now), [role for role in roles if not observed.unseen(role)]
+    if not roles or any(map(terminating, lasting.pods)) or observed.old_learner():
         return None
     pods = {role: _current_pod(lasting, role) for role in roles}
     nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in pods.items() if pod and pod["spec"].get("nodeName")}
@@ -96,6 +96,12 @@ def incomplete(
     if refusal:
         times.append(refusal.since)
     return Incomplete(nodes, missing, max(times), refusal, bool(preempting))
+
+
+def is_leaving(observed: Observed, roles: Collection[str]) -> bool:
+    """Return whether a pod of these roles was told to stop, or has no node: nothing may replace it on a closed one."""
+    pods = [_current_pod(observed, role) for role in roles if not observed.unseen(role)]
+    return any(pod is None or terminating(pod) or not pod["spec"].get("nodeName") for pod in pods)
 
 
 def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
@@ -114,25 +120,6 @@ def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
         if len(recent) >= _TURNED_AWAY_TIMES and max(recent) >= _TURNED_AWAY_FOR_S:
             return diagnose.turned_away(min(rejected, key=lambda one: one[0])[1])
     return None
-
-
-def seconds_to_old_pods_end(observed: Observed, now: datetime) -> float | None:
-    """Return the seconds until a pod that is being deleted is overdue; None if none is."""
-    left = [seconds_to_overdue(pod, now) for pod in _without_finished(observed, now).pods if terminating(pod)]
-    return min((some for some in left if some > 0), default=None)
-
-
-def overdue(pod: Object, now: datetime) -> bool:
-    """Return whether the pod should have ended long ago: its node does not answer, or something holds it."""
-    return terminating(pod) and seconds_to_overdue(pod, now) <= 0
-
-
-def seconds_to_overdue(pod: Object, now: datetime) -> float:
-    """Return the seconds until a pod that is being deleted counts as one that does not end."""
-    metadata = pod["metadata"]
-    grace_s = metadata.get("deletionGracePeriodSeconds") or 0
-    deleted_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
-    return conditions.seconds_left(deleted_at, grace_s + OVERDUE_S, now)
 
 
 def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:
@@ -179,7 +166,7 @@ def _without_finished(observed: Observed, now: datetime) -> Observed:
     def lasts(pod: Object) -> bool:
         if ended(pod):
             return not terminating(pod) and role_of(pod) not in refused
-        return not overdue(pod, now)
+        return not ending.overdue(pod, now)
 
     return replace(observed, pods=tuple(filter(lasts, observed.pods)))
 

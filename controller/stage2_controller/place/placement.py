@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, ending, reasons
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.place import binding, node_fit
@@ -69,9 +69,9 @@ def choose(
         place = _pause(need, snapshot, status) or _find(need, snapshot, nodes_may_come)
     if place.node is None and place.tied:
         return place
-    left_s = binding.seconds_to_old_pods_end(observed, now)
+    left_s = ending.seconds_to_next_overdue(observed, now)
     place = replace(place, again_after_s=soonest(place.again_after_s, left_s))
-    return _beside_old_learner(place, node, observed, now)
+    return _beside_old_learner(place, node, observed, snapshot, now)
 
 
 def record(place: Place | None, capacity: Capacity, key: Key, *, started_at: str) -> None:
@@ -139,7 +139,7 @@ def _stay(
     if info and not info.ready:
         return _wait_for_silent(need, node, observed)
     place = _attempt(need, node, observed, status, now)
-    if place.failed and info and info.cordoned:
+    if info and info.cordoned and (place.failed or binding.is_leaving(observed, [pod.role for pod in need.pods])):
         why = f"node {node} is cordoned, as by kubectl drain: the whole job moves; kubectl uncordon {node} lets it back"
         return _leave_node(need, reasons.NODE_DRAINED, why)
     return place
@@ -159,7 +159,7 @@ def _attempt(need: Need, node: str, observed: Observed, status: Mapping[str, Any
         return _give_up(need, reasons.NODE_FULL, f"{message}: the whole job moves", refused=node)
     found = binding.incomplete(observed, [pod.role for pod in need.pods], status, now)
     if found is None:
-        return replace(_chosen(need, node), is_complete=True)
+        return replace(_chosen(need, node), is_complete=not any(observed.unseen(pod.role) for pod in need.pods))
     left_s = conditions.seconds_left(found.since, found.limit_s, now) if found.limit_s is not None else None
     if left_s is not None and left_s <= 0:
         reason = reasons.HALF_PLACED if found.nodes else reasons.NODE_FULL
@@ -225,7 +225,7 @@ def _over_quota(need: Need, message: str, status: Mapping[str, Any], now: dateti
     return Place(need, None, condition, again_after_s=min(max(waited_s, FIRST_PAUSE_S), LONGEST_PAUSE_S))
 
 
-def _beside_old_learner(place: Place, node: str | None, observed: Observed, now: datetime) -> Place:
+def _beside_old_learner(place: Place, node: str | None, observed: Observed, snapshot: Snapshot, now: datetime) -> Place:
     """Return the place, or none while an old learner of the job runs elsewhere, or does not end: it may still write.
 
     Servers may load meanwhile on its own node alone, and not for ever: nobody would come to them if that node is
@@ -235,14 +235,19 @@ def _beside_old_learner(place: Place, node: str | None, observed: Observed, now:
     old_node = old["spec"].get("nodeName") if old else None
     if old is None or old_node is None:
         return place
-    if (place.node or node) == old_node and not binding.overdue(old, now):
-        left_s = binding.seconds_to_overdue(old, now) if terminating(old) else None
+    if (place.node or node) == old_node and not ending.overdue(old, now):
+        left_s = ending.seconds_to_overdue(old, now) if terminating(old) else None
         return replace(place, again_after_s=soonest(place.again_after_s, left_s))
     message = (
-        f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write, so no"
-        f" pod of the job starts; if the node is off for good, kubectl delete node {old_node} ends the pod, or the"
-        " taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        f"pod {old['metadata']['name']} of an old learner has not ended on node {old_node} and may still write: the job"
+        " waits for it"
     )
+    there = snapshot.node_for(place.need, old_node)
+    if ending.overdue(old, now) or (snapshot.sees_nodes and not (there and there.ready)):
+        message += (
+            f"; if the node is off for good, kubectl delete node {old_node} ends the pod, or the taint"
+            " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+        )
     condition = Condition(reasons.PLACED, "False", reasons.OLD_LEARNER_ENDING, message)
     return Place(place.need, None, condition, again_after_s=LOOK_AGAIN_S)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition, truth
 from stage2_controller.spec import names
+from stage2_controller.spec.objects import value_at
 
 State = Literal["ok", "waits", "wrong"]
 
@@ -66,20 +67,26 @@ _FIXES = {
     reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
     reasons.JOBSET_MISSING: "the command that the message names; or a new job without spec.engine",
     reasons.NAME_TAKEN: "metadata.name of rmj/{job}, or the object that the message names, in namespace {namespace}",
+    reasons.LABELS_LOST: "the command that the message names",
     reasons.POD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",
     reasons.QUEUED_TWICE: "integrations.externalFrameworks of Kueue's configuration",
     reasons.UNSCHEDULABLE: "spec.placement of rmj/{job}, or the pod's volumes (spec.volumes)",
-    reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
+    reasons.EVICTED: "spec.rollout.resources and spec.learner.resources of rmj/{job}; kubectl describe nodes",
+    reasons.IMAGE_UNAVAILABLE: "{images}, or spec.imagePullSecrets of rmj/{job}",
     reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
     reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
     "kubectl logs {servers} --all-containers --previous",
     reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
     reasons.LEARNER_UNREACHABLE: "kubectl logs job/{learner}; NetworkPolicies of namespace {namespace}",
     reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
+    reasons.PODS_OVERDUE: "the pod that the message names",
+    reasons.STEPS_LOST: "spec.volumes of rmj/{job}; kubectl logs job/{learner}",
     reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
-    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
-    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
+    reasons.EVICTED_TOO_OFTEN: "spec.rollout.resources, spec.learner.resources or spec.evictionLimit of rmj/{job}",
+    reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of rmj/{job}: it runs again with a larger one, or with none",
+    reasons.START_DEADLINE: "what the message names: then kubectl delete rmj {job}, and apply it again; or "
+    "spec.learner.startDeadlineSeconds of rmj/{job}: it runs again with another one",
     reasons.LEARNER_FAILED: "kubectl describe {parent}",
 }
 
@@ -103,7 +110,8 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
     end = known.get(reasons.FAILED) or known.get(reasons.SUCCEEDED)
     if end:
         state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"
-        return [*links[:1], Step("outcome", state, end["reason"], end["message"], _fix(end["reason"], job))]
+        stuck = f"; {known[reasons.PODS_ENDED]['message']}" if reasons.PODS_ENDED in known else ""
+        return [*links[:1], Step("outcome", state, end["reason"], end["message"] + stuck, _fix(end["reason"], job))]
     return [_with_learner(link, known.get(reasons.LEARNER_RUNNING)) for link in (*links, _last_step(status))]
 
 
@@ -140,7 +148,7 @@ def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> St
     if holds:
         return Step(name, "ok", reason, condition["message"], "")
     state: State = "waits" if reason in _PATIENCE else "wrong"
-    return Step(name, state, reason, condition["message"], _fix(reason, job))
+    return Step(name, state, reason, condition["message"], _fix(reason, job, condition["message"]))
 
 
 def _with_learner(link: Step, learner: Mapping[str, Any] | None) -> Step:
@@ -153,12 +161,14 @@ def _with_learner(link: Step, learner: Mapping[str, Any] | None) -> Step:
 
 def _last_step(status: Mapping[str, Any]) -> Step:
     done, of = status.get("step"), status.get("maxSteps")
+    kept = conditions.find(status, reasons.STEPS_KEPT)
+    lost = f"; {kept['message']}" if kept else ""
     if not done:
-        return Step("steps", "waits", reasons.NO_STEP_YET, "no optimizer step is done yet", "")
+        return Step("steps", "waits", reasons.NO_STEP_YET, f"no optimizer step is done yet{lost}", "")
     loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
     pushed = _pushed(status.get("sync") or {})
     speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
-    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
+    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}{lost}", "")
 
 
 def _pushed(sync: Mapping[str, Any]) -> str:
@@ -172,7 +182,7 @@ def _pushed(sync: Mapping[str, Any]) -> str:
     return f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s{how}{fast}{merged}"
 
 
-def _fix(reason: str, job: Mapping[str, Any]) -> str:
+def _fix(reason: str, job: Mapping[str, Any], message: str = "") -> str:
     metadata, status = job["metadata"], job.get("status") or {}
     text = _FIXES.get(reason) or _PATIENCE.get(reason) or ""
     return text.format(
@@ -182,7 +192,25 @@ def _fix(reason: str, job: Mapping[str, Any]) -> str:
         label=names.LABEL_JOB,
         namespace=metadata.get("namespace", "default"),
         node=status.get("node", ""),
+        images=_fields_of_image(job, message),
     )
+
+
+def _fields_of_image(job: Mapping[str, Any], message: str) -> str:
+    """Return the fields that name the image in a message: of a template, else the job's, else the chart's."""
+    named = [
+        f"spec.{role}.template.spec.{key}[{one['name']}].image"
+        for role in ("rollout", "learner")
+        for key in ("containers", "initContainers")
+        for one in _listed(value_at(job, "spec", role, "template", "spec", key))
+        if one.get("image") and f"{one['image']} " in message
+    ]
+    own = "spec.image" if value_at(job, "spec", "image") else "spec.image, or image.trainer of the chart"
+    return ", ".join(named) or own
+
+
+def _listed(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping) and "name" in one] if isinstance(value, list) else []
 
 
 def _objects(job: Mapping[str, Any]) -> dict[str, str]:
@@ -221,6 +249,8 @@ class Event(NamedTuple):
 def events(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[Event]:
     """Return an event for each condition whose status or reason is new and worth attention, each reason once."""
     found: dict[str, Event] = {}
+    if (current.get("evictions") or 0) > (previous.get("evictions") or 0):
+        found[reasons.EVICTED] = Event("Warning", reasons.EVICTED, current["lastEviction"])
     for item in current.get("conditions") or []:
         old = conditions.find(previous, item["type"])
         unchanged = old is not None and (old["status"], old["reason"]) == (item["status"], item["reason"])

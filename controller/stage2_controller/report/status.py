@@ -1,30 +1,26 @@
 """The status of a job: phase, conditions, progress, servers, reproducibility. A pure function of what is observed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import diagnose, jobset, reasons
-from stage2_controller.children import manifest
+from stage2_controller import diagnose, ending, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
-from stage2_controller.report import explanation
-from stage2_controller.spec import authorship, names
+from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.report import explanation, figures, servers
+from stage2_controller.spec import authorship, names, output_folder
 
 _BUG_CHARS = 1000  # of an exception's text
 _BY_HAND = {"kubectl-patch", "kubectl-edit"}
-# Kept from the learner's last report while it does not answer.
-_REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
 def valid_status(context: PlanContext) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
-    learner = context.observed.report()
-    report = {**context.previous, **(learner.reported() if learner else {})}
+    report = figures.report_of(context)
+    of_servers = servers.servers(context, report.now.get("sync") or {})
     status: dict[str, Any] = {
         "phase": _phase(context),
         "observedGeneration": context.job.metadata.generation or 0,
@@ -35,19 +31,14 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "firstStepTime": _first_step_time(context),
         "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
         "node": _node(context),
-        "rollout": _ready_of_all(context),
-        "servers": _servers(context, report.get("sync") or {}),
-        **(_replicas(context) if context.server_names else {}),
+        "servers": of_servers,
+        **servers.summary(context),
         "images": _images(context),
         "restarts": _restarts(context),
-        **{key: _without_nulls(report.get(key)) for key in _REPORTED},
-        "progress": _progress(report),
-        "loss": _finite(report.get("loss")),
-        "tokensPerSecond": _finite(report.get("tokensPerSecond")),
-        "bestStep": report.get("bestStep"),
-        "bestScore": _finite(report.get("bestScore")),
+        **context.evictions.status(),
+        **report.status(),
     }
-    found = _conditions(context, status["sync"], status["servers"])
+    found = _conditions(context, report, of_servers)
     status = {key: value for key, value in status.items() if value not in (None, "", [], {})}
     return _reported(status, found, context.raw, context.now)
 
@@ -68,13 +59,6 @@ def _reported(
     return {**status, "message": link.message, "conditions": entries}
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a reported value without null keys, which the status's schema refuses."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return value
-
-
 def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[str, Any]:
     """Return the status of a job that does not run, and whose spec breaks a rule."""
     found = [
@@ -83,17 +67,6 @@ def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[
     ]
     status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0)}
     return _reported(status, found, raw, now)
-
-
-def _progress(report: Mapping[str, Any]) -> str | None:
-    done, all_steps = report.get("step"), report.get("maxSteps")
-    return f"{done}/{all_steps}" if all_steps else None
-
-
-def _finite(figure: float | None) -> float | None:
-    """Return a finite figure or None: JSON has no infinity, and a NaN, which never equals itself, would be rewritten in
-    every pass."""
-    return figure if figure is not None and math.isfinite(figure) else None
 
 
 def _phase(context: PlanContext) -> str:
@@ -146,48 +119,6 @@ def _bound(context: PlanContext) -> str | None:
     return next(filter(None, nodes), None)
 
 
-def _container_statuses(context: PlanContext) -> dict[str, Object]:
-    # A job that is done has released its servers.
-    pod = None if context.outcome else context.observed.pod(names.ROLE_ROLLOUT)
-    statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
-    return {item["name"]: item for item in statuses}
-
-
-def _servers(context: PlanContext, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not context.parsed.processes.servers:
-        return []
-    statuses = _container_statuses(context)
-    addresses = [address.base_url for address in context.parsed.processes.addresses]
-    versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
-    servers = [
-        _server(name, url, statuses.get(name, {}), versions.get(_host_and_port(url)))
-        for name, url in zip(context.server_names, addresses, strict=True)
-    ]
-    pushed_before = (context.previous.get("sync") or {}).get("version")
-    if sync.get("version") == pushed_before:
-        _forget_earlier_processes(servers, context.previous)
-    return servers
-
-
-def _host_and_port(base_url: str) -> str:
-    """Return host and port without the scheme, which differs for pods from before jobs had certificates."""
-    return base_url.partition("://")[2]
-
-
-def _forget_earlier_processes(servers: list[dict[str, Any]], previous: Mapping[str, Any]) -> None:
-    before = {item["name"]: item for item in previous.get("servers") or []}
-    for entry in servers:
-        if _restarted(before.get(entry["name"], {}), entry):
-            entry.pop("version", None)  # the learner knows only the version of the earlier process
-            entry["ready"] = False
-
-
-def _restarted(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Return whether the server restarted since the last push, as seen now or in an earlier pass."""
-    restarts: int = before.get("restarts", 0)
-    return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
-
-
 def _images(context: PlanContext) -> list[dict[str, str]]:
     """Return the images that the containers run, or ran where they are gone."""
     known = {item["name"]: item for item in context.previous.get("images") or []}
@@ -198,29 +129,6 @@ def _images(context: PlanContext) -> list[dict[str, str]]:
             if digest.startswith("sha256:"):
                 known[item["name"]] = {"name": item["name"], "image": item["image"], "digest": digest}
     return [known[name] for name in sorted(known)]
-
-
-def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
-    entry = {
-        "name": name,
-        "baseUrl": url,
-        "ready": bool(container.get("ready")),
-        "restarts": container.get("restartCount", 0),
-    }
-    return entry if version is None else {**entry, "version": version}
-
-
-def _ready_of_all(context: PlanContext) -> str | None:
-    names_, statuses = context.server_names, _container_statuses(context)
-    ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
-    return f"{ready}/{len(names_)}" if names_ else None
-
-
-def _replicas(context: PlanContext) -> dict[str, Any]:
-    """Return what the scale subresource reads."""
-    there = not context.outcome and context.observed.pod(names.ROLE_ROLLOUT) is not None
-    labels = manifest.selector(context.job.metadata.name, names.ROLE_ROLLOUT).items()
-    return {"replicas": there * len(context.server_names), "selector": ",".join(f"{key}={one}" for key, one in labels)}
 
 
 def _restarts(context: PlanContext) -> int:
@@ -240,12 +148,10 @@ def _accepted(context: PlanContext) -> Condition:
     return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")
 
 
-def _conditions(
-    context: PlanContext, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
-) -> list[Condition]:
-    found = [_accepted(context)]
-    if context.blocked:
-        found.append(context.blocked)
+def _conditions(context: PlanContext, report: figures.Report, of_servers: Sequence[servers.Server]) -> list[Condition]:
+    stuck = _pods_overdue(context)
+    overdue = Condition(reasons.PODS_ENDED, "False", reasons.PODS_OVERDUE, stuck) if stuck else None
+    found = [one for one in (_accepted(context), context.blocked, overdue) if one]
     if context.job.spec.suspend and not context.outcome:
         return [*found, _suspended(context)]
     if context.quota:
@@ -253,12 +159,14 @@ def _conditions(
     if context.placement and context.placement.condition:
         found.append(context.placement.condition)
     if context.parsed.processes.servers:
-        found.append(_rollout_ready(context))
+        found.append(servers.rollout_ready(context))
     found.append(_learner_running(context))
     if silence := _silence(context):
         found.append(Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, silence))
     if context.parsed.processes.servers:
-        found.append(_weights_in_sync(sync, servers))
+        found.append(servers.weights_in_sync(context, report.now.get("sync"), of_servers))
+    if lost := figures.steps_kept(context, report):
+        found.append(lost)
     if context.outcome:
         found.append(Condition(context.outcome.phase, "True", context.outcome.reason, context.outcome.message))
     return found
@@ -267,10 +175,43 @@ def _conditions(
 def _suspended(context: PlanContext) -> Condition:
     by = f"spec.suspend is true{_set_by_hand(context.raw['metadata'])}"
     if context.holds_secret or context.observed.old_learner():
-        message = f"{by}: the pods end, and the learner first writes its checkpoint"
-        return Condition(reasons.SUSPENDED, "False", reasons.PODS_ENDING, message)
-    message = f"{by}: no pod exists; set it to false to resume from the last checkpoint"
+        stuck = _pods_overdue(context)
+        saves = ", and the learner first writes its checkpoint" if _writes_checkpoint(context) else ""
+        saves = f"; {stuck}" if stuck else saves
+        return Condition(reasons.SUSPENDED, "False", reasons.PODS_ENDING, f"{by}: the pods end{saves}")
+    message = f"{by}: no pod exists; set it to false to {_what_resumes(context)}"
     return Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)
+
+
+def _pods_overdue(context: PlanContext) -> str | None:
+    """Return which pods of a job that has ended, or is suspended, do not end; None if all do in time."""
+    if not (context.outcome or context.job.spec.suspend):
+        return None
+    metadata = [
+        (pod["metadata"], pod["spec"]["nodeName"]) for pod in ending.overdue_pods(context.observed, context.now)
+    ]
+    named = [
+        f"pod {one['name']} on node {node} has not ended and keeps what it has; a finalizer holds it, or its node is"
+        f" silent: kubectl describe pod {one['name']} -n {one['namespace']}"
+        for one, node in metadata
+    ]
+    return "; ".join(named) or None
+
+
+def _what_resumes(context: PlanContext) -> str:
+    """Return what follows once the job is resumed."""
+    reached = figures.furthest_step(context)
+    if not reached:
+        return "start"
+    if where := output_folder.fleeting(context.job):
+        return f"start again at step 0: {where}, and with it what a learner had done to step {reached}"
+    return f"resume from the last checkpoint (a learner had done step {reached})"
+
+
+def _writes_checkpoint(context: PlanContext) -> bool:
+    """Return whether a learner of the job runs, and what it writes as it ends will be there afterwards."""
+    learner = context.observed.pod(names.ROLE_LEARNER)
+    return running(learner, names.ROLE_LEARNER) and output_folder.fleeting(context.job) is None
 
 
 def _set_by_hand(metadata: Mapping[str, Any]) -> str:
@@ -287,16 +228,6 @@ def _set_by_hand(metadata: Mapping[str, Any]) -> str:
     return f" (set by {', '.join(owners)}{stays})"
 
 
-def _rollout_ready(context: PlanContext) -> Condition:
-    if context.outcome:
-        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job ended: its servers were removed")
-    observed, servers = context.observed, context.server_names
-    finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
-    if finding:
-        return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
-    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, f"all {len(servers)} servers answer")
-
-
 def _learner_running(context: PlanContext) -> Condition:
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
@@ -307,13 +238,14 @@ def _learner_running(context: PlanContext) -> Condition:
         message = "certificates of the job expire soon, or its Secret is gone: its pods restart with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
     if old := context.observed.old_learner():
-        return condition(False, reasons.OLD_LEARNER_ENDING, _how_it_ends(old, context.observed))
+        return condition(False, reasons.OLD_LEARNER_ENDING, _how_it_ends(old, context))
     pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
+    finding = servers.lost_labels(context, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, _doing(context))
     if finding.reason == reasons.SERVER_CRASHED:
@@ -325,16 +257,18 @@ def _learner_running(context: PlanContext) -> Condition:
 def _silence(context: PlanContext) -> str | None:
     """Return why the learner gives no report. A controller that has just started goes by what the last one wrote."""
     observed, before = context.observed, find(context.previous, reasons.LEARNER_REACHABLE)
-    if context.outcome or observed.progress or not running(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER):
+    pod = observed.pod(names.ROLE_LEARNER)
+    if context.outcome or observed.progress or terminating(pod) or not running(pod, names.ROLE_LEARNER):
         return None
     if observed.unreachable:
         return f"the learner runs and its report cannot be read: {observed.unreachable}"
-    return before["message"] if before else None
+    return before["message"] if before and figures.is_of_last_pod(context) else None
 
 
-def _how_it_ends(old: Object, observed: Observed) -> str:
-    if old not in observed.orphans:
-        return "the old learner first writes its checkpoint and ends"
+def _how_it_ends(old: Object, context: PlanContext) -> str:
+    if old not in context.observed.orphans:
+        saves = "first writes its checkpoint and ends" if _writes_checkpoint(context) else "ends"
+        return f"the old learner {saves}"
     metadata = old["metadata"]
     command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
     return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
@@ -345,25 +279,8 @@ def _doing(context: PlanContext) -> str:
     report, before = context.observed.progress, find(context.previous, reasons.LEARNER_RUNNING)
     if report:
         return f"the learner runs: {report.message or report.phase}"
-    return before["message"] if before and before["status"] == "True" else "the learner runs"
-
-
-def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> Condition:
-    def condition(status: bool, reason: str, message: str) -> Condition:
-        return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
-
-    held = [item["version"] for item in (sync or {}).get("servers") or []]
-    if sync is None or not held:
-        return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
-    restarted = [item["name"] for item in servers if "version" not in item]
-    if restarted:
-        message = f"{', '.join(restarted)} restarted and waits for the learner's next push"
-        return condition(False, reasons.SERVER_RESTARTED, message)
-    pushed, count = sync["version"], len(servers)
-    if behind := [str(version) for version in held if version != pushed]:
-        message = f"the learner pushed version {pushed}; {len(behind)} of {count} servers hold {', '.join(behind)}"
-        return condition(False, reasons.VERSIONS_DIFFER, message)
-    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {pushed}")
+    last = before and before["status"] == "True" and figures.is_of_last_pod(context)
+    return before["message"] if before and last else "the learner runs"
 
 
 def with_children_applied(

@@ -71,6 +71,8 @@ class SyncStatus(ReportPart):
 
     version: int = -1
     """Version of the servers' weights: the optimizer step after which they were sent; -1 before the first sync."""
+    pushes: Annotated[int, Field(ge=0)] = 0
+    """Number of syncs since the start of the learner, with those of a version that was pushed before."""
     requested_mode: _Word = ""
     """Mode in the configuration."""
     effective_mode: _Word = ""
@@ -103,6 +105,8 @@ class LearnerReport(ReportPart):
     """Optimizer steps done."""
     max_steps: int = 0
     """Optimizer steps of the whole run; 0 until they are known."""
+    resumed_step: Annotated[int, Field(ge=0)] | None = None
+    """Optimizer step of the checkpoint from which this learner began; 0 without one, null until it is known."""
     phase: _Word
     """What the learner is doing: one of `LearnerPhase`."""
     loss: float | None = None

@@ -37,6 +37,41 @@ def test_what_pods_are_made_from_stays_while_there_are_any(kubectl: Kubectl) -> 
         assert _patched(kubectl, {field: value}) == "", f"a suspended job can be edited: {field}"
 
 
+def test_what_made_the_pods_of_a_job_that_has_succeeded_stays(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    """The refusal advised to suspend it, and then the edit was taken and did nothing."""
+    kubectl.apply(job())
+    kubelet.job_runs("job-3v1")
+    kubelet.learner_ends("job-3v1", 0)
+    eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="it is done")
+    for field, value in CHANGES.items():
+        for spec in ({field: value}, {field: value, "suspend": True}):
+            refused = _patched(kubectl, spec)
+            assert f"spec.{field}: " in refused, (field, refused)
+            assert "the job has succeeded and never runs again; delete the job and apply it again" in refused
+            assert "spec.suspend" not in refused
+    assert _patched(kubectl, {"ttlSecondsAfterFinished": 0}) == ""
+    eventually(lambda: kubectl.get("rmj", "job-3v1") is None, why="its time is over")
+
+
+def test_a_job_past_its_deadline_runs_again_with_a_larger_one(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(activeDeadlineSeconds=1))
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
+    kubectl.apply(job(activeDeadlineSeconds=3600))
+    kubelet.job_runs("job-3v1")
+    assert reason(kubectl, "job-3v1", "Failed") is None
+
+
+def test_a_refused_job_is_deleted_when_its_time_to_live_is_over(kubectl: Kubectl, controller: Controller) -> None:
+    body = job(learner={"gpus": 1, "template": {"spec": {"hostNetwork": True}}}, ttlSecondsAfterFinished=5)
+    kubectl.apply(body)
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "InvalidSpec", why="the controller refuses it")
+    eventually(lambda: kubectl.get("rmj", "job-3v1") is None, why="its time is over")
+
+
 def _patched(kubectl: Kubectl, spec: Object) -> str:
     """What kubectl complains about when it merges this into the spec."""
     done = kubectl.run("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": spec}))

@@ -48,6 +48,7 @@ def test_defaults_of_the_job() -> None:
         "tls": {"enabled": True},
         "network": {"egress": "Auto"},
         "volumes": [],
+        "evictionLimit": 10,
     }
 
 

@@ -47,6 +47,7 @@ SYNC = SyncStatus(
 REPORT = LearnerReport(
     step=3,
     max_steps=9,
+    resumed_step=1,
     phase="training",
     loss=1.5,
     tokens_per_second=80.0,
@@ -65,9 +66,9 @@ GOLDEN_RECORD = (
     ' "versions": {"stage2": "0.1.0", "vllm": null}}'
 )
 GOLDEN_REPORT = (
-    '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
+    '{"step": 3, "maxSteps": 9, "resumedStep": 1, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
     ' "bestStep": 2, "bestScore": 0.75,'
-    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": "server",'
+    ' "sync": {"version": 3, "pushes": 0, "requestedMode": "auto", "effectiveMode": "full", "merge": "server",'
     ' "mergeReason": "it can be done there", "transport": "nccl", "gigabytesPerSecond": 0.25,'
     ' "phases": {"connect": 0.0, "begin": 0.0, "pack": 0.0, "send": 0.75, "load": 0.125, "finish": 0.0,'
     ' "prove": 0.0}, "seconds": 0.5,'
@@ -83,7 +84,7 @@ def test_the_report_is_these_bytes() -> None:
 
 def test_the_report_of_a_learner_that_has_just_started_has_every_key() -> None:
     assert json.dumps(LearnerReport(phase="loading").document()) == (
-        '{"step": 0, "maxSteps": 0, "phase": "loading", "loss": null, "tokensPerSecond": null,'
+        '{"step": 0, "maxSteps": 0, "resumedStep": null, "phase": "loading", "loss": null, "tokensPerSecond": null,'
         ' "bestStep": null, "bestScore": null, "sync": null, "reproducibility": {}, "restarts": 0, "message": ""}'
     )
 

@@ -45,6 +45,7 @@ def problem(condition: str, reason: str) -> str:
 
 
 STEP, GPUS, SERVER_RESTARTS, RESTARTS = map(of_job, ("step", "gpus_held", "server_restarts", "restarts"))
+EVICTIONS = of_job("evictions")
 HALF_PLACED = problem("Placed", "HalfPlaced")
 UNREACHABLE = problem("LearnerReachable", "LearnerUnreachable")
 
@@ -111,6 +112,25 @@ CASES = [
         31,
         JOB,
     ),
+    *(
+        Case("Stage2JobStartsTooLong", {phase("Starting", reason): "1x40", GPUS: "4x40"}, 31, JOB)
+        for reason in ("ImageUnavailable", "ContainersStarting", "ContainerConfigError", "WaitingForServers")
+    ),
+    *(
+        Case("Stage2JobFailed", {phase("Failed", reason): "1x20"}, 1, JOB)
+        for reason in ("StartDeadlineExceeded", "DeadlineExceeded", "EvictedTooOften")
+    ),
+    Case("Stage2JobEvicted", {phase("Pending"): "1x90", EVICTIONS: "0x9 1x80"}, 11, JOB),
+    Case("Stage2JobEvicted", {phase("Running"): "1x90", EVICTIONS: "0x9 1x80"}, 60, JOB),
+    Case("Stage2JobEvicted", {phase("Running"): "1x90", EVICTIONS: "0x9 1x80"}, 75, None),
+    Case("Stage2JobEvicted", {phase("Running"): "1x90", EVICTIONS: "3x9 0x80"}, 30, None),
+    Case("Stage2JobEvicted", {phase("Failed"): "1x90", EVICTIONS: "0x9 1x80"}, 11, None),
+    *(
+        Case("Stage2JobKeepsGpus", {phase(over): "1x40", GPUS: "4x40"}, 16, JOB)
+        for over in ("Succeeded", "Failed", "Suspended")
+    ),
+    Case("Stage2JobKeepsGpus", {phase("Succeeded"): "1x40", GPUS: "4x9 0x30"}, 20, None),
+    Case("Stage2JobKeepsGpus", {phase("Running"): "1x40", GPUS: "4x40"}, 40, None),
     Case("Stage2JobCrashLoops", {phase("Starting"): "1x60", SERVER_RESTARTS: "0x4 1x4 2x4 3x40"}, 20, JOB),
     Case("Stage2JobCrashLoops", {phase("Starting"): "1x60", SERVER_RESTARTS: "0x4 1x4 2x50"}, 20, None),
     Case("Stage2JobCrashLoops", {phase("Running"): "1x60", RESTARTS: "0x4 1x4 2x4 3x40"}, 20, JOB),
@@ -165,6 +185,18 @@ FORGED = [
         20,
         None,
     ),
+    Case(
+        "Stage2JobEvicted",
+        {phase("Running"): "1x60", of_learner("stage2_job_evictions", OTHERS_JOB): "0+1x60"},
+        20,
+        None,
+    ),
+    Case(
+        "Stage2JobKeepsGpus",
+        {phase("Succeeded"): "1x60", of_learner("stage2_job_gpus_held", OTHERS_JOB): "4x60"},
+        40,
+        None,
+    ),
     Case("Stage2JobNotAccepted", {of_learner("stage2_job_problem", OTHERS_PROBLEM): "1x20"}, 10, None),
     Case(
         "Stage2JobNeverPlaced",
@@ -212,7 +244,7 @@ def _run(cases: Sequence[Case], rules: Mapping[str, Any], promtool: str, tmp_pat
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
     alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
-    assert len(alerts) == 12
+    assert len(alerts) == 14
     for fires in (True, False):
         assert {case.alert for case in CASES if (case.fires is not None) is fires} == alerts
     assert {case.alert for case in FORGED} == alerts

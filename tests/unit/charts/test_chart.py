@@ -481,3 +481,40 @@ def test_only_the_port_of_metrics_and_health_of_the_controller_can_be_reached(te
     assert policy["ingress"] == [{"ports": [{"port": container["ports"][0]["name"]}]}]
     assert policy["egress"] == [{}]
     assert ("NetworkPolicy", "stage2") not in template("controller.networkPolicy=false")
+
+
+OLDER: list[tuple[Values, str]] = [
+    (
+        {
+            "image": {"repository": "mirror.example/ops/controller", "tag": "0.0.9"},
+            "workloadImage": {"repository": "mirror.example/ops/trainer", "tag": "0.0.9"},
+        },
+        "workloadImage: mirror.example/ops/trainer:0.0.9; ",
+    ),
+    ({"image": {"repository": "mirror.example/ops"}, "workloadImage": {"tag": "x"}}, "workloadImage: "),
+    ({"image": {"repository": "mirror.example/ops/controller"}}, "image.repository: mirror.example/ops/controller; "),
+    (
+        {"image": {"repository": "mirror.example/ops"}, "controller": {"patienceSeconds": 60}},
+        "controller.patienceSeconds: 60; ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), OLDER)
+def test_values_of_older_charts_are_refused_with_the_options_that_mend_them(
+    helm: str, tmp_path: Path, values: Values, words: str
+) -> None:
+    """Helm said that workloadImage is not allowed, and the documented upgrade ended there."""
+    (tmp_path / "older.yaml").write_text(yaml.safe_dump(values))
+    command = [helm, "template", "stage2", str(CHART), f"--values={tmp_path / 'older.yaml'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+    advised = [option.rstrip(",;") for option in re.findall(r"--set (\S+)", done.stderr)]
+    if not advised:
+        _, _, folder = done.stderr.partition(": write ")
+        advised = [f"image.repository={folder.partition(',')[0]}"]
+    upgraded = subprocess.run([*command, f"--set={advised[-1]}"], capture_output=True, text=True, check=False)
+    assert upgraded.returncode == 0, upgraded.stderr
+    for part in ("controller", "trainer"):
+        assert "mirror.example/ops" not in str(values.get("workloadImage")) or f"ops/{part}:0.0.9" in upgraded.stdout

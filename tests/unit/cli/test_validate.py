@@ -195,3 +195,18 @@ def test_machines_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert first["checked"] == [f"custom.train_jsonl: {train}: 1 valid record, 2 objects (1 bbox_2d, 1 poly)"]
     assert (second["valid"], second["kind"]) == (False, None)
     assert {"path", "value", "rule", "way_out"} == set(second["problems"][0])
+
+
+def test_an_output_folder_that_ends_with_its_pod_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "examples" / "job-3v1-tiny.yaml"
+    assert validate_files([path]) == 0
+    warned = capsys.readouterr().err
+    assert "1 warning" in warned
+    assert "spec.config.training.output_dir: '/output/job-3v1-tiny'" in warned
+    assert "starts again at step 0" in warned
+    assert "persistentVolumeClaim" in warned
+    assert validate_files([path], as_json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert [one["path"] for one in found["warnings"]] == ["spec.config.training.output_dir"]
+    assert validate_files([ROOT / "examples" / "job-3v1.yaml"]) == 0
+    assert "warning" not in capsys.readouterr().err

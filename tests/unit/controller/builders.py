@@ -193,11 +193,15 @@ def secret() -> Object:
     return child(planned(job()), "Secret")
 
 
+LOADING = LearnerReport(phase="loading")
+"""What a learner answers first."""
+
+
 def trains(made: Plan, **more: Any) -> Observed:
     """What is observed once the plan's servers answer and its learner trains; `more` adds or replaces parts."""
     files = {kind.lower(): child(made, kind) for kind in ("Service", "NetworkPolicy", "ConfigMap")}
     pods = (rollout_pod(True, True, True), learner_pod())
-    return created(made, **{**files, "pods": pods, "progress": report(), **more})
+    return created(made, **{**files, "pods": pods, "progress": report(), "baseline": LOADING, **more})
 
 
 def refused_by_quota(text: str = "exceeded quota: gpus", *, at: datetime = NOW) -> Object:

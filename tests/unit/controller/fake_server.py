@@ -105,6 +105,9 @@ class Server:
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
         self.events.append(event.reason)
 
+    async def events_of(self, namespace: str, uid: str, reason: str) -> list[Object]:
+        return []
+
     def written(self) -> list[str]:
         """The kinds of the children that were written."""
         return [kind for verb, kind in self.requests if verb in ("apply", "create") and kind != "status"]

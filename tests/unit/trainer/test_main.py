@@ -150,6 +150,16 @@ def test_the_same_run_that_has_ended_says_so(environment, config, tmp_path, capl
     with caplog.at_level("INFO"):
         assert learn(config()) == 0
     assert "this run ended at step 1" in caplog.text
+    assert last_words(tmp_path)["resumedStep"] == 1
+
+
+def test_a_learner_reports_the_step_from_which_it_begins(environment, config, tmp_path):
+    assert learn(config()) == EXIT_RETRYABLE  # its servers do not come
+    assert last_words(tmp_path)["resumedStep"] == 0
+    earlier_run(config(), tmp_path, seed=config().training.seed)
+    more = config(training={"max_steps": 3, "resume": "allow-changes"})
+    assert learn(more) == EXIT_RETRYABLE
+    assert last_words(tmp_path)["resumedStep"] == 1
 
 
 def test_an_earlier_run_is_overwritten_when_that_is_asked_for_and_nothing_is_wrong(environment, config, tmp_path):

@@ -112,12 +112,18 @@ def proved_step_of(checkpoint: Path) -> int | None:
     return step if type(step) is int and step >= 0 else None
 
 
+def trained_step_of(checkpoint: Path) -> int:
+    """Return the optimizer step from which a run resumes with a whole checkpoint, whatever its folder is called."""
+    step: int = _state(checkpoint)["global_step"]
+    return step
+
+
 def ends_training(checkpoint: Path, *, max_steps: int, epochs: float) -> int | None:
     """Return a checkpoint's step if training for `max_steps`, or else `epochs`, ends with it; else None.
 
     max_steps: -1 leaves it to the epochs.
     """
-    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    state = _state(checkpoint)
     step: int = state["global_step"]
     if max_steps > 0:
         return step if step >= max_steps else None
@@ -240,6 +246,10 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
 def divided_among(checkpoint: Path) -> int:
     """Return among how many processes DeepSpeed divided the optimizer's state of a checkpoint; 0: it did not."""
     return len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
+
+
+def _state(checkpoint: Path) -> Any:
+    return json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
 
 
 def _manifest(checkpoint: Path) -> Any:

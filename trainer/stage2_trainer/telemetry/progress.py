@@ -32,6 +32,7 @@ class ReportChanges(TypedDict, total=False):
 
     step: int
     max_steps: int
+    resumed_step: int
     phase: LearnerPhase
     loss: float | None
     tokens_per_second: float | None

@@ -240,6 +240,10 @@ class Learner:
         self.hangs = False
 
 
+SERVERS = frozenset({("pod", "server-0", 0)})
+RESTARTED = frozenset({("pod", "server-0", 1)})
+
+
 class Stage:
     """Polls of one learner under a clock that stands still, and how often a pass was asked for."""
 
@@ -252,9 +256,9 @@ class Stage:
         assert key == n.KEY
         self.reported += 1
 
-    async def pass_(self, pod: Any = None) -> Any:
+    async def pass_(self, pod: Any = None, servers: Any = SERVERS) -> Any:
         """What a pass is given; then whatever was asked for is answered."""
-        found = self.polls.latest(n.KEY, pod or self.pod, SECRET)
+        found = self.polls.latest(n.KEY, pod or self.pod, SECRET, servers)
         for _ in range(5):
             await asyncio.sleep(0)
         return found
@@ -329,6 +333,89 @@ async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers
     assert stage.polls.unreachable(n.KEY) is None
 
 
+async def test_a_learner_whose_process_has_ended_in_its_pod_is_unreachable_at_once(stage: Stage) -> None:
+    """It is started again there. For half a minute the status said that it trained."""
+    stage.learner.report = b.report(step=4)
+    await stage.pass_()
+    stage.now, stage.learner.report = 10.0, Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert (stage.polls.unreachable(n.KEY), await stage.pass_()) == ("connection refused", None)
+    stage.now, stage.learner.report = 20.0, {"step": 0}
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+@pytest.mark.parametrize("last", [b.report(step=10), b.report(phase="done"), b.report(phase="failed")])
+async def test_a_learner_that_has_just_ended_is_not_missed_before_its_container_ends(stage: Stage, last: Any) -> None:
+    stage.learner.report = last
+    await stage.pass_()
+    stage.now, stage.learner.report = 10.0, Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_a_learner_that_does_not_listen_yet_has_time_to_start(stage: Stage) -> None:
+    stage.learner.report = Unreachable("connection refused", unheard=True)
+    await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_a_new_pod_is_not_unreachable_because_the_one_before_was(stage: Stage) -> None:
+    await stage.pass_()
+    stage.learner.report = Unreachable("timed out")
+    for _ in range(3):
+        stage.now += 10.0
+        await stage.pass_()
+    assert stage.polls.unreachable(n.KEY) is not None
+    other = copy.deepcopy(stage.pod)
+    other["metadata"]["uid"] = "another"
+    stage.learner.hangs = True
+    assert stage.polls.latest(n.KEY, other, SECRET, SERVERS) is None
+    assert stage.polls.unreachable(n.KEY) is None
+
+
+async def test_the_first_report_beside_new_servers_is_what_their_pushes_are_compared_with(stage: Stage) -> None:
+    """A report of before says nothing of which process a later one is about."""
+    await stage.pass_()
+    assert stage.polls.baseline(n.KEY, SERVERS) == {"step": 1}
+    stage.learner.report = {"step": 2}
+    assert await stage.pass_(servers=RESTARTED) == {"step": 1}, "asked at once, although the last report is fresh"
+    assert stage.polls.baseline(n.KEY, SERVERS) is None
+    stage.now, stage.learner.report = 10.0, {"step": 3}
+    assert await stage.pass_(servers=RESTARTED) == {"step": 2}
+    assert await stage.pass_(servers=RESTARTED) == {"step": 3}
+    assert stage.polls.baseline(n.KEY, RESTARTED) == {"step": 2}, "what came later is news since"
+
+
+async def test_an_answer_that_was_asked_for_before_servers_were_replaced_is_no_baseline(stage: Stage) -> None:
+    stage.learner.hangs = True
+    await stage.pass_()
+    stage.learner.hangs = False
+    await stage.pass_(servers=RESTARTED)
+    assert stage.learner.asked == 2
+    assert stage.polls.baseline(n.KEY, RESTARTED) == {"step": 1}
+    assert stage.polls.baseline(n.KEY, SERVERS) is None
+
+
+async def test_a_learner_that_does_not_answer_once_keeps_its_baseline(stage: Stage) -> None:
+    await stage.pass_()
+    for report in (Unreachable("timed out"), {"step": 5}):
+        stage.now, stage.learner.report = stage.now + 10.0, report
+        await stage.pass_()
+    assert stage.polls.baseline(n.KEY, SERVERS) == {"step": 1}
+
+
+async def test_whether_anybody_listens_is_known(reader: ProgressReader) -> None:
+    nobody = {**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}
+    with pytest.raises(Unreachable) as refused:
+        await reader.read(nobody, SECRET)
+    assert refused.value.unheard
+    wrong = {"data": {layout.TOKEN_KEY: base64.b64encode(b"another").decode()}}
+    with pytest.raises(Unreachable) as answered:
+        await reader.read(POD, wrong)
+    assert not answered.value.unheard
+
+
 async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(stage: Stage) -> None:
     assert stage.polls.report_age_s(n.KEY) is None
     await stage.pass_()
@@ -346,7 +433,7 @@ async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(s
 async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.learner.hangs = True
     for index in range(progress._AT_ONCE + 5):
-        stage.polls.latest(Key("team-a", f"job-{index}"), stage.pod, SECRET)
+        stage.polls.latest(Key("team-a", f"job-{index}"), stage.pod, SECRET, SERVERS)
     for _ in range(5):
         await asyncio.sleep(0)
     assert stage.learner.asked == progress._AT_ONCE

@@ -126,3 +126,31 @@ def test_what_is_written_reads_as_it_was(made):
 def test_what_is_no_json_is_a_value_error():
     with pytest.raises(ValueError, match="Expecting value"):
         store.read("<html>")
+
+
+def test_a_pod_whose_annotation_somebody_takes_belongs_to_its_job_all_the_same() -> None:
+    """Its changes were lost, and so was its end: the status went on with what it had last been."""
+    store = Store()
+    store.put("Pod", seen("Pod", "p", 1))
+    store.put("Pod", seen("Pod", "p", 2, owner=None))
+    assert version(store, "Pod", "p") == "2"
+    assert store.key("Pod", seen("Pod", "p", 2, owner=None)) == KEY
+    assert not store.knows("Pod", seen("Pod", "p", 3, owner=None))
+    store.remove("Pod", seen("Pod", "p", 3, owner=None))
+    assert version(store, "Pod", "p") is None
+    assert store.key("Pod", seen("Pod", "p", 3, owner=None)) is None
+
+
+def test_an_object_of_nobody_is_known_and_not_kept() -> None:
+    store = Store()
+    store.put("Pod", seen("Pod", "p", 1, owner=None))
+    assert store.knows("Pod", seen("Pod", "p", 1, owner=None))
+    assert version(store, "Pod", "p") is None
+
+
+def test_a_pod_whose_annotation_names_another_job_is_not_of_both() -> None:
+    store = Store()
+    store.put("Pod", seen("Pod", "p", 1))
+    store.put("Pod", seen("Pod", "p", 2, owner="another"))
+    assert store.all("Pod", KEY) == ()
+    assert len(store.all("Pod", Key("team-a", "another"))) == 1

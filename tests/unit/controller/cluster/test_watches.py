@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from stage2_controller.cluster import watches
-from stage2_controller.cluster.watches import Feed, Watches
+from stage2_controller.cluster.watches import Feed, Watches, WentBack
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.store import Store
 from tests.unit.controller import nodes as n
@@ -25,6 +25,7 @@ class Server:
         self.objects = objects
         self.scripts = list(scripts)
         self.asked: list[Any] = []
+        self.version = "100"  # of every list
         self.idle = asyncio.Event()
 
     async def try_list(self, kind: str, namespace: str | None) -> None:
@@ -32,7 +33,7 @@ class Server:
 
     async def pages(self, kind: str, namespace: str | None, **_: Any) -> AsyncIterator[Object]:
         for body in self.objects.get(kind) or [None]:
-            yield {"items": [body] if body else [], "metadata": {"resourceVersion": "100"}}
+            yield {"items": [body] if body else [], "metadata": {"resourceVersion": self.version}}
 
     async def watch(self, kind: str, since: str, **_: Any) -> AsyncIterator[Object]:
         self.asked.append(since)
@@ -56,7 +57,7 @@ def of_store(store: Store, reported: list[str], **more: Any) -> Feed:
         reported.append(event["object"]["metadata"]["name"])
         (store.remove if event["type"] == "DELETED" else store.put)(kind, event["object"])
 
-    return Feed("Pod", observe, store.vanished, knows=store.knows, **more)
+    return Feed("Pod", observe, store.vanished, knows=store.knows, known_version=store.known_version, **more)
 
 
 async def followed(server: Any, *feeds: Feed) -> None:
@@ -150,3 +151,42 @@ async def test_lists_that_are_refused_for_ten_minutes_are_a_problem(monkeypatch:
     assert (watcher.problem(), watcher.age_s()) == (None, 599.0)
     now = 1601.0
     assert watcher.problem() == "no whole list of all pods for 601 s"
+
+
+async def test_a_list_that_is_older_than_the_last_one_comes_from_a_backup() -> None:
+    """etcd was restored: everything that is known is of a world that never was."""
+    server: Any = Server(Pod=[seen("Pod", "p", 5)])
+    watcher = Watches(server, [of_store(Store(), [])])
+    await watcher.fill()
+    server.version = "99"
+    with pytest.raises(WentBack, match="pods: version 99 after 100"):
+        await watcher.fill()
+
+
+@pytest.mark.parametrize("uid", ["1", "of-the-one-before"])
+async def test_an_object_that_is_older_than_a_new_list_of_it_comes_from_a_backup(uid: str) -> None:
+    """Versions were raised as etcd was restored, so that no list seems older."""
+    server: Any = Server(Pod=[seen("Pod", "p", 5, uid=uid)])
+    store = Store()
+    store.put("Pod", seen("Pod", "p", 50))
+    with pytest.raises(WentBack, match="pod p: version 5 after 50"):
+        await Watches(server, [of_store(store, [])]).fill()
+
+
+async def test_what_changed_while_a_list_was_made_is_no_backup() -> None:
+    server: Any = Server(Pod=[seen("Pod", "p", 5)])
+    store, reported = Store(), list[str]()
+    store.put("Pod", seen("Pod", "p", 101))
+    await Watches(server, [of_store(store, reported)]).fill()
+    assert (version(store, "Pod", "p"), reported) == ("101", [])
+
+
+async def test_a_restored_api_server_ends_the_watches() -> None:
+    """The watch from a version of the future is refused, and the list that follows shows why."""
+    server: Any = Server([aiohttp.ClientError("too large resource version")], Pod=[seen("Pod", "p", 5)])
+    watcher = Watches(server, [of_store(Store(), [])])
+    await watcher.fill()
+    server.version = "7"
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(watcher.run(), 5)
+    assert raised.group_contains(WentBack)

@@ -49,3 +49,27 @@ def test_what_stands_beside_a_spec_makes_a_job_large_and_what_others_write_does_
     raw, much = b.job(), {"much": "x" * LARGEST}
     assert is_large({**raw, "junk": much})
     assert not is_large({**raw, "status": much, "metadata": {**raw["metadata"], "annotations": much}})
+
+
+@pytest.mark.parametrize("own", ["registry.example/learner:2", None])
+def test_the_first_container_of_the_learner_has_its_image(own: str | None) -> None:
+    """So a wrong one shows while the servers load, and not minutes later."""
+    patch = {"image": own, "imagePullPolicy": "Always"} if own else {}
+    template = {"spec": {"containers": [{"name": "learner", **patch}]}}
+    job = b.child(b.planned(b.job(learner={"gpus": 1, "template": template})), "Job")
+    pod = job["spec"]["template"]["spec"]
+    first, learner = pod["initContainers"][0], pod["containers"][0]
+    assert first["name"] == "wait-for-servers"
+    assert first["image"] == learner["image"] == (own or "my/trainer:1")
+    assert first["imagePullPolicy"] == learner["imagePullPolicy"]
+
+
+def test_an_image_that_a_template_gives_the_first_container_stays() -> None:
+    template = {
+        "spec": {
+            "containers": [{"name": "learner", "image": "registry.example/learner:2"}],
+            "initContainers": [{"name": "wait-for-servers", "image": "registry.example/waits:1"}],
+        }
+    }
+    job = b.child(b.planned(b.job(learner={"gpus": 1, "template": template})), "Job")
+    assert job["spec"]["template"]["spec"]["initContainers"][0]["image"] == "registry.example/waits:1"

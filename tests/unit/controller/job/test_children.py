@@ -11,8 +11,8 @@ import pytest
 from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
-from stage2_controller.place.binding import OVERDUE_S
 from stage2_controller.plan import Plan
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
@@ -23,9 +23,11 @@ from tests.unit.controller.place.test_placement import planned
 
 def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
     def observed(*, restarts: int = 0, version: int = 4) -> Observed:
+        baseline = b.report() if restarts else b.LOADING
         servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
         pods = (b.pod(names.ROLE_ROLLOUT, *servers), b.learner_pod())
-        return b.started(b.job(), pods=pods, progress=b.report(held=(version,) * 3, pushed=version))
+        progress = b.report(held=(version,) * 3, pushed=version)
+        return b.started(b.job(), pods=pods, progress=progress, baseline=baseline)
 
     raw = b.with_status(b.job(), b.planned(b.job(), observed()))
     first = b.planned(raw, observed(restarts=1))
@@ -36,6 +38,7 @@ def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
             "baseUrl": "",
             "ready": False,
             "restarts": 1,
+            "pod": "pod-rollout",
         }
         assert b.condition(made, reasons.WEIGHTS_IN_SYNC) == ("False", reasons.SERVER_RESTARTED)
     pushed = b.planned(b.with_status(raw, second), observed(restarts=1, version=5))

@@ -212,6 +212,8 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
 
 TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
     *explanation.SUMMARY,
+    reasons.STEPS_KEPT,
+    reasons.PODS_ENDED,
     reasons.PENDING,
     reasons.STARTING,
     reasons.RUNNING,
@@ -245,3 +247,34 @@ def test_every_reason_that_stops_a_job_passes_by_itself_or_has_something_to_chan
 
 def test_no_other_reason_is_known() -> None:
     assert {*explanation._PATIENCE, *explanation._FIXES} == STOPS
+
+
+def wrong_image(template: Any, pulled: str, container: str, **spec: Any) -> explanation.Step:
+    """What is told of a job whose container has an image that cannot be pulled."""
+    raw = b.job(learner={"gpus": 1, "template": {"spec": template}}, **spec)
+    status = {**b.waiting(container, "ImagePullBackOff", "not found"), "image": pulled}
+    pods = (b.rollout_pod(True, True, True), b.pod(names.ROLE_LEARNER, status))
+    return first(b.with_status(raw, b.planned(raw, b.started(raw, pods=pods, progress=None))))
+
+
+OF_TEMPLATE = "spec.learner.template.spec"
+OWN_IMAGE = {"containers": [{"name": "learner", "image": "registry.example/wrong:1"}]}
+DOWNLOADS = {"initContainers": [{"name": "download", "image": "registry.example/aws:2"}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "image", "container", "spec", "fix"),
+    [
+        (OWN_IMAGE, "registry.example/wrong:1", "learner", {}, f"{OF_TEMPLATE}.containers[learner].image"),
+        (DOWNLOADS, "registry.example/aws:2", "download", {}, f"{OF_TEMPLATE}.initContainers[download].image"),
+        (DOWNLOADS, "my/trainer:1", "learner", {}, "spec.image"),
+        ({}, "stage2/trainer:test", "learner", {"image": None}, "spec.image, or image.trainer of the chart"),
+    ],
+)  # fmt: skip
+def test_a_missing_image_is_explained_by_the_field_that_names_it(
+    template: Any, image: str, container: str, spec: Any, fix: str
+) -> None:
+    """An image of the learner's template was explained by spec.image."""
+    step = wrong_image(template, image, container, **spec)
+    assert step.reason == reasons.IMAGE_UNAVAILABLE
+    assert step.fix == f"{fix}, or spec.imagePullSecrets of rmj/job-3v1"

@@ -275,6 +275,7 @@ def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
         "baseUrl": "https://job-3v1-rollout.team-a.svc:8001",
         "ready": False,
         "restarts": 2,
+        "pod": "pod-rollout",
         "version": 0,
     }
 

@@ -11,10 +11,10 @@ import pytest
 
 from stage2_controller import metrics
 from stage2_controller.cluster.election import Election
+from stage2_controller.cluster.watches import WentBack
 from stage2_controller.loop import controller as loop_controller
-from stage2_controller.loop import main
+from stage2_controller.loop import main, operator
 from stage2_controller.loop.controller import Controller
-from stage2_controller.loop.operator import why_ended
 from stage2_controller.metrics import Metrics
 from stage2_controller.spec import names
 from stage2_controller.spec.names import Key
@@ -119,6 +119,27 @@ async def test_one_that_stands_by_and_hears_nothing_of_the_lease_is_not_ready_an
     await first.stop()
 
 
+async def test_one_that_stands_by_is_not_ready_before_another_is_seen_to_lead() -> None:
+    """`helm uninstall` takes the rights by which a leader gives its Lease up; `install --wait` came back too early."""
+    leases = Leases()
+    gone = controller(Idle(), leases=leases, identity="of the release before")
+    await gone.start()
+    for task in gone._tasks:
+        task.cancel()
+    made, now = controller(Idle()), [0.0]
+    made.watches = cast("Any", Listing())
+    made.election = Election(leases, name="stage2", namespace="s", identity="b", clock=lambda: now[0])
+    standing_by = asyncio.create_task(made.start())
+    while made.election is not None and not made.election.heard:
+        await asyncio.sleep(0.01)
+    assert made.not_ready() == "waits for the Lease: nobody has renewed it yet"
+    assert made.problem() is None
+    now[0] = 15.0
+    await asyncio.wait_for(standing_by, timeout=10)
+    assert is_ready(made)
+    await made.stop()
+
+
 class Blind(Idle):
     """What is refused every list, or each but the first small one."""
 
@@ -172,6 +193,25 @@ async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_n
     made.watches = cast("Any", Deaf())
     await made.start()
     assert (made.problem(), made.not_ready()) == ("no whole list", "no whole list")
+    await made.stop()
+
+
+class Restored(Listing):
+    """Watches of an API server whose etcd was restored."""
+
+    async def run(self) -> None:
+        raise ExceptionGroup("watches", [WentBack("pods: version 99 after 100")])
+
+
+async def test_one_whose_api_server_went_back_in_time_ends_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """It went on with a world that never was, and its /healthz said that all was well."""
+    made = controller(Idle())
+    made.watches = cast("Any", Restored())
+    await made.start()
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=5)
+    assert "the API server was restored from a backup (pods: version 99 after 100): starts again" in caplog.text
+    assert "bug" not in caplog.text
+    assert (operator.why_ended(made) or "").endswith("everything has to be listed anew")
     await made.stop()
 
 
@@ -245,15 +285,15 @@ async def test_a_process_that_is_asked_to_end_is_not_broken() -> None:
     await made.stop()
     assert not made.broken
     assert not made.stop_flag.is_set()
-    assert why_ended(made) is None
+    assert operator.why_ended(made) is None
 
 
 async def test_what_has_ended_a_controller_is_reported() -> None:
     made = controller(Idle())
     made.broken = True
-    assert "a bug" in str(why_ended(made))
+    assert "a bug" in str(operator.why_ended(made))
     made.lost = True  # the other one leads, whatever else happened
-    assert why_ended(made) == "another controller leads now"
+    assert operator.why_ended(made) == "another controller leads now"
 
 
 def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Passes over one job on an API server that is a dictionary: whose objects are read, written and deleted."""
 
 import copy
+from datetime import timedelta
 
 import pytest
 
+from stage2_api.pod import layout
 from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest
 from stage2_controller.queue import kueue
@@ -76,6 +78,58 @@ async def test_a_file_deleted_while_the_job_is_suspended_is_recreated(life: Life
     life.server.add(b.job(), generation=3)
     await life.one_pass()
     assert deleted in life.server.objects
+
+
+async def passes_for(life: Life, seconds: float, clock: list[float]) -> None:
+    """Make the passes that are due within so many seconds."""
+    end = clock[0] + seconds
+    while True:
+        again_after_s = await life.one_pass() or 1.0  # the watches report what a pass has created
+        if clock[0] + again_after_s > end:
+            return
+        clock[0] += again_after_s
+
+
+async def test_a_configmap_that_somebody_edits_is_put_right_within_a_minute() -> None:
+    server, store, clock = Server(), Store(), [0.0]
+    server.add(b.job())
+    life = Life(server, store, reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=clock[0])))
+    await passes_for(life, 300, clock)
+    mine = copy.deepcopy(server.objects[CONFIG])
+    server.objects[CONFIG] = {**mine, "data": {layout.CONFIG_KEY: "training: {seed: 666}"}}
+    await passes_for(life, 60, clock)
+    assert server.objects[CONFIG]["data"] == mine["data"]
+
+
+async def test_a_secret_that_somebody_deletes_is_missed_within_a_minute() -> None:
+    server, store, clock = Server(), Store(), [0.0]
+    server.add(b.job())
+    life = Life(server, store, reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=clock[0])))
+    await passes_for(life, 100, clock)
+    server.remove(*TOKEN)
+    await passes_for(life, 60, clock)
+    assert ("delete", "Job") in server.requests, "its pods hold another token than new ones would"
+
+
+@pytest.mark.parametrize("kind", ["Job", "Deployment"])
+async def test_a_child_that_has_lost_its_label_is_found_by_its_pods(life: Life, kind: str) -> None:
+    """A learner that trained was said to end, because the watch had its Job no more."""
+    await life.one_pass()
+    role = {"Job": names.ROLE_LEARNER, "Deployment": names.ROLE_ROLLOUT}[kind]
+    pods = {names.ROLE_LEARNER: learner_pod(), names.ROLE_ROLLOUT: b.rollout_pod(True, True, True)}
+    own = learner_pod()["metadata"]["annotations"]
+    for pod in pods.values():
+        life.store.put("Pod", {**pod, "metadata": {**pod["metadata"], "annotations": own, "resourceVersion": "9"}})
+    await life.one_pass()
+    before = {name: body for name, body in life.server.objects.items() if name[0] == kind}
+    life.store.remove(kind, next(iter(before.values())))  # as a watch by the label reports it
+    life.server.requests.clear()
+    await life.one_pass()
+    assert {name: body for name, body in life.server.objects.items() if name[0] == kind} == before
+    assert not [request for request in life.server.requests if request[0] in ("delete", "create")]
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    running = conditions.find(status, reasons.LEARNER_RUNNING) or {}
+    assert (running["status"], running["reason"]) == ("True", reasons.LEARNER_STARTED), role
 
 
 async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:

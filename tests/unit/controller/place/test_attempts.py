@@ -9,9 +9,10 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
 from stage2_controller.place import binding, placement
-from stage2_controller.place.binding import ATTEMPT_S, OVERDUE_S, REFUSED_S
+from stage2_controller.place.binding import ATTEMPT_S, PREEMPTS_S, REFUSED_S
 from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity
 from stage2_controller.plan import Plan
 from stage2_controller.spec import names
@@ -184,7 +185,7 @@ def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None
     life = Life()
     pods = tuple(nominated(refused_pod(role)) for role in ROLES)
     observed = replace(life.children(), pods=pods)
-    assert_attempt_ends(life, observed, after_s=OVERDUE_S, reason=reasons.NODE_FULL)
+    assert_attempt_ends(life, observed, after_s=PREEMPTS_S, reason=reasons.NODE_FULL)
 
 
 @pytest.mark.parametrize("others", [("z",), ()], ids=["another node first", "the same where there is no other"])
@@ -236,19 +237,24 @@ def test_a_learners_pod_that_is_gone_after_an_hour_is_waited_for_from_then_on(mo
     assert_attempt_ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
 
 
-def evicted(pod: Any, container: str, *, at_s: float) -> Any:
-    """A pod as the kubelet leaves it; its Job or ReplicaSet keeps it."""
+def shut_down(pod: Any, container: str, *, at_s: float) -> Any:
+    """A pod as the kubelet of a node that shuts down leaves it; its Job or ReplicaSet keeps it."""
     ready = [{"type": "Ready", "status": "False", "lastTransitionTime": timestamp(b.NOW + timedelta(seconds=at_s))}]
-    ended = {"phase": "Failed", "reason": "Evicted", "conditions": ready, "containerStatuses": [b.down(container, 137)]}
+    ended = {
+        "phase": "Failed",
+        "reason": "Terminated",
+        "conditions": ready,
+        "containerStatuses": [b.down(container, 137)],
+    }
     return {**pod, "status": {**pod["status"], **ended}}
 
 
 @MODES
 def test_a_learners_pod_that_has_ended_and_whose_successor_is_refused_holds_no_node(mode: str) -> None:
-    """Its share of a quota went to another pod as it was evicted."""
+    """Its share of a quota went to another pod meanwhile."""
     life, observed = trained(mode)
     servers, learner = observed.pods
-    failed = replace(observed, pods=(servers, evicted(learner, "learner", at_s=HOUR_S)))
+    failed = replace(observed, pods=(servers, shut_down(learner, "learner", at_s=HOUR_S)))
     since = binding.learner_unmade_since(failed, life.raw["status"])
     assert since == b.NOW + timedelta(seconds=HOUR_S), "from when it ended events may say why"
     waits_for_its_job = life.passes(failed, at_s=HOUR_S + 600)
@@ -268,7 +274,7 @@ def test_servers_that_have_ended_and_are_not_created_again_are_reported_as_refus
     servers, learner = observed.pods
     refused = b.refused_by_quota(at=b.NOW + timedelta(seconds=HOUR_S))
     deployment = {**(observed.deployment or {}), "status": refused}
-    pods = (evicted(servers, "server-0", at_s=HOUR_S), learner)
+    pods = (shut_down(servers, "server-0", at_s=HOUR_S), learner)
     observed = replace(observed, pods=pods, deployment=deployment)
     made = life.passes(observed, at_s=HOUR_S + 60)
     assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.POD_REFUSED)

@@ -10,8 +10,9 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
+from stage2_controller.ending import OVERDUE_S
 from stage2_controller.observed import Observed
-from stage2_controller.place.binding import OVERDUE_S, UNMADE_S
+from stage2_controller.place.binding import UNMADE_S
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import LOOK_AGAIN_S
 from stage2_controller.spec import names

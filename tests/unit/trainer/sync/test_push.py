@@ -81,6 +81,18 @@ def test_a_lost_server_makes_the_step_due_again(recorder):
     assert recorder.versions == [2, 2]
 
 
+def test_pushes_are_counted_so_that_one_of_the_same_version_is_known(recorder):
+    policy = WeightSync("full", full=recorder)
+    counts = [policy.ensure_synced(MODEL, 2).pushes]
+    policy.invalidate()
+    recorder.error = LOST
+    with pytest.raises(ServerError):
+        policy.ensure_synced(MODEL, 2)
+    recorder.error = None
+    counts += [policy.ensure_synced(MODEL, step).pushes for step in (2, 3)]
+    assert counts == [1, 2, 3]
+
+
 class Proofs:
     """A prover that notes what is asked of it."""
 

@@ -45,6 +45,7 @@ def test_progress_is_served_in_the_documents_words(server):
     assert ask(server).json() == {
         "step": 3,
         "maxSteps": 9,
+        "resumedStep": None,
         "phase": "training",
         "loss": 1.5,
         "tokensPerSecond": 80.0,
@@ -53,6 +54,7 @@ def test_progress_is_served_in_the_documents_words(server):
         "restarts": 0,
         "sync": {
             "version": 3,
+            "pushes": 0,
             "requestedMode": "auto",
             "effectiveMode": "full",
             "merge": None,

@@ -121,6 +121,7 @@ class WeightSync:
             self._prover.prove_push(model, step=global_step, adapter=pushed.adapter)
             prove_s = time.monotonic() - start
             pushed = pushed.model_copy(update={"proof_gap": self._prover.gap})
+        pushed = pushed.model_copy(update={"pushes": self.report.pushes + 1})
         self.report = self._completed(pushed, prove_s)
         self._synced_step = global_step
         self._log(self.report)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -105,6 +107,19 @@ def drop_requests_at_the_end() -> None:
     uvicorn.Config.__init__ = partialmethod(  # type: ignore[assignment]
         uvicorn.Config.__init__, timeout_graceful_shutdown=1
     )
+
+
+def end_at_once_while_loading() -> None:
+    """Keep this process' own handler of SIGTERM until vLLM serves.
+
+    vLLM's handler for that time raises KeyboardInterrupt in the main thread, and the engine's process has five seconds
+    to end. In a container all processes end with the first one. No upstream issue found. Goes when a server that loads
+    ends within two seconds.
+    """
+    from vllm.entrypoints.launchers.api_server import entry
+
+    ignoring = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
+    entry.signal = ignoring  # type: ignore[attr-defined,assignment]
 
 
 def read_every_reply() -> None:

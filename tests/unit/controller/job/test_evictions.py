@@ -1,0 +1,249 @@
+"""Evictions by the kubelet: each counts, is told in its own words, costs a pause, and after a bound the job fails."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stage2_api.job_status import JobStatus
+from stage2_api.parsing import parse_job
+from stage2_controller import conditions, reasons
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
+from stage2_controller.report import explanation
+from stage2_controller.report.explanation import events
+from stage2_controller.spec import names
+from tests.unit.controller import builders as b
+from tests.unit.controller.job.test_jobset import job as jobset_job
+from tests.unit.controller.job.test_replaced_pods import another, leaving
+
+MEMORY = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 84Mi. "
+FOLDER = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": MEMORY}
+ROLES = (names.ROLE_ROLLOUT, names.ROLE_LEARNER)
+
+
+def evicted(pod: b.Object, message: str = MEMORY, *, number: int = 0) -> b.Object:
+    """The pod once the kubelet has evicted it; its containers got SIGKILL."""
+    killed = [{**one, "ready": False, "state": b.ended(137)} for one in pod["status"]["containerStatuses"]]
+    status = {"phase": "Failed", "reason": "Evicted", "message": message, "conditions": [DISRUPTED]}
+    one = another(pod, number) if number else pod
+    return {**one, "status": {**pod["status"], **status, "containerStatuses": killed}}
+
+
+def of_role(role: str) -> b.Object:
+    return b.rollout_pod(True, True, True) if role == names.ROLE_ROLLOUT else b.learner_pod()
+
+
+def without(role: str, raw: b.Object, *more: b.Object) -> Observed:
+    """What is observed of a running job whose pod of a role is gone, beside these pods."""
+    others = [of_role(one) for one in ROLES if one != role]
+    return b.started(raw, pods=(*others, *more), progress=None)
+
+
+def trained(raw: b.Object) -> b.Object:
+    return b.with_status(raw, b.planned(raw, b.started(raw)))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("message", [MEMORY, FOLDER])
+def test_an_eviction_counts_and_is_told_in_the_kubelets_words(role: str, message: str) -> None:
+    raw = trained(b.job())
+    gone = evicted(of_role(role), message)
+    made = b.planned(raw, without(role, raw, gone))
+    assert made.status["evictions"] == 1
+    (event,) = [one for one in events(raw["status"], made.status) if one.reason == "Evicted"]
+    assert event.type == "Warning"
+    assert message.strip() in event.message
+    assert b.NODE in event.message
+    assert gone["metadata"]["name"] in event.message
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.EVICTED)
+    assert "exit code" not in str(made.status["conditions"])
+    assert "retries" not in str(made.status["conditions"])
+    assert b.condition(made, reasons.READY) == ("False", reasons.EVICTED)
+    JobStatus.model_validate(made.status)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_eviction_counts_although_its_successor_is_there_already(role: str) -> None:
+    raw = trained(b.job())
+    seen = without(role, raw, evicted(of_role(role)), another(b.pod(role, node=None)))
+    made = b.planned(raw, seen)
+    assert made.status["evictions"] == 1
+    again = b.planned(b.with_status(raw, made), seen, after_s=5)
+    assert again.status["evictions"] == 1, "each counts once"
+
+
+def test_both_pods_may_be_evicted_at_once() -> None:
+    raw = trained(b.job())
+    made = b.planned(raw, b.started(raw, pods=tuple(evicted(of_role(role)) for role in ROLES), progress=None))
+    assert made.status["evictions"] == 2
+
+
+@pytest.mark.parametrize("after_s", [0, 29])
+def test_an_evicted_job_gives_up_all_of_its_pods_for_a_while(after_s: float) -> None:
+    raw = trained(b.job())
+    seen = without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))
+    made = b.planned(raw, seen)
+    assert made.deletions == ("Job", "Deployment")
+    assert not {"Job", "Deployment"} & set(b.kinds(made))
+    paused = b.planned(b.with_status(raw, made), Observed(secret=b.secret()), after_s=after_s)
+    assert not {"Job", "Deployment"} & set(b.kinds(paused))
+    assert b.condition(paused, reasons.PLACED) == ("False", reasons.EVICTED)
+    assert paused.again_after_s == 30 - after_s
+
+
+def test_a_job_starts_again_after_its_pause() -> None:
+    raw = trained(b.job())
+    raw = b.with_status(raw, b.planned(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))))
+    made = b.planned(raw, Observed(secret=b.secret()), after_s=30)
+    assert {"Job", "Deployment"} <= set(b.kinds(made))
+    assert made.status["evictions"] == 1
+
+
+def evictions_in_a_row(raw: b.Object, times: int) -> tuple[b.Object, list[float]]:
+    """The job after so many evictions of its learner, each as soon as it trains again, and the pauses between them."""
+    now_s, pauses = 0.0, []
+    for number in range(1, times + 1):
+        raw = b.with_status(raw, b.planned(raw, b.started(raw), after_s=now_s))
+        seen = without(names.ROLE_LEARNER, raw, evicted(b.learner_pod(), number=number))
+        made = b.planned(raw, seen, after_s=now_s)
+        raw = b.with_status(raw, made)
+        if raw["status"]["phase"] == reasons.FAILED:
+            return raw, pauses
+        pause_s = b.planned(raw, Observed(secret=b.secret()), after_s=now_s).again_after_s
+        assert pause_s is not None
+        pauses.append(pause_s)
+        now_s += pause_s
+        raw = b.with_status(raw, b.planned(raw, Observed(secret=b.secret()), after_s=now_s))
+    return raw, pauses
+
+
+def test_pauses_double_up_to_a_limit() -> None:
+    raw, pauses = evictions_in_a_row(b.job(evictionLimit=50), 7)
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    assert raw["status"]["evictions"] == 7
+
+
+@pytest.mark.parametrize("limit", [0, 3, None])
+def test_a_job_that_is_evicted_more_often_than_its_spec_allows_fails(limit: int | None) -> None:
+    """Fifty evictions were neither counted nor bounded."""
+    raw = b.job(**({} if limit is None else {"evictionLimit": limit}))
+    most = parse_job(raw).spec.eviction_limit
+    assert most == (10 if limit is None else limit)
+    raw, pauses = evictions_in_a_row(raw, 50)
+    assert (raw["status"]["phase"], raw["status"]["evictions"], len(pauses)) == (reasons.FAILED, most + 1, most)
+    failed = conditions.find(raw["status"], reasons.FAILED)
+    assert failed is not None
+    assert failed["reason"] == reasons.EVICTED_TOO_OFTEN
+    times = f"{most + 1} times" if most else "once"
+    assert f"evicted {times}, and spec.evictionLimit allows {most}" in failed["message"]
+    assert MEMORY.strip() in failed["message"]
+
+
+def test_a_job_that_was_evicted_too_often_runs_again_with_a_larger_limit() -> None:
+    raw, _ = evictions_in_a_row(b.job(evictionLimit=0), 1)
+    left = Observed(pods=(evicted(b.learner_pod(), number=1),), secret=b.secret())
+    same = b.planned(b.edited(raw, evictionLimit=0), left, after_s=60)
+    assert same.status["phase"] == reasons.FAILED
+    made = b.planned(b.edited(raw, evictionLimit=2), left, after_s=60)
+    assert made.status["phase"] != reasons.FAILED
+    assert made.status.get("evictions", 0) == 0, "those of before do not count again"
+
+
+def test_a_resumed_job_is_counted_anew() -> None:
+    raw, _ = evictions_in_a_row(b.job(), 2)
+    left = Observed(pods=(evicted(b.learner_pod(), number=2),), secret=b.secret())
+    suspended = b.with_status(raw, b.planned(b.edited(raw, suspend=True), left))
+    assert suspended["status"]["evictions"] == 0
+    resumed = b.planned(b.edited(suspended, suspend=False), left)
+    assert resumed.status.get("evictions", 0) == 0
+    assert "Deployment" in b.kinds(resumed), "and tries at once"
+
+
+def drained(role: str) -> b.Object:
+    moved = {**DISRUPTED, "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
+    pod = leaving(of_role(role))
+    return {**pod, "status": {**pod["status"], "conditions": [moved]}}
+
+
+def shut_down(role: str) -> b.Object:
+    text = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
+    gone = evicted(of_role(role))
+    return {**gone, "status": {**gone["status"], **text}}
+
+
+def rejected(role: str) -> b.Object:
+    """A pod that the kubelet did not even start, because its node is under pressure: another one follows at once."""
+    pod = b.pod(role)
+    text = "The node had condition: [DiskPressure]. "
+    return {**pod, "status": {"phase": "Failed", "reason": "Evicted", "message": text}}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("how", [drained, shut_down, rejected])
+def test_what_is_no_eviction_for_lack_of_anything_does_not_count(role: str, how: Any) -> None:
+    raw = trained(b.job(evictionLimit=0))
+    made = b.planned(raw, without(role, raw, how(role)))
+    assert made.status.get("evictions", 0) == 0
+    assert b.condition(made, reasons.FAILED) is None
+    assert "exit code" not in str(made.status["conditions"])
+
+
+def observed_jobset(raw: b.Object) -> Observed:
+    """What is observed of a JobSet whose servers answer and whose learner trains."""
+    made = b.planned(raw)
+    rollout = b.pod(names.ROLE_ROLLOUT, b.up("server-0"), b.up("server-1"))
+    of_index = [another(rollout, number) for number in (0, 1)]
+    for number, pod in enumerate(of_index):
+        pod["metadata"] |= {"labels": {**pod["metadata"]["labels"], names.LABEL_POD_INDEX: str(number)}}
+    pods = (*of_index, b.learner_pod())
+    return Observed(jobset=b.child(made, names.JOBSET), secret=b.child(made, "Secret"), pods=pods)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_pods_of_a_jobset_are_counted_and_the_others_go_on(role: str) -> None:
+    raw = jobset_job()
+    before = observed_jobset(raw)
+    raw = b.with_status(raw, b.planned(raw, before))
+    pod = next(one for one in before.pods if one["metadata"]["labels"][names.LABEL_ROLE] == role)
+    others = tuple(one for one in before.pods if one is not pod)
+    made = b.planned(raw, replace(before, pods=(*others, evicted(pod), another(pod))))
+    assert made.status["evictions"] == 1
+    assert names.JOBSET not in made.deletions
+    (event,) = [one for one in events(raw["status"], made.status) if one.reason == "Evicted"]
+    assert MEMORY.strip() in event.message
+    bounded = b.edited(b.with_status(raw, made), evictionLimit=0)
+    late = b.planned(bounded, replace(before, pods=(*others, evicted(pod), another(pod))))
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.EVICTED_TOO_OFTEN)
+
+
+def test_an_upgrade_counts_no_eviction_of_before() -> None:
+    """A Deployment leaves evicted pods behind, and an older controller counted none of them."""
+    raw = trained(b.job(evictionLimit=0))
+    del raw["status"]["evictions"]
+    old = tuple(evicted(b.rollout_pod(True, True, True), number=number) for number in range(1, 6))
+    seen = b.started(raw, pods=(*old, b.rollout_pod(True, True, True), b.learner_pod()))
+    made = b.planned(raw, seen)
+    assert (made.status["phase"], made.status["evictions"], made.deletions) == (reasons.RUNNING, 0, ())
+    again = b.planned(b.with_status(raw, made), seen)
+    assert again.status["evictions"] == 0
+
+
+def test_explain_names_what_to_change() -> None:
+    raw = trained(b.job())
+    made = b.planned(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod())))
+    step = explanation.first(explanation.chain(b.with_status(raw, made)))
+    assert (step.name, step.state) == ("placement", "wrong")
+    assert "spec.learner.resources" in step.fix
+    assert MEMORY.strip() in step.message
+
+
+def test_a_clock_that_was_ahead_makes_no_pause_longer() -> None:
+    raw = trained(b.job())
+    late = b.NOW + timedelta(days=30)
+    made = b.plan(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod())), now=late)
+    again: Plan = b.planned(b.with_status(raw, made), Observed(secret=b.secret()))
+    assert again.again_after_s is not None
+    assert again.again_after_s <= 30
