@@ -33,7 +33,7 @@ from stage2_trainer.learner.rows import (
     StepRowPlanner,
     WindowRowPlanner,
 )
-from stage2_trainer.learner.step_record import RunawayWatch
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import MatchOptions

@@ -33,8 +33,9 @@ from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, load_waiting, save_waiting
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
-from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
+from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt

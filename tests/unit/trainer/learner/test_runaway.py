@@ -8,7 +8,8 @@ import pytest
 
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer import main
-from stage2_trainer.learner.step_record import RunawayWatch, SampleStats
+from stage2_trainer.learner.runaway import RunawayWatch
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.errors import RunawayError
