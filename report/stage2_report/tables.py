@@ -40,8 +40,9 @@ _SYNC_COLUMNS = (("sync s", "sync/seconds", "{:.2f}"), ("sync MB", "sync/bytes",
 _STEP_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
     ("parsed", "rollout/valid_pred_objects", "{:.0f}"),
-    ("matched", "rollout/matched_for_supervision", "{:.0f}"),
-    ("missed", "rollout/fn_appended", "{:.0f}"),
+    ("matched", "rollout/matched_maskiou_count", "{:.0f}"),
+    ("following", "rollout/following", "{:.0f}"),
+    ("missed", "rollout/fn", "{:.0f}"),
     ("roll s", "time/rollout_generate_s", "{:.2f}"),
     ("fwd s", "time/forward_s", "{:.2f}"),
     *_SYNC_COLUMNS,
@@ -215,7 +216,7 @@ class EvaluationRows:
             self._keys = {prefix + name: title for name, title in known.items() if prefix + name in evaluation}
         if "eval_rollout_f1" in evaluation:
             self.steps.add(evaluation["step"])
-        self._rows.append([str(evaluation["step"]), *(f"{evaluation[key]:.3f}" for key in self._keys)])
+        self._rows.append([str(evaluation["step"]), *(_cell(evaluation.get(key), key, "{:.3f}") for key in self._keys)])
 
     def table(self) -> Table | None:
         """Return the table; None where nothing was evaluated."""

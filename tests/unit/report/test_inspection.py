@@ -14,8 +14,9 @@ from stage2_trainer.matching.masks import IGNORED
 from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
-    "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "gating_rejections",
-    "false_negatives", "append_text", "y_train_ids", "y_train_text", "labels", "coord_targets",
+    "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "following",
+    "gating_rejections", "false_negatives", "appended", "append_text", "y_train_ids",
+    "y_train_text", "labels", "coord_targets",
 ]  # fmt: skip
 
 
@@ -31,7 +32,7 @@ def test_the_keys_are_frozen_and_the_document_is_json(answer):
     for one in found["objects"]:
         assert list(one) == ["key", "valid", "reason", "desc", "type", "bins", "token_positions"]
     assert all(list(one) == ["desc", "type", "bins"] for one in found["ground_truth"])
-    assert all(list(one) == ["pred", "gt", "iou", "cost"] for one in found["matches"])
+    assert all(list(one) == ["pred", "gt", "iou", "cost"] for one in [*found["matches"], *found["following"]])
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)

@@ -256,7 +256,7 @@ def _answer(trainer: RolloutMatchingTrainer, checkpoint: Path, records: RunRecor
     model: Any = trainer.model
     found = trainer.components.evaluation(records.held_out, model.eval(), global_step=version)
     logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), found["runtime"])
-    return int(found["bad_samples"])
+    return int(found["bad_samples"] or 0)
 
 
 def _load(trainer: RolloutMatchingTrainer, checkpoint: Path) -> None:

@@ -1,11 +1,13 @@
 """The learner's figures for Prometheus, in the exposition format at GET /metrics (`STAGE2_METRICS_PORT`).
 
-Figures of an optimizer step come from its record and stay until the next one; phase and sync come from the reporter at
-each request. They are not secret, and scrapers rarely carry tokens, so the route needs none.
+Figures of an optimizer step come from its record and stay until the next one that has them; a figure of nothing is NaN,
+which charts draw as a gap. Phase and sync come from the reporter at each request. They are not secret, and scrapers
+rarely carry tokens, so the route needs none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, get_args
@@ -26,7 +28,7 @@ GAUGES = {
     "stage2_loss": ("loss", "Loss of the last optimizer step."),
     "stage2_rollout_tokens_per_second": ("rollout/gen_tokens_per_s", "Tokens generated per second of waiting."),
     "stage2_rollout_f1": ("rollout/f1", "F1 of the last step's rollouts against the ground truth."),
-    "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Rollouts that were cut at max_new_tokens."),
+    "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Share of rollouts that end within the JSON."),
     "stage2_rollout_staleness_steps": ("rollout/staleness", "Optimizer steps from rollout to training on it, mean."),
     "stage2_packing_fill_ratio": ("packing/post_rollout_fill", "Share of packed rows that holds samples."),
     "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
@@ -48,6 +50,8 @@ COUNTERS = {
     "stage2_sync_seconds": ("sync/seconds", "Seconds of weight syncs."),
     "stage2_rollout_tokens": ("rollout/gen_new_tokens_total", "Tokens generated."),
 }
+REUSED = "rollout/buffer_reuse"  # set in a step that repeats the counts of an earlier one's rollouts
+OF_ROLLOUTS = frozenset({"rollout/gen_new_tokens_total"})
 
 
 def metered(
@@ -85,12 +89,12 @@ class MeteredLog:
             return
         for key, gauge in self._gauges.items():
             if key in figures:
-                gauge.set(figures[key])
+                gauge.set(_number(figures[key]))
         for key, counter in self._counters.items():
-            counter.inc(figures.get(key, 0.0))
+            counter.inc(0.0 if key in OF_ROLLOUTS and figures.get(REUSED) else figures.get(key) or 0.0)
         for part in PARTS:
             if (key := f"step/{part}_s") in figures:
-                self._parts.labels(part).set(figures[key])
+                self._parts.labels(part).set(_number(figures[key]))
         for server in figures.get("servers", ()):
             for key, gauge in self._servers.items():
                 gauge.labels(server["server"]).set(server[key])
@@ -98,6 +102,10 @@ class MeteredLog:
     def flush(self) -> None:
         """Return once everything logged is on disk."""
         self._log.flush()
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 class ProgressCollector(Collector):
