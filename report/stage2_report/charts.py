@@ -218,12 +218,12 @@ def _axes(points: Points, limits: tuple[float, float] | None) -> tuple[_Axis, _A
 
 def _line(label: str, points: Points, x: _Axis, y: _Axis) -> ChartLine:
     last, spread = _text(points[-1][1]), decimated(points)
-    if len(spread) < len(points):
-        return ChartLine(label, _stretches(averaged(points, SMOOTH), x, y), (), last, _stretches(spread, x, y))
-    parts = [list(part) for finite, part in groupby(points, key=_is_finite) if finite]
-    marked = parts if sum(map(len, parts)) <= MARKED else [part for part in parts if len(part) == 1]
+    many = len(spread) < len(points)
+    drawn = averaged(points, SMOOTH) if many else points
+    parts = [list(part) for finite, part in groupby(drawn, key=_is_finite) if finite]
+    marked = [part for part in parts if len(part) == 1 or sum(map(len, parts)) <= MARKED]
     marks = [(x.position(step), y.position(value)) for part in marked for step, value in part]
-    return ChartLine(label, _stretches(points, x, y), marks, last)
+    return ChartLine(label, _stretches(drawn, x, y), marks, last, _stretches(spread, x, y) if many else ())
 
 
 def _is_finite(point: tuple[int, float]) -> bool:

@@ -214,3 +214,21 @@ def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_imag
         )
     assert rows == [GREEN, BLUE, RED]
     assert (before, after) == (pytest.approx(96, abs=2),) * 2
+
+
+def test_columns_of_matches_count_pairs_by_the_gate_and_nulls_are_blank(tmp_path, capsys):
+    counts = {
+        "valid_pred_objects": 3.0,
+        "matched_for_supervision": 2.0,
+        "matched_maskiou_count": 1.0,
+        "fn_appended": 0.0,
+    }
+    figures = {f"rollout/{name}": value for name, value in {**counts, "following": 1.0, "fn": 4.0}.items()}
+    nulls = {key: None for key in OLD_EVALUATION if key.startswith("eval_")}
+    evaluations = [{**OLD_EVALUATION, "step": 0}, {**OLD_EVALUATION, **nulls}]
+    report_runs([write_log(tmp_path, [{**timed_step(1, 4.0), **figures}, *evaluations])])
+    lines = printed_lines(capsys)
+    assert any("parsed matched following missed" in line.replace("┃ ", "") for line in lines)
+    assert any(line.startswith("1 1.000 3 1 1 4") for line in lines)
+    assert "0 0.250 0.250 0.250 0.250 0.250 0.250" in lines
+    assert "3" in lines, "a row of blanks"
