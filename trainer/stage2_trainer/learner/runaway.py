@@ -63,22 +63,25 @@ class RunawayWatch:
 
     def _problems(self, step: int) -> list[Problem]:
         answers, truncated, objects, truth = map(sum, zip(*self._counts, strict=True))
-        per_truth, share = objects / max(truth, 1), truncated / answers
-        over = f"in the last {self._rule.steps} optimizer steps with rollouts, up to step {step},"
-        figures = {"objects_per_truth": per_truth, "truncated_share": share}
-        texts = {
-            "objects_per_truth": (
-                f"{answers} answers have {objects} objects for {truth} true ones, {per_truth:.2f} each"
-            ),
-            "truncated_share": f"{truncated} of {answers} answers end within the JSON, a share of {share:.2f}",
-        }
+        figures = {"objects_per_truth": objects / max(truth, 1), "truncated_share": truncated / answers}
         self._first = self._first or figures
         since = " since the resume" if self._resumed else ""
+        compared = {
+            name: f"{value:.2f}{what} ({self._first[name]:.2f} in the first ones{since})"
+            for (name, value), what in zip(figures.items(), (" each", ""), strict=True)
+        }
+        over = f"in the last {self._rule.steps} optimizer steps with rollouts, up to step {step},"
+        texts = {
+            "objects_per_truth": f"{answers} answers have {objects} objects for {truth} true ones"
+            + (f", {compared['objects_per_truth']}" if truth else ""),
+            "truncated_share": f"{truncated} of {answers} answers end within the JSON, a share of"
+            f" {compared['truncated_share']}",
+        }
         return [
             Problem(
                 f"{KEY}.{name}",
                 getattr(self._rule, name),
-                f"answers run away: {over} {texts[name]} ({self._first[name]:.2f} in the first ones{since})",
+                f"answers run away: {over} {texts[name]}",
                 _WAY_OUT if self._resumed or value > _GREW * self._first[name] else _STAGE_1_FIRST,
             )
             for name, value in figures.items()

@@ -259,8 +259,8 @@ _TIMED = (
 class StepRecord:
     """Figures of one optimizer step; losses and row figures have one entry for each micro-step or row.
 
-    version: of the weights that were pushed for the step's rollouts. sync: the push of those weights; None: an earlier step
-    or an evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
+    version: of the weights that were pushed for the step's rollouts. sync: that push; None: an earlier step or an
+    evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
     the step's wall time went. losses: their numbers are on the device until `settle` reads them, once a step, because
     reading waits for it.
     """

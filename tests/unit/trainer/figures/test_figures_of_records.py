@@ -17,14 +17,24 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner import listeners
 from stage2_trainer.learner.estep import GroundTruthSteps
 from stage2_trainer.learner.evaluate import answer_metrics
-from stage2_trainer.learner.listeners import DescriptionAgreement
+from stage2_trainer.learner.listeners import DescriptionAgreement, sample_document
 from stage2_trainer.learner.loss import LossFigures
 from stage2_trainer.learner.step_record import SampleStats, StepRecord
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.scores.scored_image import read_answer
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime, Stopwatch
-from tests.unit.trainer.figures.hand_made import BARELY, CAT, DOG, EMPTY, FAR, FOLLOWED, MATCHED, TOP_K
+from tests.unit.trainer.figures.hand_made import (
+    BARELY,
+    CAT,
+    DOG,
+    EMPTY,
+    FAR,
+    FOLLOWED,
+    FOUND_AND_FOLLOWED,
+    MATCHED,
+    TOP_K,
+)
 from tests.unit.trainer.figures.oracles import OF_AN_EVALUATION, OF_SAMPLES
 from tests.unit.trainer.figures.test_figures_of_samples import differences
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
@@ -210,6 +220,13 @@ def test_first_pairs_are_compared_whatever_process_has_them(monkeypatch):
     second(0, [RENAMED.matched(1), BARELY.matched(3)])
     monkeypatch.setattr(listeners, "gathered", lambda own: [own, second._pairs])
     assert first.figures(1) == {"desc/pairs": 2, "desc/exact": 0.5, "desc/normalised": 1.0}, "those of record 1"
+
+
+def test_line_of_a_rollout_keeps_what_is_found_apart_from_what_follows():
+    line = sample_document(FOUND_AND_FOLLOWED.matched())
+    assert line["pairs"] == [{"prediction": 1, "ground_truth": 0, "iou": 1.0}]
+    assert line["following"] == [{"prediction": 0, "ground_truth": 1, "iou": 0.0}]
+    assert [one["matched"] for one in line["predictions"]] == [False, True, False]
 
 
 class Measured(TrainerCallback):

@@ -71,6 +71,13 @@ def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert "supervised_share" in problem.way_out
 
 
+def test_without_a_true_object_there_is_no_ratio_and_the_limit_counts_objects():
+    nothing, some, wild = (SampleStats(valid_objects=number) for number in (0, 1, 75))
+    assert problems_of([[some]] * 5) == ()
+    (problem,) = problems_of([[nothing], [nothing], [wild]])
+    assert problem.rule.endswith("2 answers have 75 objects for 0 true ones")
+
+
 @pytest.mark.parametrize("steps", [[[CUT], [CUT]], [[CUT] * 2 + [CALM] * 2] * 3 + [[CUT] * 3 + [CALM] * 2]])
 def test_a_model_that_hardly_ever_answered_in_form_is_sent_back_to_stage_1(steps):
     (problem,) = problems_of(steps)
