@@ -126,7 +126,7 @@ def describe(record: dict[str, Any]) -> str | None:
     if record["event"] == "bad_sample":
         return f"sample {record['sample_id']} is set aside: {record['reason']}"
     if record["event"] == "evaluation" and "eval_reward" in record:
-        return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
+        return f"evaluation at step {record['step']}: mean reward {_score(record['eval_reward'])}"
     if record["event"] == "evaluation":
         scores = {"F1 with class": "f1_class_iou50", "F1 of training's matching": "f1_iou50"}
         texts = [
@@ -144,7 +144,7 @@ def _score(value: float | None) -> str:
 
 def _describe_step(step: dict[str, Any]) -> str:
     if "reward" in step:
-        what = f"mean reward {step['reward']:.3f}"
+        what = f"mean reward {_score(step['reward'])}"
     elif "supervised/objects" in step:
         what = f"{step['supervised/objects']:.0f} objects"
     else:

@@ -94,9 +94,9 @@ _FIGURES = (
 class ChartLine:
     """One line of a chart.
 
-    stretches: its points, `x,y` in the SVG's units, separate where a number is missing; marks: points that are marked,
-    for a stretch of one point has no line; of very many points they are
-    means, and `spread` has the lowest and highest. last: its last value.
+    stretches: its points, `x,y` in the SVG's units, separate where a number is missing; of very many points they are
+    means, and `spread` has the lowest and highest. marks: points to mark, for a stretch of one point has no line.
+    last: its last value.
     """
 
     label: str

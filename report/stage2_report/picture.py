@@ -16,7 +16,7 @@ from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
 from stage2_trainer.scores.answer_picture import COLORS, TRUE, answered_outlines, true_outlines
-from stage2_trainer.scores.image_counts import sample_f1, verdicts
+from stage2_trainer.scores.image_counts import rank_of, sample_f1, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
 
 _MAX_ROWS = 6
@@ -70,7 +70,7 @@ def _columns(runs: Sequence[EvaluatedRun], path: Path) -> list[tuple[str, Evalua
 
 def _gain(name: str, columns: Sequence[tuple[str, EvaluatedStep]]) -> float:
     """Return how much better the last column's answer is than the one before; its F1, if there is no other."""
-    scores = [sample_f1(one.images[name]) for _, one in columns]
+    scores = [rank_of(sample_f1(one.images[name])) for _, one in columns]
     return scores[-1] - scores[-2] if len(scores) > 1 else scores[0]
 
 

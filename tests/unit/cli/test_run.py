@@ -31,6 +31,8 @@ EVALUATION = {"event": "evaluation", "step": 3}
     [
         ({**STEP, "supervised/objects": 31.0}, "step 1: loss 2.000, 31 objects"),
         ({**STEP, "reward": 0.2}, "step 1: loss 2.000, mean reward 0.200"),
+        ({**STEP, "reward": None}, "step 1: loss 2.000, mean reward –"),
+        ({**EVALUATION, "eval_reward": None}, "evaluation at step 3: mean reward –"),
         (
             {**STEP, "rollout/matched_maskiou_count": 2.0, "rollout/gt_objects": 5.0},
             "step 1: loss 2.000, matched 2 of 5 objects",

@@ -202,6 +202,19 @@ def test_null_is_a_gap_in_a_curve_and_a_point_between_two_gaps_is_marked(tmp_pat
     assert ([f"{x},{y}" for x, y in line.marks], line.last) == ([line.stretches[1]], "0.5")
 
 
+def test_empty_answer_to_an_image_without_objects_has_no_f1_and_ranks_with_the_best(tmp_path):
+    folder = write_run(tmp_path / "run", samples=2)
+    right = rollout(2, 7, [], [])
+    write_lines(
+        folder / "rollouts.jsonl",
+        [*map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines()), {**right, "step": 0}, right],
+    )
+    page = page_of(folder)
+    notes = [text for _, text in page.all("span") if ", F1 " in text]
+    assert [note for note in notes if note.startswith("0 objects")] == ["0 objects, F1 –"] * 2
+    assert [text for _, text in page.all("bdi") if text.startswith("val")][-1] == "val.jsonl:8"
+
+
 def test_evaluation_without_a_true_object_is_an_evaluation(tmp_path):
     folder = write_run(tmp_path / "run")
     write_lines(folder / "stage2_log.jsonl", [step(1), evaluation(0, None), step(2), evaluation(2, None)])

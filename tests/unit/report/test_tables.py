@@ -45,15 +45,19 @@ def printed_lines(capsys):
 
 
 def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
-    steps = [timed_step(1, 4.0, generate=3.0, forward=1.0), timed_step(2, 6.0, generate=1.0, backward=5.0)]
+    idle = [ServerTime("http://127.0.0.1:8000", 0.25, 0.5)]
+    steps = [
+        timed_step(1, 4.0, generate=3.0, forward=1.0),
+        timed_step(2, 6.0, servers=idle, generate=1.0, backward=5.0),
+    ]
     report_runs([write_log(tmp_path, steps)])
     lines = printed_lines(capsys)
     assert "generate 2.00 40%" in lines
     assert "backward 2.50 50%" in lines
     assert "whole step 5.00 100%" in lines
     assert not any(line.startswith("cpu") for line in lines)
-    assert "learner idle 46%" in lines
-    assert "http://127.0.0.1:8000 busy, 10.5 requests at once 75%" in lines
+    assert "learner idle 40%" in lines, "all but forward and backward"
+    assert "http://127.0.0.1:8000 busy, 4.5 requests at once 45%" in lines, "of 10 seconds, and not of two steps"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.held_out_rewards import REWARD, held_out_rewards
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
 from stage2_trainer.grpo.rewards import Reward, RewardError, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
@@ -40,6 +41,7 @@ from stage2_trainer.telemetry.timeline import TIMELINE, StepTime
 from stage2_trainer.wire.requests import Outcome, Refused, Rollout, share
 
 _SPEED = "rollout/gen_tokens_per_s"
+_OF_ENDED = tuple(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
 
 
@@ -141,6 +143,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         rlhf = self.components.rlhf
         with TIMELINE.measure("score"):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            self._drop_lengths_of_nothing()
             if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
                 output["advantages"] = self._advantages(output)
             self._leave_out_bad(output)
@@ -196,7 +199,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         output: Any = super().evaluation_loop(*args, **kwargs)
         of = len(self.components.held_out.records) if self.components.held_out else 0
         bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
-        self._metrics["eval"]["bad_samples"] = [float(bad)]
+        for name, figure in {**held_out_rewards(self._held_out), "bad_samples": float(bad)}.items():
+            self._metrics["eval"][name] = [figure]
         self.components.tables(self.state.global_step, self._held_out)
         return output
 
@@ -238,6 +242,16 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
                 self._nulls[mode].add(name if mode == "train" else f"eval_{name}")
             else:
                 self._metrics[mode][name].append(figure)
+
+    def _drop_lengths_of_nothing(self) -> None:
+        """Make the lengths of answers that ended by themselves null where none did: TRL says 0."""
+        mode = "train" if self._policy.training else "eval"
+        for name in _OF_ENDED:
+            if self._metrics[mode][name][-1] == 0.0:
+                self._metrics[mode][name].pop()
+                self._add(mode, {name: None})
+            if not self._metrics[mode][name]:
+                del self._metrics[mode][name]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures.
@@ -359,7 +373,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             }
             self.components.rollout_log.write(document)
             if part == "held-out":
-                figures = {"reward": reward, **document["rewards"]}
+                figures = {REWARD: reward, **document["rewards"]}
                 self._held_out.append(HeldOutAnswer(record, document["answer"], answer.finish_reason, figures))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

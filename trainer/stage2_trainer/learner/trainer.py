@@ -39,7 +39,7 @@ from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors,
 from stage2_trainer.learner.step_record import Figures, StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps
-from stage2_trainer.process.best_checkpoint import COUNTED_FOLLOWING, ComparableBest, metric_key
+from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
@@ -97,8 +97,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._batches_of_epoch = 0
         self._figures: Figures = {}
         self._trained = perf_counter()
-        dynamic = components.evaluation.tools.matcher.options.assignment == "dynamic"
-        self.add_callback(ComparableBest(COUNTED_FOLLOWING if dynamic else ()))
+        self.add_callback(ComparableBest())
         self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

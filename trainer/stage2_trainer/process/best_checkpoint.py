@@ -7,7 +7,6 @@ under the same name. A checkpoint records the best score, but not what it is a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from typing import Any
 
 from transformers import TrainerCallback
@@ -33,18 +32,12 @@ def metric_key(args: Any) -> str | None:
 
 
 class ComparableBest(TrainerCallback):
-    """Forgets the best score of a resumed run, with a warning, if it is no score of the figure that chooses now.
-
-    recounted: figures that an earlier version may have counted otherwise, so that old scores of them do not compare.
-    """
-
-    def __init__(self, recounted: Collection[str] = ()) -> None:
-        self._recounted = recounted
+    """Forgets the best score of a resumed run, with a warning, if it is no score of the figure that chooses now."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the best score with the evaluation that it comes from."""
         key, score, step = metric_key(args), state.best_metric, state.best_global_step
-        if key is None or score is None or self._is_score(state, key):
+        if key is None or score is None or _is_score(state, key):
             return
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         if step is not None and state.is_world_process_zero:
@@ -56,9 +49,8 @@ class ComparableBest(TrainerCallback):
                 key,
             )
 
-    def _is_score(self, state: Any, key: str) -> bool:
-        evaluations = (one for one in state.log_history if one.get("step") == state.best_global_step)
-        return any(
-            one.get(key) == state.best_metric and (key not in self._recounted or FOLLOWING in one)
-            for one in evaluations
-        )
+
+def _is_score(state: Any, key: str) -> bool:
+    evaluations = (one for one in state.log_history if one.get("step") == state.best_global_step)
+    counted_following = key in COUNTED_FOLLOWING
+    return any(one.get(key) == state.best_metric and (FOLLOWING in one or not counted_following) for one in evaluations)

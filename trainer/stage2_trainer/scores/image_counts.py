@@ -137,15 +137,20 @@ def figures(sums: FloatArray) -> dict[str, FloatArray]:
     }
 
 
-def sample_f1(image: ScoredImage) -> float:
-    """Return the class-aware F1 of one image; 1 where both truth and answer are empty."""
+def sample_f1(image: ScoredImage) -> float | None:
+    """Return the class-aware F1 of one image; None where both truth and answer are empty."""
     return f1_of(image_counts(image))
 
 
-def f1_of(counts: ImageCounts) -> float:
-    """Return the class-aware F1 of an image's counts; 1 where both truth and answer are empty."""
+def f1_of(counts: ImageCounts) -> float | None:
+    """Return the class-aware F1 of an image's counts; None where both truth and answer are empty."""
     nothing = counts.class_judged + counts.truth == 0
-    return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+    return None if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+
+
+def rank_of(f1: float | None) -> float:
+    """Return where an image ranks among others by its F1: with the best where there was nothing to find."""
+    return 1.0 if f1 is None else f1
 
 
 def worst_image(counts: FloatArray) -> int:

@@ -1,8 +1,8 @@
 """The learner's figures for Prometheus, in the exposition format at GET /metrics (`STAGE2_METRICS_PORT`).
 
-Figures of an optimizer step come from its record and stay until the next one that has them; a figure of nothing is NaN,
-which charts draw as a gap. Phase and sync come from the reporter at each request. They are not secret, and scrapers
-rarely carry tokens, so the route needs none.
+Figures of an optimizer step come from its record and stay until the next one that has them. A figure is missing until a
+step has it, and a figure of nothing is NaN: both are gaps in charts. Phase and sync come from the reporter at each
+request. They are not secret, and scrapers rarely carry tokens, so the route needs none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache, partial
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
@@ -73,25 +74,28 @@ class MeteredLog:
 
     def __init__(self, log: EventLog, registry: CollectorRegistry) -> None:
         self._log = log
-        self._gauges = {key: Gauge(name, help_, registry=registry) for name, (key, help_) in GAUGES.items()}
+        # each is made in the first step that has its figure: before, it would say 0
+        self._gauge = cache(partial(Gauge, registry=registry))
+        self._counter = cache(partial(Counter, registry=registry))
         self._parts = Gauge(
             PART_GAUGE, "Wall seconds of the last step, by what it went to.", ["part"], registry=registry
         )
         self._servers = {
             key: Gauge(name, help_, ["server"], registry=registry) for name, (key, help_) in SERVER_GAUGES.items()
         }
-        self._counters = {key: Counter(name, help_, registry=registry) for name, (key, help_) in COUNTERS.items()}
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
         """Pass the event on, and export its figures."""
         self._log.write(event, figures)
         if event != "step":
             return
-        for key, gauge in self._gauges.items():
+        for name, (key, help_) in GAUGES.items():
             if key in figures:
-                gauge.set(_number(figures[key]))
-        for key, counter in self._counters.items():
-            counter.inc(0.0 if key in OF_ROLLOUTS and figures.get(REUSED) else figures.get(key) or 0.0)
+                self._gauge(name, help_).set(_number(figures[key]))
+        for name, (key, help_) in COUNTERS.items():
+            if key in figures:
+                is_counted = key in OF_ROLLOUTS and figures.get(REUSED)
+                self._counter(name, help_).inc(0.0 if is_counted else figures[key] or 0.0)
         for part in PARTS:
             if (key := f"step/{part}_s") in figures:
                 self._parts.labels(part).set(_number(figures[key]))

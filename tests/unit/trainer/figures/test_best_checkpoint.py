@@ -11,7 +11,7 @@ from transformers import TrainerState
 from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process import checkpoints
-from stage2_trainer.process.best_checkpoint import COUNTED_FOLLOWING, FOLLOWING, ComparableBest
+from stage2_trainer.process.best_checkpoint import FOLLOWING, ComparableBest
 from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
 
 RECOMMENDED = {"assignment": "dynamic", "unmatched_objects": "dropped", "matched_text_weight": 1.0}
@@ -120,25 +120,25 @@ def test_resumed_run_says_that_its_best_score_is_of_another_figure(started_with,
 
 
 def state_of(**changes):
-    log = [{"step": 4, F1: 0.9, BEST_METRIC: 0.1}]
+    log = [{"step": 4, F1: 0.9, BEST_METRIC: 0.1, FOLLOWING: 3.0}]
     return TrainerState(**{"best_metric": 0.9, "best_global_step": 4, "log_history": log, **changes})
 
 
 @pytest.mark.parametrize(
-    ("metric", "recounted", "state", "kept"),
+    ("metric", "state", "kept"),
     [
-        (F1, (), state_of(), True),
-        ("rollout_f1", (), state_of(), True),
-        (F1, COUNTED_FOLLOWING, state_of(), False),
-        (F1, COUNTED_FOLLOWING, state_of(log_history=[{"step": 4, F1: 0.9, FOLLOWING: 3.0}]), True),
-        (BEST_METRIC, COUNTED_FOLLOWING, state_of(best_metric=0.1), True),
-        (BEST_METRIC, (), state_of(), False),
-        (F1, (), state_of(log_history=[]), False),
-        (BEST_METRIC, (), state_of(best_metric=0.0, best_global_step=None), False),
-        (None, (), state_of(), True),
+        (F1, state_of(), True),
+        ("rollout_f1", state_of(), True),
+        (F1, state_of(log_history=[{"step": 4, F1: 0.9}]), False),
+        ("rollout_fn", state_of(log_history=[{"step": 4, "eval_rollout_fn": 0.9}]), False),
+        (BEST_METRIC, state_of(best_metric=0.1, log_history=[{"step": 4, F1: 0.9, BEST_METRIC: 0.1}]), True),
+        (BEST_METRIC, state_of(), False),
+        (F1, state_of(log_history=[]), False),
+        (BEST_METRIC, state_of(best_metric=0.0, best_global_step=None), False),
+        (None, state_of(), True),
     ],
 )
-def test_score_is_kept_only_if_an_evaluation_has_it_as_this_figure(metric, recounted, state, kept):
-    ComparableBest(recounted).on_train_begin(SimpleNamespace(metric_for_best_model=metric), state, None)
+def test_score_is_kept_only_if_an_evaluation_has_it_as_this_figure(metric, state, kept):
+    ComparableBest().on_train_begin(SimpleNamespace(metric_for_best_model=metric), state, None)
     assert (state.best_metric is not None) == kept
     assert (state.best_model_checkpoint, state.best_global_step is not None) == (None, kept)

@@ -78,6 +78,16 @@ def test_figure_of_nothing_is_no_number_until_a_step_has_it_again(served):
     assert scrape()["stage2_rollout_f1"] == 0.25
 
 
+def test_figure_is_missing_until_a_step_has_it(served):
+    """Stage 1 has no F1, which is not an F1 of 0."""
+    log, _, scrape = served
+    assert {name.partition("{")[0] for name in scrape()} == {"stage2_step", "stage2_max_steps", "stage2_phase"}
+    log.write("step", {"loss": 2.5, "supervised/objects": 3.0})
+    found = scrape()
+    assert found["stage2_loss"] == 2.5
+    assert found.keys() & {"stage2_rollout_f1", "stage2_rollout_tokens_total", "stage2_sync_seconds_total"} == set()
+
+
 def test_tokens_of_rollouts_that_serve_several_steps_are_counted_once(served):
     log, _, scrape = served
     for reused in (0.0, 1.0, 1.0, 0.0):
