@@ -1,5 +1,6 @@
 # The few commands a person types. `make help` lists them.
 SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 VENV ?= .venv
 # Of PyTorch and vLLM: cpu or gpu.
@@ -30,7 +31,7 @@ $(VENV)/.ready: pyproject.toml
 demo: setup ## Train the tiny jobs as local processes: stage 1 continued, then stage 2 with three vLLM servers; figures of both, and a page
 	hack/demo $(OUT)
 
-demo-cluster: setup ## The stage-2 job on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
+demo-cluster: setup ## The stage-2 job on Kubernetes: the cluster that KUBECONFIG names, else kind, else one built from source
 	hack/demo-cluster
 
 test: setup ## All tests but those of test-jobs
@@ -74,7 +75,7 @@ test-mutants: setup ## Defects, each of which a test must notice, made in copies
 fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
 	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz
 
-red-team: setup ## Attack a job on the cluster of KUBECONFIG, which make demo-cluster left, from three sides; print what each got
+red-team: setup ## Attack a job on the cluster that KUBECONFIG names, with the release of make demo-cluster, from three sides; print what each got
 	python -m tests.red_team
 
 lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of chart and jobs, the workflows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import ssl
 import subprocess
@@ -46,7 +47,8 @@ def child(index: int) -> str:
 async def creator() -> AsyncIterator[Callable[[Object], Awaitable[object]]]:
     """A function that creates one JobSet."""
     configuration = client.Configuration()
-    await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    named = os.environ["KUBECONFIG"]
+    await config.load_kube_config(named, client_configuration=configuration)  # type: ignore[no-untyped-call]
     async with client.ApiClient(configuration) as connection:
         api = client.CustomObjectsApi(connection)
 

@@ -1,4 +1,4 @@
-"""The controller under load: `python -m bench.operator --jobs 1 100 1000`, against the cluster of KUBECONFIG.
+"""The controller under load: `python -m bench.operator --jobs 1 100 1000`, against the cluster that KUBECONFIG names.
 
 Jobs are created as quickly as the API server takes them, for one node that only exists as an object. Measured is the
 time from a job's creation to that of its servers (the Deployment, the last of its children), beside two limits: a plain
@@ -37,6 +37,7 @@ from stage2_controller.children.build import static_children
 from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.conditions import Condition
 from stage2_controller.report.explanation import Event
+from tests.tools import chosen_cluster
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"
@@ -122,8 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="keep the table in bench/results/operator.md")
     options = parser.parse_args(arguments)
-    sys.stdout.write(f"{HEAD}\n")
-    with node(gpus=4 * max(*options.jobs, options.catch_up, OF_A_ROUND)):
+    with chosen_cluster(), node(gpus=4 * max(*options.jobs, options.catch_up, OF_A_ROUND)):
+        sys.stdout.write(f"{HEAD}\n")
         for line in measured(options):
             if options.write:
                 before = RESULTS.read_text("utf-8") if RESULTS.exists() else ""

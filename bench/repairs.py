@@ -1,7 +1,8 @@
 """How long a deleted child stays away while another tenant keeps the controller busy: `python -m bench.repairs`.
 
-Against the cluster of KUBECONFIG, with the definition and its policy; the Service of one tenant's job is deleted again
-and again: beside nothing, behind 1,000 jobs that another tenant has just sent, and beside 22 new ones a second.
+Against the cluster that KUBECONFIG names, with the definition and its policy; the Service of one tenant's job is
+deleted again and again: beside nothing, behind 1,000 jobs that another tenant has just sent, and beside 22 new ones a
+second.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bench.cluster import Watch, job, kubectl, namespace, node
 from bench.operator import PARALLEL, RESULTS, SETTLED_S, Tally, controller, each, merged
 
 from stage2_controller.cluster.api_server import Api, connect
+from tests.tools import chosen_cluster
 
 AT_ONCE = 1_000
 A_SECOND = 22.0
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repairs", type=int, default=20, metavar="N", help="for each of the first two figures")
     parser.add_argument("--write", action="store_true", help="keep the line in bench/results/operator.md")
     options = parser.parse_args(arguments)
-    with node(gpus=8):
+    with chosen_cluster(), node(gpus=8):
         line = asyncio.run(repairs(options.repairs))
     if options.write:
         RESULTS.write_text(merged(RESULTS.read_text("utf-8"), [line]), encoding="utf-8")

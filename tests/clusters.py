@@ -1,6 +1,7 @@
 """Fixtures of tests on Kubernetes: a cluster, an API server alone, and the images of this project.
 
-A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these fixtures bring up and take down again.
+A cluster is the one that KUBECONFIG names (its context and server are printed), else hack/local-cluster, which these
+fixtures bring up and take down again.
 """
 
 import json
@@ -20,7 +21,7 @@ import yaml
 from tests import registry
 from tests.patience import Patience
 from tests.shared import shared
-from tests.tools import LOCAL_CLUSTER, tool
+from tests.tools import LOCAL_CLUSTER, choose_cluster, tool
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "stage2"
@@ -120,8 +121,8 @@ def kubeconfig(
     request: pytest.FixtureRequest, local_cluster: LocalCluster, session_folder: Path, gpus: int
 ) -> Iterator[Path]:
     """Kubeconfig of a whole cluster with nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
-    if named := os.environ.get("KUBECONFIG"):
-        yield Path(named)
+    if os.environ.get("KUBECONFIG"):
+        yield _chosen(request, session_folder)
         return
     request.getfixturevalue("root")
 
@@ -139,10 +140,23 @@ def kubeconfig(
         yield Path(str(booted))
 
 
+def _chosen(request: pytest.FixtureRequest, session_folder: Path) -> Path:
+    """Return a kubeconfig with the cluster that KUBECONFIG names; the first process of the session says which it is."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def choose() -> str:
+        with capture.global_and_fixture_disabled():
+            return str(choose_cluster(session_folder))
+
+    with shared(session_folder, "chosen", choose, lambda _: None) as file:
+        return Path(file)
+
+
 @pytest.fixture(scope="session")
 def on_local_cluster(kubeconfig: Path, local_cluster: LocalCluster) -> Path:
     """The kubeconfig, where it is the local cluster's; images can be built and loaded there."""
-    if local_cluster.running() != kubeconfig:
+    named = os.environ.get("KUBECONFIG", str(kubeconfig))
+    if local_cluster.running() != Path(named):
         pytest.skip("only on a cluster of hack/local-cluster")
     return kubeconfig
 
@@ -184,7 +198,10 @@ def published(request: pytest.FixtureRequest, local_cluster: LocalCluster, sessi
 
 @pytest.fixture(scope="session")
 def installed(kubeconfig: Path, published: Published, helm: str, session_folder: Path) -> Iterator[Path]:
-    """The kubeconfig of a cluster on which the published chart is installed, removed at the session's end."""
+    """The kubeconfig of a cluster on which the published chart is installed, removed at the session's end.
+
+    It fails where a release is installed already: that one is somebody's.
+    """
     command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
     chosen = {
         "image.controller": published.controller,
@@ -192,7 +209,7 @@ def installed(kubeconfig: Path, published: Published, helm: str, session_folder:
         "controller.progressSeconds": "1",  # a job of these tests trains for seconds, and is seen while it does
     }
     values = [f"--set={name}={value}" for name, value in chosen.items()]
-    install = ["upgrade", "--install", "stage2", *published.chart, "--create-namespace", "--take-ownership"]
+    install = ["install", "stage2", *published.chart, "--create-namespace"]
 
     def create() -> None:
         subprocess.run([*command, *install, "--wait", "--timeout=10m", *values], check=True)

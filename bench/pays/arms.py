@@ -27,7 +27,8 @@ class Arm:
     """One way to train on. what: for the table. variant: trainer. matching: keys of `rollout_matching` it sets.
 
     against: the arms that it is set against in the table. after: the arm at whose last weights it begins, with the same
-    seed; empty: at the start. rate: peak of its own; 0: that of `Sizes`.
+    seed; empty: at the start. rate: peak of its own; 0: that of `Sizes`. annotated: the order of its annotations, if it
+    is an arm of a first stage 1, which trains the tower too; empty: the arm goes on from a start.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Arm:
     against: tuple[str, ...] = ("a",)
     after: str = ""
     rate: float = 0.0
+    annotated: str = ""
 
 
 def _alone(what: str, **matching: Any) -> Arm:
@@ -61,6 +63,8 @@ ARMS: Mapping[str, Arm] = {
     "sampled": _alone("rollouts sampled at 0.7", temperature=0.7),
     "dropped": Arm("recipe, unmatched dropped", "rollout_matching_sft", {**RECIPE, "unmatched_objects": "dropped"}),
     "quarter": Arm("recipe, a quarter supervised", "rollout_matching_sft", {**RECIPE, "supervised_share": 0.25}),
+    "tops": Arm("stage 1, annotated by exact tops", "sft", {}, (), annotated="tops"),
+    "rows": Arm("stage 1, annotated in rows", "sft", {}, ("tops",), annotated="rows"),
     "rest": Arm("recipe, three quarters supervised", "rollout_matching_sft", {**RECIPE, "supervised_share": 0.75}),
 }
 COMPARED = ("a", "b", "c", "d")
@@ -77,8 +81,9 @@ class Sizes:
     an image. object_tokens: room in an answer for each of the most. smallest, largest: heights of digits or sides of
     shapes, as shares of the image's shorter side. least_side: to which smaller images are enlarged. prompt: the
     question. gate: weight of the loss on probability outside the coordinate tokens. order: of the annotations of
-    shapes, `sorted` or `random`; empty: the images are of digits. unlabelled: share of the shapes that the annotations
-    of the start's and the arms' images leave out; those of held-out images are complete.
+    shapes, `tops`, `rows` or `random`; empty: the images are of digits. unlabelled: share of the shapes that the
+    annotations of the start's and the arms' images leave out; those of held-out images are complete. shelves: on which
+    shapes stand in rows; 0: they are scattered.
     """
 
     steps: int = 60
@@ -104,6 +109,7 @@ class Sizes:
     gate: float = COORDINATE_WEIGHT
     order: str = ""
     unlabelled: float = 0.0
+    shelves: int = 0
 
     @property
     def pixels(self) -> tuple[int, int]:
@@ -137,28 +143,37 @@ FEW = replace(
     most_objects=4, smallest=0.2, largest=0.4,
 )  # fmt: skip
 """The scenes and the start of the demo: two to four shapes."""
+FIRST = replace(FEW, steps=200, places_steps=0, rate=1e-3, train=1600, order="rows")
+"""Scenes of two to four shapes in an order, for arms that begin at the tiny model itself."""
 DATA: Mapping[str, Sizes] = {
     "digits": SPARSE,
     "dense-digits": DENSE,
     "shapes": SHAPES,
-    "sorted-shapes": replace(SHAPES, order="sorted"),
+    "sorted-shapes": replace(SHAPES, order="tops"),
     "unlabelled-shapes": replace(SHAPES, unlabelled=0.2),
     "few-shapes": FEW,
     "many-shapes": MANY,
+    "scattered": FIRST,
+    "shelves": replace(FIRST, shelves=2, most_objects=6, smallest=0.2, largest=0.34),
 }
 
 
 def places_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
     """Return the first part of stage 1: all of the model, and the loss as it is, which learns places before names."""
     found = _stage1(sizes, sizes.places_steps, model, data, output)
-    found["tuner"] |= {"freeze_vit": False, "freeze_aligner": False}
-    found["custom"]["extra"]["rollout_matching"] |= dict.fromkeys(_COORDINATE_WEIGHTS, 1.0)
+    _train_all(found)
     return found
 
 
 def names_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
     """Return the second part of stage 1, which learns names: as the arms train, but on more images a step."""
     return _stage1(sizes, sizes.names_steps, model, data, output)
+
+
+def _train_all(found: Config) -> None:
+    """Let a configuration train the tower too, with the loss as it is."""
+    found["tuner"] |= {"freeze_vit": False, "freeze_aligner": False}
+    found["custom"]["extra"]["rollout_matching"] |= dict.fromkeys(_COORDINATE_WEIGHTS, 1.0)
 
 
 def _stage1(sizes: Sizes, steps: int, model: Path, data: Path, output: Path) -> Config:
@@ -175,6 +190,9 @@ def arm_config(arm: Arm, seed: int, sizes: Sizes, model: Path, data: Path, outpu
     found["custom"]["trainer_variant"] = arm.variant
     if arm.variant == "grpo":
         return _rewarded(found, sizes)
+    if arm.annotated:
+        _train_all(found)
+        found["custom"]["train_jsonl"] = str(data / f"train-{arm.annotated}.jsonl")
     found["custom"]["extra"]["rollout_matching"] |= arm.matching
     return found
 

@@ -21,9 +21,10 @@ from scipy.stats import t as student
 
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching.tokens import FloatArray
+from stage2_trainer.scores.answer_file import read_rollouts
 from stage2_trainer.scores.answer_scores import AnswerScores, bootstrap_weights, bounded, intervals
 from stage2_trainer.scores.image_counts import ImageCounts, image_counts
-from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.rollout_file import Rollouts, places_in
 from stage2_trainer.scores.scored_image import scored_images
 
 FIGURES = (

@@ -29,7 +29,7 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
     documents = read_documents(path)
     if not documents:
         raise refused(
-            str(path), "nothing", "the file must hold a YAML mapping", "write a job or a training configuration"
+            str(path), None, "must hold a YAML mapping, and is empty", "write a job or a training configuration"
         )
     for document in documents:
         if not isinstance(document, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem, shortened
+from stage2_trainer.activity import ACTIVITY
 
 if TYPE_CHECKING:
     from stage2_trainer.data.records import Line
@@ -23,6 +24,7 @@ Item = TypeVar("Item")
 SHOWN = 100
 """Maximum number of problems to print for a file, which may have tens of thousands."""
 LONGEST_VALUE = 400
+MB = 10**6
 
 
 def print_json(value: object) -> None:
@@ -31,7 +33,7 @@ def print_json(value: object) -> None:
 
 
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
-    """Print each problem to standard error: path, value, rule and way out."""
+    """Print each problem to standard error: path, value, rule and fix."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     count = len(error.problems) + error.unlisted
     where = f"{source}: " if source else ""
@@ -49,10 +51,10 @@ def show_idle_settings(settings: Sequence[Problem]) -> None:
 
 def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
     for problem in problems[:SHOWN]:
-        value = "None" if problem.value is None else shortened(problem.value, LONGEST_VALUE)
-        console.print(Text.assemble("  ", (problem.path, "bold"), f": {value}"))
-        console.print(Text(f"    rule:    {problem.rule}"))
-        console.print(Text(f"    way out: {problem.way_out}", style="green"))
+        value = "" if problem.value is None else f": {shortened(problem.value, LONGEST_VALUE)}"
+        console.print(Text.assemble("  ", (problem.path, "bold"), value))
+        console.print(Text(f"    rule: {problem.rule}"))
+        console.print(Text(f"    fix:  {problem.way_out}", style="green"))
     if more := len(problems[SHOWN:]) + unlisted:
         console.print(Text(f"  and {more} more"))
 
@@ -68,19 +70,39 @@ def printable(text: str) -> str:
 
 
 def with_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """Yield items, with a progress bar on a terminal."""
+    """Yield items, with a progress bar on a terminal; elsewhere the process's activity has their number."""
     console = Console(stderr=True)
-    yield from track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal)
+    with ACTIVITY.doing("reading", total, what) as reading, _quiet(on=console.is_terminal):
+        for item in track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal):
+            yield item
+            reading.advance()
+
+
+def _quiet(*, on: bool) -> AbstractContextManager[None]:
+    """Say nothing of what is under way while a bar shows it."""
+    return ACTIVITY.reported(lambda line: None) if on else nullcontext()
 
 
 @contextmanager
 def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line], None] | None]:
-    """Yield a callback for each line read; None without a terminal, or if `shown` is false."""
+    """Yield a callback for each line read: it moves a bar on a terminal if `shown`, else the process's activity."""
     console = Console(stderr=True)
-    if not shown or not console.is_terminal or not os.path.isfile(path):
+    if not os.path.isfile(path):
         yield None
         return
+    size, bar = path.stat().st_size, shown and console.is_terminal
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(path.name, total=path.stat().st_size)
-        yield lambda line: progress.advance(task, len(line.text))
+    with (
+        ACTIVITY.doing(f"reading {path}", size // MB, "MB") as reading,
+        _quiet(on=bar),
+        Progress(*columns, console=console, transient=True, disable=not bar) as progress,
+    ):
+        task, read = progress.add_task(path.name, total=size), 0
+
+        def on_line(line: Line) -> None:
+            nonlocal read
+            read += len(line.text)
+            reading.done = read // MB
+            progress.advance(task, len(line.text))
+
+        yield on_line

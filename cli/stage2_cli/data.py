@@ -16,10 +16,12 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, plain_console, printable, show_config_error
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
-from stage2_trainer.data.files import check_new_file
+from stage2_trainer.data.files import check_new_file, new_file
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.profile import UNORDERED_ADVICE, Count, Lengths, Profile, Size, profile
-from stage2_trainer.data.records import Record, RecordRules
+from stage2_trainer.data.object_order import ROWS, ObjectOrder
+from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
+from stage2_trainer.data.reading_order import Bounds, in_reading_order
+from stage2_trainer.data.records import Record, RecordRules, lines
 from stage2_trainer.matching.ground_truth import Unit
 
 MOST_ROWS = 20
@@ -45,11 +47,14 @@ def show_data(
     units: Unit | None = None,
     model: Path | None = None,
     pictures: Path | None = None,
+    ordered: Path | None = None,
     as_json: bool = False,
 ) -> int:
     """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
     if pictures is not None:
         check_new_file("--pictures", pictures)
+    if ordered is not None:
+        _check_beside(path, ordered)
     rules = RecordRules(units=units)
     lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
     with file_progress(path) as on_line:
@@ -64,6 +69,8 @@ def show_data(
         return EXIT_CONFIG
     if pictures is not None:
         write_page(found.shown, pictures)
+    if ordered is not None:
+        write_sorted(path, ordered, rules)
     return os.EX_OK
 
 
@@ -79,7 +86,7 @@ def document(found: Profile, unit: str) -> dict[str, Any]:
         "classes": dict(found.classes.most_common()),
         "further_classes": found.further_classes,
         "sizes": {size: found.sizes[size] for size in ("small", "medium", "large")},
-        "order": dict(zip(("name", "share"), found.order.best or (None, None), strict=True)),
+        "order": _order(found.order),
         "objects_per_record": _quantiles(found.objects),
         f"answer_{unit}": _quantiles(found.answers),
         "longest_answers": [{"length": length, "record": name} for length, name in found.answers.longest],
@@ -92,6 +99,15 @@ def document(found: Profile, unit: str) -> dict[str, Any]:
     }
 
 
+def _order(found: ObjectOrder) -> dict[str, Any]:
+    """Return the order that most neighbours follow, and the shares of ties and near ties in it and in rows."""
+    if found.best is None:
+        return {"name": None, "share": None, "ambiguous": None, "ambiguous_in_rows": None}
+    name, share = found.best
+    ambiguous = {"ambiguous": found.ambiguous(name), "ambiguous_in_rows": found.ambiguous(ROWS)}
+    return {"name": name, "share": share, **ambiguous}
+
+
 def _quantiles(lengths: Lengths) -> dict[str, int]:
     return {name: lengths.quantile(share) for name, share in QUANTILES.items()}
 
@@ -101,12 +117,12 @@ def _show(found: Profile, unit: str) -> None:
     counts = f"{counted(found.records, 'record')}, {counted(found.kinds.total(), 'object')}"
     broken = f", {counted(found.broken, 'broken line')}" if found.broken else ""
     console.print(f"{printable(str(found.path))}: {counts}{broken}")
-    for line in _lines(found, unit):
+    for line in _lines(found, unit) if found.records else ():
         console.print(f"  {line}")
     if found.classes:
         console.print(_table(found))
-    if found.order.is_missing:
-        console.print(f"advice: {UNORDERED_ADVICE}")
+    if found.order.advice is not None:
+        console.print(f"advice: {found.order.advice}")
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
         more = "; …" if count > len(first) else ""
@@ -159,6 +175,27 @@ def _token_counts(model: Path) -> Count:
 
     tokenizer, _ = load_coord_tokenizer(model, option="--model")  # without the tokens, answers would be longer
     return lambda texts: token_counts(tokenizer, texts)
+
+
+def _check_beside(path: Path, ordered: Path) -> None:
+    """Raise ConfigError unless a sorted file can be created in the folder to which the paths of images are relative."""
+    check_new_file("--sorted", ordered)
+    if os.path.realpath(ordered.parent) != os.path.realpath(path.parent):
+        rule = f"must be in the folder of {path}, to which the paths of its images are relative"
+        raise refused("--sorted", str(ordered), rule, f"write {path.parent / ordered.name}")
+
+
+def write_sorted(path: Path, output: Path, rules: RecordRules) -> None:
+    """Write a data file whose records list their objects in reading order, and are the same in all else."""
+    with new_file("--sorted", output) as aside, aside.open("w", encoding="utf-8") as file:
+        for line in lines(path):
+            record = json.loads(line.text)
+            objects = zip(line.record(rules.without_images()).objects, record["objects"], strict=True)
+            in_order = in_reading_order(
+                objects, lambda pair: Bounds.from_bins(pair[0].bins), lambda pair: (pair[0].bins, pair[0].desc)
+            )
+            record["objects"] = [written for _, written in in_order]
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def write_page(records: Sequence[Record], path: Path) -> None:

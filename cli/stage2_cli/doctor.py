@@ -45,13 +45,13 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         examination = Examination(found, Machine.detect(), cpu=cpu)
     else:
         spec = found.spec
-        devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
+        servers, on_gpus = spec.rollout, asks_for_gpus(found)
+        devices = Devices(servers.servers, servers.gpus_per_server, spec.learner.gpus, on_gpus)
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
     console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
-    with console.status("checking"):
-        findings = list(examination.findings())
+    findings = list(examination.findings())
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
         print_json([asdict(finding) for finding in findings])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -19,22 +20,26 @@ from rich.table import Table
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
+from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import flaw_of
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.scores.advice import advice, summary
+from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (
     COORDINATE_SCORES,
+    EQUAL_SCORES,
     AnswerScores,
     bootstrap_weights,
     differences,
     without_nan,
 )
-from stage2_trainer.scores.image_counts import COUNTS, OF_OUTLINES
-from stage2_trainer.scores.rollout_file import Answered, Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.image_counts import COUNTS, OF_OUTLINES, SHARES_OF_IMAGES
+from stage2_trainer.scores.rollout_file import Rollouts, places_in
 from stage2_trainer.scores.scored_image import exact, normalised, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
 from stage2_trainer.wire.errors import ServerError
@@ -47,6 +52,16 @@ SHOWN = (
     "box_f1_class@0.5", "outline_share", "true_outline_share", "desc_exact", "desc_normalised", "misses", "duplicates",
     "objects_per_truth", "counting_error", "parse_rate", "truncated_rate", "loop_rate",
 )  # fmt: skip
+RESULT_SCORES = "results"
+RANKED = {
+    COORDINATE_SCORES: "objects ranked by the log-probabilities of their coordinate tokens",
+    RESULT_SCORES: "objects ranked by the scores of the results",
+    EQUAL_SCORES: "no log-probabilities: all objects rank equally, in the order of records and answers",
+}
+FORMS: dict[Form, str] = {
+    "stage2": "stage2's, with coordinate tokens", "qwen": "JSON with plain numbers, Qwen3-VL's form",
+    "coco": "COCO's results, in pixels",
+}  # fmt: skip
 SMALL_SET = 5000  # images; fewer bias AP
 WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 
@@ -57,13 +72,13 @@ class EvaluationRequest:
 
     names: how a description becomes a class. units: of plain numbers, if the records do not state them. against: number
     of the set with which the others are compared. limit: number of records to read; None means all. labels: names of
-    the sets of rollouts; by default their files.
+    the sets of rollouts; by default their files. reading: how the answers in files are read.
     """
 
     rollouts: Sequence[str]
     records: Path
     names: str = "exact"
-    units: Literal["bins", "pixels"] | None = None
+    units: Unit | None = None
     answered_only: bool = False
     missing: Literal["refuse", "count-as-empty"] = "refuse"
     against: int = 1
@@ -72,15 +87,17 @@ class EvaluationRequest:
     as_json: bool = False
     limit: int | None = None
     labels: Sequence[str] = ()
+    reading: Reading = AS_RECOGNISED
 
 
 def evaluate_rollouts(request: EvaluationRequest) -> int:
     """Score the files and print the figures; return 0. Raises ConfigError."""
     rules = RecordRules(units=request.units, images_exist=False, image_roots=(os.sep,))  # no image is opened
-    records = load_records(request.records, request.limit, rules=rules)
+    with ACTIVITY.doing(f"reading {request.records}"):
+        records = load_records(request.records, request.limit, rules=rules)
     places = places_in(request.records)[: len(records)]
     files = [Rollouts.from_name(name) for name in request.rollouts]
-    answered = [read_rollouts(one, records, places) for one in files]
+    answered = [read_rollouts(one, records, places, request.reading) for one in files]
     kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
     if request.missing == "refuse":
         _require_answers(request.rollouts, answered, {records[i].sample_id for i in kept})
@@ -91,7 +108,10 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     ]
     draws = bootstrap_weights(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
     labels = request.labels or request.rollouts
-    documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(labels, sets, strict=True)]
+    documents = [
+        {"rollouts": name, **_document_of(one, scores.document(draws))}
+        for name, one, scores in zip(labels, answered, sets, strict=True)
+    ]
     others = [place for place in range(len(sets)) if place != request.against - 1]
     if len(others) == len(sets):
         rule = f"must be one of the {len(sets)} sets of answers"
@@ -99,18 +119,34 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
     compared = {}
     if draws is not None:
         compared = {place: differences(sets[request.against - 1], sets[place], draws) for place in others}
+        for place, found in compared.items():
+            if "coco" in (answered[request.against - 1].form, answered[place].form):
+                compared[place] = {name: one for name, one in found.items() if name not in SHARES_OF_IMAGES}
     if request.as_json:
         found = _document(documents, compared, request.against - 1)
         print(json.dumps(without_nan(found), ensure_ascii=False, allow_nan=False))
     else:
-        _show(
-            documents,
-            compared,
-            request.against,
-            [0 if request.answered_only or one.of_a_run else len(one.missing) for one in answered],
-        )
+        lacking = [0 if request.answered_only or one.of_a_run else len(one.missing) for one in answered]
+        _show(documents, compared, request.against, [_notes(*one) for one in zip(answered, lacking, strict=True)])
         _advise(documents[-1], [records[i] for i in kept])
     return os.EX_OK
+
+
+def _document_of(one: Answered, figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures with the form of the answers, and without what that form cannot show: results have no text."""
+    document = {"answers": one.form, "answer_units": one.unit, **figures}
+    if one.form != "coco":
+        return document
+    ranked = document["scores_from"] != EQUAL_SCORES
+    scored = {"scores_from": RESULT_SCORES} if ranked else {}
+    intervals = {name: ends for name, ends in document.get("intervals", {}).items() if name not in SHARES_OF_IMAGES}
+    kept = {"intervals": intervals} if "intervals" in document else {}
+    return {**document, **dict.fromkeys(SHARES_OF_IMAGES, math.nan), **scored, **kept}
+
+
+def _notes(one: Answered, lacking: int) -> list[str]:
+    notes = [f"answers read as {FORMS[one.form]}", *one.notes]
+    return [*notes, f"{counted(lacking, 'record')} without an answer, counted as empty"] if lacking else notes
 
 
 def require_one_kind(
@@ -203,7 +239,7 @@ def _require_answers(files: Sequence[str], answered: Sequence[Answered], kept: C
     """Raise ConfigError where a file has no answer to a record that is scored."""
     problems = []
     for name, one in zip(files, answered, strict=True):
-        if lacking := [record for record in one.missing if record in kept]:
+        if one.form != "coco" and (lacking := [record for record in one.missing if record in kept]):
             rule = f"has no answer to {len(lacking):,} of {len(kept):,} records: {', '.join(lacking[:3])}"
             way_out = "add --answered-only to leave them out, or --missing count-as-empty"
             problems.append(Problem("--rollouts", name, rule, way_out))
@@ -225,13 +261,14 @@ def _show(
     documents: Sequence[dict[str, Any]],
     compared: Mapping[int, dict[str, Any]],
     against: int,
-    missing: Sequence[int],
+    notes: Sequence[Sequence[str]],
 ) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     table = Table(header_style="bold")
     table.add_column("figure", no_wrap=True)
     for number, one in enumerate(documents):
-        table.add_column(Path(one["rollouts"]).name if len(documents) == 1 else f"{number + 1}", justify="right")
+        name = Path(one["rollouts"]).name if len(documents) == 1 else f"{number + 1}"
+        table.add_column(name if one["answers"] == "stage2" else f"{name} ({one['answers']})", justify="right")
     for place in compared:
         table.add_column(f"{place + 1} - {against}", justify="right")
     outlines = any(one["overlap_of"] == "masks" for one in documents)
@@ -246,22 +283,16 @@ def _show(
             f"{name}, no repeats", *(_figure(one["without_duplicates"][name], None, ".3f") for one in documents)
         )
     console.print(table)
-    for number, (one, lacking) in enumerate(zip(documents, missing, strict=True)):
-        _print_notes(console, one, lacking, "" if len(documents) == 1 else f"{number + 1}: ")
+    for number, (one, said) in enumerate(zip(documents, notes, strict=True)):
+        _print_notes(console, one, said, "" if len(documents) == 1 else f"{number + 1}: ")
 
 
-def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str) -> None:
-    ranked = (
-        "objects ranked by the log-probabilities of their coordinate tokens"
-        if one["scores_from"] == COORDINATE_SCORES
-        else "no log-probabilities: all objects rank equally, in the order of records and answers"
-    )
+def _print_notes(console: Console, one: dict[str, Any], said: Sequence[str], mark: str) -> None:
     lines = [
         f"{mark}{one['rollouts']}: {counted(one['images'], 'image')}, {counted(one['objects'], 'object')},"
-        f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}"
+        f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {RANKED[one['scores_from']]}",
+        *(f"{mark}{note}" for note in said),
     ]
-    if lacking:
-        lines.append(f"{mark}{counted(lacking, 'record')} without an answer, counted as empty")
     worst = one["worst_image"]
     lines.append(
         f"{mark}worst image: {worst['sample_id']}, F1 {_figure(worst['f1_class@0.5'], None, '.3f')} with class,"
@@ -277,6 +308,8 @@ def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
     if last["images"] < SMALL_SET:
         console.print(f"AP of {last['images']:,} images is too high on average: compare it only with sets of this size")
     console.print(summary(last), markup=False, soft_wrap=True)
+    if last["answers"] != "stage2":
+        return  # the advice is on training, and other models may not be in training
     for line in advice(last, ObjectOrder.from_records(records)):
         console.print(f"advice: {line}", markup=False, soft_wrap=True)
 

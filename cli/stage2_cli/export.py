@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from stage2_api.errors import EXIT_FAILURE, refused
 from stage2_cli.console import plain_console
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
 
@@ -37,7 +37,7 @@ def _export(checkpoint: TrainedCheckpoint, output: Path, *, dtype: str | None, a
     from stage2_trainer.export.model_export import export_adapter, export_model
 
     console = plain_console()
-    with console.status(Text(f"exporting {checkpoint.folder}")):
+    with ACTIVITY.doing(f"exporting {checkpoint.folder}"):
         if adapter:
             exported = export_adapter(checkpoint, output)
         else:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stage2_api.errors import counted, refused
+from stage2_api.errors import EXIT_DATA, counted, refused
 from stage2_cli.console import plain_console, printable, with_progress
 
 if TYPE_CHECKING:
@@ -20,19 +18,25 @@ if TYPE_CHECKING:
 
 imports = typer.Typer(no_args_is_help=True, help="Create a data file of records from annotations of another format.")
 
-MOST_FILES = 10_000  # that are looked through for a name like a missing one
+COMMONEST = 3  # reasons that an import without objects names
 
 Shape = Literal["bbox", "poly"]
 Sorting = Literal["reading", "file"]
 Reference = Literal["auto", "shown", "raw"]
 Split = Literal["box", "largest", "drop"]
+Units = Literal["pixels", "shares"]
 
 Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
 Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
-Order = Annotated[Sorting, typer.Option(help="Objects from top to bottom and left to right, or as in the file.")]
+Order = Annotated[
+    Sorting, typer.Option(help="Objects in rows from top to bottom, each from left to right, or as in the file.")
+]
 Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of records.")]
 SplitObjects = Annotated[Split, typer.Option(help="Outline of an object of several parts, with --geometry poly.")]
+Pixels = Annotated[
+    Units, typer.Option("--units", help="Coordinates are pixels, or shares of width and height, 0 to 1.")
+]
 Exif = Annotated[Reference, typer.Option(help="Pixels that annotations of an image rotated by EXIF refer to.")]
 MaxObjects = Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")]
 
@@ -42,6 +46,7 @@ def coco(  # noqa: PLR0913 - one parameter for each option
     annotations: Annotated[Path, typer.Option(metavar="FILE", help="instances_*.json of COCO, or LVIS's file.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
     output: Output,
+    units: Pixels = "pixels",
     geometry: Geometry = "bbox",
     order: Order = "reading",
     classes: Classes = None,
@@ -50,12 +55,13 @@ def coco(  # noqa: PLR0913 - one parameter for each option
     exif: Exif = "auto",
     split_objects: SplitObjects = "box",
 ) -> None:
-    """Import a COCO file; whatever is left out is counted, with its reason."""
+    """Import a COCO file; skipped items are counted by reason."""
     from stage2_trainer.prepare.coco import read_coco
 
     _require_folder("--images", images)
     choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_coco(annotations, images, tally, outlines=geometry == "poly"), output, choice)
+    poly = geometry == "poly"
+    _write(lambda tally: read_coco(annotations, images, tally, outlines=poly, units=units), output, choice)
 
 
 @imports.command()
@@ -63,6 +69,7 @@ def yolo(  # noqa: PLR0913 - one parameter for each option
     data: Annotated[Path, typer.Argument(metavar="DATA", help="data.yaml of Ultralytics' layout, or its folder.")],
     output: Output,
     split: Annotated[str, typer.Option(help="train, val or test of data.yaml.")] = "train",
+    units: Pixels = "shares",
     geometry: Geometry = "bbox",
     order: Order = "reading",
     classes: Classes = None,
@@ -75,18 +82,21 @@ def yolo(  # noqa: PLR0913 - one parameter for each option
     from stage2_trainer.prepare.yolo import read_yolo
 
     choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_yolo(data, split, tally), output, choice)
+    _write(lambda tally: read_yolo(data, split, tally, units=units), output, choice)
 
 
 @imports.command()
 def voc(  # noqa: PLR0913 - one parameter for each option
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="VOC2012, say, or a folder of images and XML.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder such as VOC2012, or one of images and XML.")
+    ],
     output: Output,
     split: Annotated[str | None, typer.Option(help="A list of ImageSets/Main; all annotations by default.")] = None,
     difficult: Annotated[bool, typer.Option("--difficult", help="Keep objects that are marked as difficult.")] = False,
     from_zero: Annotated[
         bool, typer.Option("--from-zero", help="Boxes count from the image's edge, not from pixel 1.")
     ] = False,
+    units: Pixels = "pixels",
     geometry: Geometry = "bbox",
     order: Order = "reading",
     classes: Classes = None,
@@ -95,11 +105,11 @@ def voc(  # noqa: PLR0913 - one parameter for each option
     exif: Exif = "auto",
     split_objects: SplitObjects = "box",
 ) -> None:
-    """Import Pascal VOC's XML files: boxes, or their corners as polygons."""
+    """Import Pascal VOC's XML files: boxes, or polygons."""
     from stage2_trainer.prepare.voc import VocChoice, read_voc
 
     _require_folder("FOLDER", folder)
-    what = VocChoice(split, difficult=difficult, from_zero=from_zero)
+    what = VocChoice(split, difficult=difficult, from_zero=from_zero, units=units)
     choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_voc(folder, what, tally), output, choice)
 
@@ -116,6 +126,9 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     names: Annotated[str | None, typer.Option(metavar="A,B", help="Names of numbered categories, from 0.")] = None,
     image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the images.")] = None,
     objects: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the objects.")] = None,
+    units: Annotated[
+        Units | None, typer.Option(help="Units of boxes: by default shares for --boxes yolo, otherwise pixels.")
+    ] = None,
     geometry: Geometry = "bbox",
     order: Order = "reading",
     classes: Classes = None,
@@ -128,7 +141,7 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 
     numbered = [] if names is None else names.split(",")  # a blank name keeps its number
-    what = HubChoice(boxes, split, numbered, image, objects)
+    what = HubChoice(boxes, split, numbered, image, objects, units)
     choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_hub(source, what, tally, outlines=geometry == "poly"), output, choice)
 
@@ -166,45 +179,72 @@ def _require_folder(option: str, folder: Path) -> None:
 def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:
     """Write the records of a data set, and print a summary. Raises ConfigError."""
     from stage2_trainer.prepare.annotations import Tally
-    from stage2_trainer.prepare.record_writer import check_new, write_records
+    from stage2_trainer.prepare.record_writer import NothingKept, check_new, write_records
 
     check_new(output)
     tally = Tally()
     images = read(tally)
-    write_records(with_progress(images, "images", images.total), output, choice, tally)
+    try:
+        write_records(with_progress(images, "images", images.total), output, choice, tally)
+    except NothingKept:
+        _print_loss(tally, output)
+        raise typer.Exit(EXIT_DATA) from None
     print_tally(tally, output)
-    if not tally.records:
-        output.unlink()
-        console = plain_console(stderr=True)
-        console.print("nothing was kept, and no file was written")
-        for path, root in tally.missing:
-            console.print(f"looked for {printable(str(path))}{_nearest(path, root)}")
-        raise typer.Exit(os.EX_DATAERR)
     for folder in map(printable, sorted(tally.outside)):
         plain_console().print(
             f"  its images are in {folder}: name that in custom.image_roots, ROOT_IMAGE_DIR or `init --images`"
         )
 
 
-def _nearest(path: Path, root: Path) -> str:
-    """Return the file whose name is most like a missing one's; empty where none is."""
-    from stage2_trainer.data.files import files_below
-
-    below = {one.name: one for one in islice(files_below(root), MOST_FILES)}
-    near = get_close_matches(path.name, below, n=1)
-    return f"; there is {printable(str(below[near[0]]))}" if near else ""
-
-
 def print_tally(tally: Tally, output: Path) -> None:
     """Print what was written, left out and changed."""
     console = plain_console()
     console.print(f"{printable(str(output))}: {counted(tally.records, 'record')}, {counted(tally.objects, 'object')}")
-    for head, noun, reasons in (
-        ("left out:", "image", tally.images_left_out),
-        ("left out:", "object", tally.objects_left_out),
-        ("noted", "time", tally.changed),
-    ):
-        for reason, count in reasons.most_common():
-            names = tally.names[reason]
-            more = ", …" if count > len(names) else ""
-            console.print(f"  {head} {counted(count, noun)}: {reason} ({', '.join(map(printable, names))}{more})")
+    for line in (*_left_out(tally), *_noted(tally)):
+        console.print(f"  {line}")
+    for line in _missing(tally):
+        console.print(f"  {line}")
+
+
+def _print_loss(tally: Tally, output: Path) -> None:
+    """Print why no object was kept."""
+    console = plain_console(stderr=True)
+    console.print(f"no object was kept, and {printable(str(output))} was not written; the commonest reasons:")
+    lines = [*_left_out(tally), *_noted(tally)]
+    if tally.without_objects and not tally.objects_left_out:
+        lines.insert(0, f"{counted(tally.without_objects, 'image')} without an object in the annotations")
+    for line in (*lines[:COMMONEST], *_missing(tally)):
+        console.print(f"  {line}")
+
+
+def _left_out(tally: Tally) -> list[str]:
+    """Return a line for each reason why images and objects were left out, the commonest first."""
+    images, objects = tally.images_left_out.most_common(), tally.objects_left_out.most_common()
+    reasons = [(count, "image", reason) for reason, count in images]
+    reasons += [(count, "object", reason) for reason, count in objects]
+    reasons.sort(key=lambda reason: -reason[0])
+    return [f"left out: {counted(count, noun)}: {reason} ({_names(tally, reason)})" for count, noun, reason in reasons]
+
+
+def _noted(tally: Tally) -> list[str]:
+    return [
+        f"noted {counted(count, 'time')}: {reason} ({_names(tally, reason)})"
+        for reason, count in tally.changed.most_common()
+    ]
+
+
+def _names(tally: Tally, reason: str) -> str:
+    return ", ".join(map(printable, tally.names[reason])) + (", …" if reason in tally.unnamed else "")
+
+
+def _missing(tally: Tally) -> list[str]:
+    """Return a line for each of the first missing files, with the one that it may be."""
+    from stage2_trainer.data.nearest_file import FilesBelow
+
+    below = {root: FilesBelow(root) for root in set(tally.missing.values())}
+    lines = []
+    for path, root in tally.missing.items():
+        near = below[root].nearest(path)
+        meant = f"; there is {printable(str(near[0]))}: {near[1]}" if near else ""
+        lines.append(f"looked for {printable(str(path))}{meant}")
+    return lines

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rich.text import Text
-
 from stage2_cli.console import plain_console, with_progress
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.project_request import ProjectRequest, check_request
 from stage2_trainer.prepare.stock_model import source_of
@@ -20,7 +19,7 @@ def prepare_model(model: str, output: Path) -> int:
     from stage2_trainer.prepare.coordinate_tokens import prepare
 
     console = plain_console()
-    with console.status(Text(f"preparing {model}")):
+    with ACTIVITY.doing(f"adding coordinate tokens to {model}"):
         result = prepare(model, output)
     head = "tied to the output head" if result.tied else "and an output head of the same length"
     console.print(

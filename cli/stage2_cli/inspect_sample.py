@@ -25,7 +25,7 @@ from stage2_trainer.matching.targets import ground_truth_target
 from stage2_trainer.wire.errors import ServerError
 
 if TYPE_CHECKING:
-    from stage2_trainer.grpo.rewards import Reward
+    from stage2_trainer.grpo.loaded_rewards import Reward
     from stage2_trainer.wire.requests import Rollout
 
 _WAY_OUT = (
@@ -240,7 +240,8 @@ def read_text(path: Path, option: str) -> str:
 def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
     """Print the rewards of an answer to a training record, and their weighted sum; return 0. Raises ConfigError."""
     from stage2_trainer.grpo import task
-    from stage2_trainer.grpo.rewards import Sample, load_rewards
+    from stage2_trainer.grpo.loaded_rewards import load_rewards
+    from stage2_trainer.grpo.rewards import Sample
 
     run = load_config(_required_file(config, "CONFIG"))
     if run.rlhf is None:

@@ -40,7 +40,7 @@ def explain(
     user: User = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a job is not training and which field to change; exit code 1 if it is not."""
+    """Explain why a job is not training and which field to change; exit code 1 if it is not training."""
     from stage2_cli.explain import explain_job
 
     raise typer.Exit(explain_job(job, kubectl_options(namespace, context, user), as_json=as_json))

@@ -24,6 +24,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_cli.config_files import load_addressed
 from stage2_cli.processes import end_with_parent
+from stage2_trainer.activity import ACTIVITY
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ServerList:
                 config = load_addressed(self._path, self._changes)
                 self._servers = config.rollout_matching.vllm.server.resolved_servers() or self._servers
             except ConfigError as error:
-                logger.warning("the list of servers stays as it was: %s", error)
+                logger.warning("keeping the previous list of servers: %s", error)
         return self._servers
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -115,13 +116,15 @@ def wait_for_servers(path: Path) -> None:
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # huggingface_hub's, which logs every request
     token, protocol = read_token(os.environ), config.rollout_matching.vllm.server.protocol
-    while True:
-        try:
-            wait_until_healthy([one.base_url for one in servers()], token, timeout_s=LIST_AGAIN_S, protocol=protocol)
-            return
-        except ServerError as error:
-            if error.phase != "health":
-                raise
+    with ACTIVITY.reported(lambda line: logger.info("%s", line) if line else None):
+        while True:
+            urls = [one.base_url for one in servers()]
+            try:
+                wait_until_healthy(urls, token, timeout_s=LIST_AGAIN_S, protocol=protocol)
+                return
+            except ServerError as error:
+                if error.phase != "health":
+                    raise
 
 
 class Restarts:

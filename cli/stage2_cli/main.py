@@ -13,6 +13,10 @@ import typer
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, refused
 from stage2_cli.imports import imports
 from stage2_cli.jobs import AsJson, explain, logs
+from stage2_trainer.activity import ACTIVITY
+
+FIRST_LINE_S = 3.0
+"""Seconds of a command without a word of what it does."""
 
 app = typer.Typer(name="stage2", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(imports, name="import")
@@ -33,7 +37,7 @@ Overwrite = Annotated[
 ]
 Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
 Units = Annotated[
-    Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers where the records do not state it.")
+    Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers if the records do not state it.")
 ]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
 
@@ -127,18 +131,22 @@ def data(
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
     ] = None,
     pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None,
+    ordered: Annotated[
+        Path | None,
+        typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
     from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, as_json=as_json))
+    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, ordered=ordered, as_json=as_json))
 
 
 @app.command()
 def render(
     file: JobFile,
-    namespace: Annotated[str | None, typer.Option(help="Namespace, where the file has none.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace, if the file has none.")] = None,
     changes: Changes = None,
 ) -> None:
     """Print the objects that the controller would create, as static YAML."""
@@ -234,7 +242,7 @@ def learn(
 
 @app.command()
 def wait(config: ConfigFile) -> None:
-    """Wait until every configured rollout server answers; a learner's pod does so before its learner starts."""
+    """Wait until every configured rollout server answers; the learner's pod runs this first."""
     from stage2_cli.learn import wait_for_servers
 
     wait_for_servers(config)
@@ -258,6 +266,19 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or normalised.")
     ] = "exact",
     units: Units = None,
+    answers: Annotated[
+        Literal["auto", "stage2", "qwen", "coco"],
+        typer.Option(
+            help="Form of --rollouts: coordinate tokens (stage2), JSON with plain numbers (qwen), or COCO's results."
+        ),
+    ] = "auto",
+    answer_units: Annotated[
+        Literal["bins", "pixels"] | None,
+        typer.Option(help="Unit of plain numbers in answers: bins from 0 to 1000, or pixels of the image."),
+    ] = None,
+    annotations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="COCO's annotation file, which names the categories of results.")
+    ] = None,
     answered_only: Annotated[
         bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
     ] = False,
@@ -273,10 +294,21 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Score answers, or checkpoints: COCO's AP and AR, F1 with and without class, duplicates."""
     from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
+    from stage2_trainer.scores.answer_file import Reading
 
     require_one_kind(config, checkpoint, rollouts, records)
     request = EvaluationRequest(
-        rollouts or [], records or Path(), names, units, answered_only, missing, against, resamples, seed, as_json
+        rollouts or [],
+        records or Path(),
+        names,
+        units,
+        answered_only,
+        missing,
+        against,
+        resamples,
+        seed,
+        as_json,
+        reading=Reading(answers, answer_units, annotations),
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))
@@ -331,7 +363,7 @@ def report(
     """Print one or two runs as tables, draw them (--picture), or write a page of them side by side (--html)."""
     if as_json:
         if html is not None or picture is not None:
-            rule = "prints lines, and neither draws nor writes a page"
+            rule = "cannot be combined with --html or --picture"
             raise refused("--json", True, rule, "call the command again for --html or --picture")
         from stage2_report.tables import print_records
 
@@ -344,7 +376,7 @@ def report(
         if picture is None:
             return
     if len(runs) > 2:
-        raise refused("RUN", f"{len(runs)} runs", "must be one or two", "report them two by two")
+        raise refused("RUN", f"{len(runs)} runs", "must be one or two", "report two at a time")
     from stage2_report.tables import report_runs
 
     report_runs(runs, picture=picture, images=images)
@@ -399,11 +431,15 @@ def main() -> None:
 
 
 def call(program: typer.Typer) -> None:
-    """Run a command line; print configuration errors and exit with 64, name a missing extra and exit with 69."""
+    """Run a command line; print configuration errors and exit with 64, name a missing extra and exit with 69.
+
+    What takes long is named on standard error, again every 20 seconds.
+    """
     # Pillow warns about large images; stage2 has its own limit (data.images.MOST_PIXELS).
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     try:
-        program()
+        with ACTIVITY.reported(_say, first_s=FIRST_LINE_S):
+            program()
     except ConfigError as error:
         from stage2_cli.console import show_config_error
 
@@ -417,3 +453,9 @@ def call(program: typer.Typer) -> None:
             raise
         sys.stderr.write(f"this command needs {error.name}, which is not installed: pip install 'stage2[{extra}]'\n")
         sys.exit(os.EX_UNAVAILABLE)
+
+
+def _say(line: str) -> None:
+    if line:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

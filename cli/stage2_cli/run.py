@@ -29,13 +29,15 @@ from typing import Any
 import yaml
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, counted
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.log_lines import one_line
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_api.pod.report import GRACE_S, LearnerPhase, read_report
+from stage2_api.pod.report import GRACE_S, LearnerPhase, LearnerReport, read_report
 from stage2_api.runconfig import RunConfig
 from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
@@ -44,7 +46,9 @@ from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learn
 from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
+from stage2_trainer.activity import ACTIVITY, without_seconds
 from stage2_trainer.data.files import check_place
+from stage2_trainer.data.model_files import is_on_hub, require_folder
 from stage2_trainer.doctor.examination import require_room
 from stage2_trainer.doctor.packages import require
 from stage2_trainer.preflight import checked_records
@@ -54,6 +58,8 @@ from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, Installation, ser
 
 _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 """Phases that alternate many times a step. They are shown in the status line of a terminal, not in a log."""
+_ENDS: tuple[LearnerPhase, ...] = ("done", "failed")
+"""Phases whose message is the reason of the end, which the learner's log has."""
 TIMEOUT_S = 2.0
 
 
@@ -73,32 +79,51 @@ class Watcher:
         self._last = ""
         if console().is_terminal:
             self._status.start()
+        self._block = ExitStack()
+        self._doing = self._block.enter_context(ACTIVITY.doing("learner: starting"))
+        self._block.enter_context(ACTIVITY.reported(self._put))
 
     def close(self) -> None:
         """Remove the status line."""
+        self._block.close()
         self._status.stop()
 
     def show(self, text: str) -> None:
-        """Show a status; without a terminal, print each new text once."""
+        """Show a status at once, and without a terminal again after each 20 seconds in which nothing else is shown."""
         if text == self._last:
             return
         self._last = text
+        self._doing.restart(text)
+        ACTIVITY.said()
+        self._put(text)
+
+    def _put(self, line: str) -> None:
         if console().is_terminal:
-            self._status.update(text)
-        else:
-            console().print(text)
+            self._status.update(Text(line or self._last))
+        elif line:
+            console().print(line, markup=False)
 
     def refresh(self) -> None:
         """Print new records of the learner's log, then show its progress."""
         for record in self._new_records():
             if line := describe(record):
+                ACTIVITY.said()
                 console().print(line, markup=False)
         # The learner does not answer before it listens or after it has ended; the exit code covers that.
         body = self._progress()
         progress = None if body is None else read_report(json.loads(body))
-        if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
-            steps = "" if progress.phase == "loading" else f", step {progress.step} of {progress.max_steps}"
-            self.show(f"learner: {progress.phase}{steps}")
+        if progress is None:
+            self._doing.what = f"{self._last or 'learner: starting'}; it does not report"
+        elif text := self._status_text(progress):
+            self.show(text)
+
+    def _status_text(self, progress: LearnerReport) -> str | None:
+        """Return what a learner reports to be doing; None if only a terminal shows it."""
+        does = "" if progress.phase in _ENDS else without_seconds(one_line(progress.message))
+        if progress.phase in _PHASES_OF_A_STEP and not does and not console().is_terminal:
+            return None
+        steps = f", step {progress.step} of {progress.max_steps}" if progress.max_steps else ""
+        return f"learner: {progress.phase}{steps}" + (f": {does}" if does else "")
 
     def failure(self, process: LocalProcess, what: str) -> None:
         """Print what happened to a process and the last lines of its log."""
@@ -287,7 +312,7 @@ def prepare(
     gpus = sum(container.gpus for container in (*workload.servers, workload.learner))
     if asks_for_gpus(job):
         require_gpus(gpus, found=gpus if engine == "stub" else None)  # a stub is for trials, on whatever is there
-    if gpus and visible_names(os.environ) == []:
+    if asks_for_gpus(job) and visible_names(os.environ) == []:
         console().print(f"on the CPU: none of the {gpus} GPUs of the job are used", style="yellow")
     config = paths.localise(yaml.safe_load(workload.config_text))
     _write(work_dir / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True), mode=0o644)
@@ -312,6 +337,8 @@ def _check(local: LocalRun) -> None:
     if local.workload.servers and local.engine == "vllm":
         _check_servers()
     checked_records(config, world_size=processes)
+    if not is_on_hub(config.model.model):
+        require_folder(config, Path(config.model.model))
     if not _has_ample_room(config):
         require_room(config)
 
@@ -367,7 +394,7 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
                 if local.get(f"{url}{HEALTH_ROUTE}") is not None:
                     del waiting[url]
                     console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
-            watcher.show(f"starting servers: {len(servers) - len(waiting)}/{len(servers)} ready")
+            watcher.show(f"starting servers: {len(servers) - len(waiting)} of {len(servers)} ready")
             time.sleep(_POLL_S)
     return 0
 
@@ -421,10 +448,10 @@ def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -
 
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
-    """Show the last log lines of each server that the end of the learner's log mentions."""
-    last_lines = learner.tail()
+    """Show the last log lines of each server that an error at the end of the learner's log mentions."""
+    errors = [line for line in learner.tail().splitlines() if " ERROR " in line]
     for address, server in zip(local.workload.addresses, servers, strict=True):
-        if f"server {address.base_url}" in last_lines:
+        if any(f"server {address.base_url}" in line for line in errors):
             watcher.failure(server, "is mentioned there")
 
 

@@ -1,7 +1,7 @@
 """`stage2 validate`: checks the rules of `kubectl apply` and of the learner's start locally.
 
 Data files and the model folder are checked too if they are on this machine; a job refers to them by container paths.
-Names of rewards must be those of stage2, or of a package that is installed here.
+Rewards must be those of stage2, or of a package that is installed here; those of packages score an answer.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
-from stage2_trainer.data.records import AS_DECLARED, RecordRules
+from stage2_trainer.data.records import AS_DECLARED, RecordRules, load_record
 from stage2_trainer.grpo.rewards import known_rewards
-from stage2_trainer.preflight import check_rewards, record_rules
+from stage2_trainer.preflight import check_rewards, record_rules, try_rewards
 
 FIRST_RECORDS = 1000
 DATA_FILE = ".jsonl"
+TRAIN = "custom.train_jsonl"
 
 Local = Callable[[Path], Path | None]
 """Maps a configured path to a local path; None for a path in a volume of another machine."""
@@ -127,12 +128,16 @@ def _load(
 
 def unchecked_rewards(config: RunConfig) -> list[str]:
     """Return a line for each reward of a GRPO run that a package adds: it is here, and may be missing elsewhere."""
-    names = config.rlhf.reward_funcs if config.rlhf is not None else ()
     return [
         f"rlhf.reward_funcs: {name}: a package of this machine adds it, and the job's image needs that package too"
-        for name in names
-        if name not in known_rewards()
+        for name in _added_rewards(config)
     ]
+
+
+def _added_rewards(config: RunConfig) -> list[str]:
+    """Return the names of a GRPO run's rewards that packages add."""
+    names = config.rlhf.reward_funcs if config.rlhf is not None else ()
+    return [name for name in names if name not in known_rewards()]
 
 
 def check_data(config: RunConfig, local: Local, findings: Findings, *, all_records: bool) -> None:
@@ -148,6 +153,23 @@ def check_data(config: RunConfig, local: Local, findings: Findings, *, all_recor
             findings.not_checked.append(f"{key}: {path}: not on this machine")
             continue
         _check_records(findings, key, here, record_rules(config), limit, all_records=all_records)
+        if key == TRAIN and not findings.problems:
+            _try_rewards(config, here, findings)
+
+
+def _try_rewards(config: RunConfig, path: Path, findings: Findings) -> None:
+    """Let the rewards of packages score answers to the first record."""
+    added = _added_rewards(config)
+    if not added:
+        return
+    try:
+        try_rewards(config, load_record(path, 0, rules=record_rules(config)))
+    except ConfigError as error:
+        findings.problems += error.problems
+    else:
+        findings.checked.append(
+            f"rlhf.reward_funcs: {', '.join(added)}: score the first record's answer, and an empty one"
+        )
 
 
 def _check_records(
@@ -168,7 +190,7 @@ def _check_records(
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
     custom = config.custom
-    yield "custom.train_jsonl", custom.train_jsonl, custom.train_sample_limit
+    yield TRAIN, custom.train_jsonl, custom.train_sample_limit
     if custom.val_jsonl is not None:
         yield "custom.val_jsonl", custom.val_jsonl, custom.val_sample_limit
 

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import jobset, outcome, reasons
-from stage2_controller.children import comparison, pods
+from stage2_controller import conditions, jobset, outcome, reasons
+from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, with_servers
 from stage2_controller.children.jobset import allowed_pods, rollout_pods
 from stage2_controller.conditions import Condition
@@ -149,6 +149,38 @@ def with_allowed_servers(
     return with_servers(parsed, allowed * parsed.processes.per_pod) if allowed != wanted else parsed, found
 
 
-def corrected_in_number(status: Mapping[str, Any], servers: int) -> bool:
+def known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
+    """Return the hash by which the job's children know its spec; after an edit of its pods, the present spec's."""
+    status: Mapping[str, Any] = raw.get("status") or {}
+    known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none
+    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
+    if edited and parsed.of_jobset and _corrected_in_number(status, len(parsed.processes.servers)):
+        return manifest.digest([parsed.current_hash, known, len(parsed.processes.servers)])
+    return known if known and _is_as_written(raw, parsed) else parsed.current_hash
+
+
+def _is_as_written(raw: Mapping[str, Any], parsed: ParsedJob) -> bool:
+    """Return whether what the job's pods are made from was not edited since a controller reported on the job.
+
+    The generation counts the edits. After one, what was written decides (`status.writtenHash`), since all other hashes
+    depend on the defaults of the version that computed them. Two of one version are equal where a default was written
+    out (`status.currentHash`).
+    """
+    status: Mapping[str, Any] = raw.get("status") or {}
+    edits = raw["metadata"].get("generation", 0) - status.get("observedGeneration", 0)
+    accepted = (conditions.find(status, reasons.ACCEPTED) or {}).get("status") == "True"
+    if (not edits and accepted) or status.get("currentHash") == parsed.current_hash:
+        return True
+    if "writtenHash" in status:
+        return bool(status["writtenHash"] == parsed.written_hash)
+    if not edits:  # a controller from before `currentHash` refuses what a new definition has added, for a minute
+        return "currentHash" not in status
+    # Nor did older controllers report what was written. The API server lets nobody edit it while pods run: that takes
+    # one write that suspends the job, and one that resumes it.
+    had_pods = status.get("phase") in (reasons.PENDING, reasons.STARTING, reasons.RUNNING)
+    return edits == 1 and had_pods and raw["spec"].get("suspend") is not True
+
+
+def _corrected_in_number(status: Mapping[str, Any], servers: int) -> bool:
     """Return whether a failed job had another number of servers, which its hash does not cover."""
     return status.get("phase") == reasons.FAILED and len(status.get("servers") or ()) not in (0, servers)

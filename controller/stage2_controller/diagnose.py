@@ -26,13 +26,11 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     status = observed.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Finding(
-                reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
-            )
+            return Finding(reasons.UNSCHEDULABLE, f"no node fits {what}: {condition.get('message', 'no reason given')}")
     if missing := missing_claims(observed):
         return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {missing}")
     if rejection := turned_away(observed):
-        return Finding(reasons.POD_REFUSED, f"{what} was turned away: {rejection}")
+        return Finding(reasons.POD_REFUSED, f"{what} was rejected: {rejection}")
     statuses = status.get("containerStatuses", [])
     ends = ((item, item.get("state", {}).get("terminated", {})) for item in status.get("initContainerStatuses", []))
     first = [item for item, end in ends if end.get("exitCode") != 0]
@@ -125,4 +123,4 @@ def _container(status: Object) -> Finding | None:
     if ended:
         times = f", {status['restartCount']} restarts so far" if status.get("restartCount") else ""
         return Finding(reasons.SERVER_CRASHED, f"{name} ended with {last_message(ended)}{times}")
-    return Finding(reasons.CONTAINERS_STARTING, f"{name} is being started")
+    return Finding(reasons.CONTAINERS_STARTING, f"{name} is starting")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG
-from stage2_controller import reasons
+from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, age_rank, ended, role_of, terminated, terminating
 from stage2_controller.spec import names
@@ -82,15 +82,15 @@ def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object
     standing = {index: pod for index, pod in _newest(of_servers).items() if index < pods}
     if not standing:
         return []
-    first = next((pod for pod in standing.values() if _unscheduled(pod)), next(iter(standing.values())))
+    last = max(standing.values(), key=_lateness)
     nodes = [pod["spec"].get("nodeName") for pod in standing.values()]
     everywhere = len(standing) == pods and all(nodes)
     containers = [one for index in range(pods) for one in _containers(standing.get(index), index, per_pod)]
     inits = [one for pod in standing.values() for one in pod.get("status", {}).get("initContainerStatuses") or ()]
     status = {"containerStatuses": containers, "initContainerStatuses": inits, "phase": "Running"}
-    kept = {"conditions": first.get("status", {}).get("conditions") or []}
-    spec = {**first["spec"], "nodeName": nodes[0] if everywhere else None}
-    return [{"metadata": first["metadata"], "spec": spec, "status": {**status, **kept}}]
+    kept = {name: last.get("status", {}).get(name) or [] for name in ("conditions", "resourceClaimStatuses")}
+    spec = {**last["spec"], "nodeName": nodes[0] if everywhere else None}
+    return [{"metadata": last["metadata"], "spec": spec, "status": {**status, **kept}}]
 
 
 def _newest(pods: Iterable[Object]) -> dict[int, Object]:
@@ -117,9 +117,10 @@ def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[s
     yield from ({**item, "name": f"{name} of rollout pod {index}"} for name, item in known.items())
 
 
-def _unscheduled(pod: Object) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(item["type"] == "PodScheduled" and item["status"] == "False" for item in conditions)
+def _lateness(pod: Object) -> tuple[bool, str]:
+    """Return what orders pods by how late they get a node: last those without one, and of these the refused ones."""
+    judged = conditions.find(pod.get("status", {}), "PodScheduled") or {}
+    return not pod["spec"].get("nodeName"), judged.get("lastTransitionTime") or ""
 
 
 def looks_again_s(observed: Observed) -> float | None:

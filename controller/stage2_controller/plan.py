@@ -17,7 +17,7 @@ from stage2_controller.children.jobset import rollout_pods, scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext, corrected_in_number, with_allowed_servers
+from stage2_controller.context import PlanContext, known_hash, with_allowed_servers
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
@@ -78,7 +78,7 @@ def plan(
     if parsed.of_jobset:
         parsed, quota = with_allowed_servers(raw, parsed, observed)
         observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
-    parsed = replace(parsed, spec_hash=_known_hash(raw, parsed, observed))
+    parsed = replace(parsed, spec_hash=known_hash(raw, parsed, observed))
     context = PlanContext(_without_old_failure(raw, parsed), parsed, observed, settings, now, quota=quota)
     starts = not context.stands or context.spec_changed
     if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
@@ -120,23 +120,6 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
         status = statuses.invalid_status(raw, message, now)
     deletions = existing(observed, "Job", "Deployment", names.JOBSET) if suspended else ()
     return Plan(status=status, deletions=deletions, keeps_place=True)
-
-
-def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
-    """Return the hash by which the job's children know its spec, or the present spec's if it was edited since.
-
-    A hash depends on the defaults of the version that computed it. So the generation says whether the job was edited,
-    and this version compares two hashes of its own: of the spec now, and before the edit (`status.currentHash`).
-    """
-    status: Mapping[str, Any] = raw.get("status") or {}
-    known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none
-    current_hash, edited = parsed.current_hash, status.get("observedGeneration") != raw["metadata"].get("generation")
-    if edited and parsed.of_jobset and corrected_in_number(status, len(parsed.processes.servers)):
-        return manifest.digest([current_hash, known, len(parsed.processes.servers)])
-    accepted = (conditions.find(status, reasons.ACCEPTED) or {}).get("status") == "True"
-    # During an upgrade an older controller, which reports no currentHash, refuses what the new definition has added.
-    judged = accepted or "currentHash" not in status
-    return known if known and ((judged and not edited) or status.get("currentHash") == current_hash) else current_hash
 
 
 def _without_old_failure(raw: Mapping[str, Any], parsed: ParsedJob) -> Mapping[str, Any]:

@@ -13,14 +13,15 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 # Condition Accepted: the spec can run.
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"  # the job passes the definition, the rules and the policy
-INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
+KEYS_IGNORED: Final = "KeysIgnored"  # valid without keys that this version does not know and no author wrote
+INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and fix
 NO_LONGER_VALID: Final = "NoLongerValid"  # accepted earlier, and managed to its end: a new start would be refused
 INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes, and passes are retried
 
 # Condition Placed: one node has room for servers and learner. Where the scheduler chooses, it reports only what failed.
 PLACED: Final = "Placed"
 NODE_CHOSEN: Final = "NodeChosen"  # servers and learner are placed on a node
-NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only if a node may come
+NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only if nodes can be added
 NODE_LOST: Final = "NodeLost"  # the node is gone or out of service; the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler or the kubelet refused a pod on the node; the whole job moves
 NODE_DRAINED: Final = "NodeDrained"  # somebody has cordoned the node; the whole job moves

@@ -1,7 +1,8 @@
 """The ValidatingAdmissionPolicy for what the definition cannot refuse, generated into `crds/known-keys.yaml`.
 
-It refuses unknown keys, which the definition keeps so that none is lost silently, and specs that are too large: free
-mappings have any size and depth, and an API server cannot list an object that is nested as deep as its decoder goes.
+It refuses a write that adds unknown keys, which the definition keeps so that none is lost silently, and specs that are
+too large: free mappings have any size and depth, and an API server cannot list an object that is nested as deep as its
+decoder goes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ _IS_NEW = (
     "oldObject == null || !object.?spec.orValue({{}}).all(k, k in {} || object.spec[?k] == oldObject.?spec[?k])"
     f" || object.exists(k, !(k in {_ROOT_KEYS}) && (!(k in oldObject) || object[k] != oldObject[k]))"
 )
+# No bound holds for what is beside the spec, so that a value there may not change either.
+_ADDED_BESIDE_THE_SPEC = (
+    f"object.filter(k, !(k in {_ROOT_KEYS}) && (oldObject == null || !(k in oldObject) || object[k] != oldObject[k]))"
+)
 _WAY_OUT = "not keys of stage2: correct or remove them; `kubectl explain rmj.spec --recursive` lists all keys"
 
 
@@ -38,11 +43,8 @@ def known_keys_policy() -> dict[str, Any]:
     }
     spec = structural(job.JobSpec)
     unknown = list(_unknown_keys(spec))
-    named = [f"variables.{variable}" for variable, _ in unknown]
-    every = " + ".join(
-        f"({' + '.join(part)})"
-        for part in (named[first : first + _SUMMANDS] for first in range(0, len(named), _SUMMANDS))
-    )
+    now, before = (_sum([f"variables.{variable}[{when}]" for variable, _ in unknown]) for when in (0, 1))
+    added = f"variables.added_beside_the_spec + ({now}).filter(k, !(k in variables.unknown_before))"
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -54,8 +56,12 @@ def known_keys_policy() -> dict[str, Any]:
                 {"name": "the-spec-or-a-key-beside-it-is-new", "expression": _IS_NEW.format(_without_room(spec))}
             ],
             "variables": [
-                *({"name": variable, "expression": expression} for variable, expression in unknown),
-                {"name": "unknown", "expression": every},
+                {"name": "objects", "expression": "[object, oldObject == null ? {} : oldObject]"},
+                *({"name": variable, "expression": f"variables.objects.map(o, {one})"} for variable, one in unknown),
+                # What another version or a webhook has left in a job must not keep its author from every edit.
+                {"name": "unknown_before", "expression": before},
+                {"name": "added_beside_the_spec", "expression": _ADDED_BESIDE_THE_SPEC},
+                {"name": "unknown", "expression": added},
                 # Formatted, because visiting each value took an API server 23 s for 150 kB.
                 {"name": "written", "expression": _WRITTEN.format("object")},
                 {"name": "characters", "expression": "variables.written.size()"},
@@ -93,12 +99,17 @@ def _without_room(spec: Schema) -> list[str]:
     return [key for key, value in spec["properties"].items() if value["type"] in ("boolean", "integer")]
 
 
+def _sum(lists: list[str]) -> str:
+    """Return a CEL expression for some lists together."""
+    groups = (lists[first : first + _SUMMANDS] for first in range(0, len(lists), _SUMMANDS))
+    return " + ".join(f"({' + '.join(group)})" for group in groups)
+
+
 def _unknown_keys(spec: Schema) -> Iterator[tuple[str, str]]:
-    """Yield a variable for each section, with the expression of the paths of its unknown keys."""
-    yield "root", f"object.filter(k, !(k in {_ROOT_KEYS}))"
+    """Yield a variable for each section of the spec, with the expression of the paths of its unknown keys in `o`."""
     for path, schema, _ in sections(spec, "spec"):
         steps = path.split(".")
-        yield "_".join(part.removesuffix("[]") for part in steps), _unknown("object", steps, schema, "", 0)
+        yield "_".join(part.removesuffix("[]") for part in steps), _unknown("o", steps, schema, "", 0)
 
 
 def _unknown(parent: str, steps: list[str], schema: Schema, path: str, depth: int) -> str:

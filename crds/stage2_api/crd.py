@@ -7,6 +7,7 @@ written in CEL, which the API server evaluates.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -21,7 +22,6 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.section import KubernetesObject, Section
 from stage2_api.validation import key_paths
 from stage2_api.validation.cel import expression
-from stage2_api.validation.key_paths import models_in
 from stage2_api.validation.validate import Rule
 
 _COLUMNS = (
@@ -42,6 +42,18 @@ UNOBSERVED: Final = -1
 FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image", "tls")
 """Keys of the spec that cannot change while the job has pods, but for the number of servers in one Job of a JobSet."""
 _SCALED = ("rollout", "servers")
+FILLED_IN: Final = frozenset(
+    {
+        *("gpuResource", "imagePullPolicy", "suspend", "rollout", "learner", "placement"),
+        *("rollout.servers", "rollout.gpusPerServer", "rollout.port"),
+        *("learner.gpus", "learner.backoffLimit", "learner.startDeadlineSeconds"),
+        *("volumes[].readOnly", "volumes[].persistentVolumeClaim.readOnly", "volumes[].nfs.readOnly"),
+        *("volumes[].configMap.optional", "volumes[].secret.optional"),
+    }
+)
+"""Keys of the spec whose defaults the API server fills in: those of the first definition. No key joins them: what was
+filled in stays in the job, and after a rollback an older version refuses what it does not know. All other defaults are
+in the models alone, and in the descriptions."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -87,7 +99,7 @@ def _version() -> dict[str, Any]:
 
 
 def _object_schema() -> Schema:
-    spec = structural(job.JobSpec, keeps_unknown=True)
+    spec = structural(job.JobSpec, filled_in=FILLED_IN, keeps_unknown=True)
     config = spec["properties"]["config"]
     config["x-kubernetes-validations"] = validations(RunConfig, RUN_RULES)
     spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), *map(_forever, ("managedBy", "engine"))]
@@ -123,7 +135,7 @@ def _immutable() -> list[dict[str, str]]:
     no_pods = f"{suspended} || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
     return [
         {
-            "rule": f"{no_pods} || ({_same('.spec', key)}){_scaled() if key == _SCALED[0] else ''}",
+            "rule": f"{no_pods} || {_scalable() if key == _SCALED[0] else _same('spec', key)}",
             "message": f"cannot change while the job is not suspended; {way_out}",
             "fieldPath": f".spec.{key}",
         }
@@ -131,14 +143,13 @@ def _immutable() -> list[dict[str, str]]:
     ]
 
 
-def _scaled() -> str:
-    """Return in CEL that with engine JobSet no other key of the section has changed than the number of servers."""
+def _scalable() -> str:
+    """Return in CEL that no key of the section has changed; with engine JobSet the number of servers may."""
     section, scaled = _SCALED
-    others = [to_camel(key) for key in job.RolloutSpec.model_fields if key != scaled]
-    both = f"has(self.spec.{section}) && has(oldSelf.spec.{section})"
-    same = " && ".join(f"({_same(f'.spec.{section}', key)})" for key in others)
+    same = {key: _same(f"spec.{section}", to_camel(key)) for key in job.RolloutSpec.model_fields}
     elastic = "self.spec.?engine.orValue('') == 'JobSet' && self.spec.?placement.?topology.orValue('') != 'Exclusive'"
-    return f" || {elastic} && {both} && {same}"
+    same[scaled] = f"({same[scaled]} || {elastic})"
+    return " && ".join(same.values())
 
 
 def _forever(key: str) -> dict[str, str]:
@@ -147,7 +158,23 @@ def _forever(key: str) -> dict[str, str]:
 
 
 def _same(parent: str, key: str) -> str:
-    new, old = f"self{parent}.{key}", f"oldSelf{parent}.{key}"
+    """Return in CEL that a key below `parent` has not changed; to write out a default changes nothing.
+
+    Sections have their keys compared, but for the training YAML, which stays as written.
+    """
+    path = f"{parent}.{key}".lstrip(".")
+    info = key_paths.field_at(job.RolloutMatchingJob if parent else job.JobSpec, path.split("."))
+    assert info is not None
+    default = info.get_default()
+    if isinstance(default, KubernetesObject):
+        return " && ".join(_same(path, to_camel(inner)) for inner in type(default).model_fields)
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    if isinstance(default, int):
+        value = f".?{path.replace('.', '.?')}.orValue({json.dumps(default)})"
+        return f"self{value} == oldSelf{value}"
+    if isinstance(default, str):  # the API server has no estimate for two texts with `orValue`
+        unset = " && ".join(f"(!has({one}) || {one} == '{default}')" for one in (new, old))
+        return f"(has({new}) && has({old}) ? {new} == {old} : {unset})"
     return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
@@ -164,15 +191,14 @@ _DROPPED = ("$defs", "title", "additionalProperties", "propertyNames", OVERRIDE)
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
-def structural(model: type[Section], *, keeps_unknown: bool = False) -> Schema:
+def structural(model: type[Section], *, filled_in: frozenset[str] = frozenset(), keeps_unknown: bool = False) -> Schema:
     """Return the structural schema of a model: no references; one-line descriptions that end in the default.
 
-    Defaults become part of the schema of `filled_in` models. keeps_unknown: the API server stores unknown keys instead
-    of dropping them silently for clients that do not request strict validation.
+    filled_in: the keys whose defaults become part of the schema. keeps_unknown: the API server stores unknown keys
+    instead of dropping them silently for clients that do not request strict validation.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
-    walk = _Walk(whole.get("$defs", {}), _filled_models(model), keeps_unknown=keeps_unknown)
-    return walk.node(whole, filled=model.filled_in)
+    return _Walk(whole.get("$defs", {}), filled_in, keeps_unknown=keeps_unknown).node(whole, "")
 
 
 def sections(schema: Schema, path: str, description: str = "") -> Iterator[tuple[str, Schema, str]]:
@@ -185,31 +211,17 @@ def sections(schema: Schema, path: str, description: str = "") -> Iterator[tuple
             yield from sections(inside, here, value["description"])
 
 
-def _filled_models(model: type[Section]) -> set[str]:
-    """Return the names of all models under `model` whose defaults the API server fills in."""
-    found: set[str] = set()
-    for info in model.model_fields.values():
-        for inside in _sections_in(info.annotation):
-            found |= _filled_models(inside) | ({inside.__name__} if inside.filled_in else set())
-    return found
-
-
-def _sections_in(annotation: Any) -> list[type[Section]]:
-    return [inside for inside in models_in(annotation) if issubclass(inside, Section)]
-
-
 class _Walk:
     """Converts one JSON schema of pydantic."""
 
-    def __init__(self, definitions: Mapping[str, Schema], filled: set[str], *, keeps_unknown: bool) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], filled_in: frozenset[str], *, keeps_unknown: bool) -> None:
         self._keeps_unknown = keeps_unknown
         self._definitions = definitions
-        self._filled = filled
+        self._filled_in = filled_in
 
-    def node(self, raw: Mapping[str, Any], *, filled: bool) -> Schema:
-        """Return the structural form of one node. filled: whether the schema gets the defaults below it."""
-        raw, name = self._flat(raw)
-        filled = name in self._filled if name else filled
+    def node(self, raw: Mapping[str, Any], path: str) -> Schema:
+        """Return the structural form of the node at a path."""
+        raw = self._flat(raw)
         if OVERRIDE in raw:
             kept = {key: raw[key] for key in ("description", "default") if key in raw}
             raw = {**raw[OVERRIDE], **kept}
@@ -224,47 +236,43 @@ class _Walk:
             if self._keeps_unknown:
                 result["x-kubernetes-preserve-unknown-fields"] = True
             result["properties"] = {
-                key: self._property(value, required=key in result.get("required", ()), filled=filled)
+                key: self._property(value, key_paths.joined(path, key), required=key in result.get("required", ()))
                 for key, value in result["properties"].items()
             }
         if "items" in result:
-            result["items"] = self.node(result["items"], filled=filled)
+            result["items"] = self.node(result["items"], f"{path}[]")
         if isinstance(raw.get("additionalProperties"), Mapping):
-            result["additionalProperties"] = self.node(raw["additionalProperties"], filled=filled)
+            result["additionalProperties"] = self.node(raw["additionalProperties"], f"{path}[]")
         if "description" in result:
             result["description"] = " ".join(result["description"].split())
         return result
 
-    def _property(self, raw: Mapping[str, Any], *, required: bool, filled: bool) -> Schema:
-        result = self.node(raw, filled=filled)
+    def _property(self, raw: Mapping[str, Any], path: str, *, required: bool) -> Schema:
+        result = self.node(raw, path)
         default = result.pop("default", None)
         section = "properties" in result
         if required:
             result["description"] += " Required."
         elif not section and default not in (None, {}, []):
             result["description"] += f" Default: {_text(default)}."
-        if filled and section and default is not None:
-            result["default"] = {}
-        elif filled and not section and default not in (None, "", {}, []):
-            result["default"] = default
+        if path in self._filled_in:
+            result["default"] = {} if section else default
         return result
 
-    def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """Return a node without references and null branches, and the name of its model.
+    def _flat(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a node without references and null branches.
 
         Null means unset in every key, and the API server drops nulls from fields that are not nullable.
         """
-        name = None
         while "$ref" in raw or ("anyOf" in raw and OVERRIDE not in raw):
             if "$ref" in raw:
-                name = raw["$ref"].rpartition("/")[2]
-                raw = {**self._definitions[name], **_without(raw, "$ref")}
+                raw = {**self._definitions[raw["$ref"].rpartition("/")[2]], **_without(raw, "$ref")}
                 continue
             branches = [branch for branch in raw["anyOf"] if branch != {"type": "null"}]
             if len(branches) != 1:
                 raise ValueError(f"a structural schema cannot have a choice of types: {raw}")
             raw = {**branches[0], **_without(raw, "anyOf")}
-        return raw, name
+        return raw
 
 
 def _without(raw: Mapping[str, Any], key: str) -> Schema:

@@ -13,6 +13,9 @@ EXIT_FAILURE: Final = 1
 EXIT_CONFIG: Final = 64
 """Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried."""
 
+EXIT_DATA: Final = 65
+"""Exit code of an import that keeps no object (EX_DATAERR of sysexits.h)."""
+
 EXIT_EXHAUSTED: Final = 69
 """Exit code of a learner without restarts left in its container (EX_UNAVAILABLE of sysexits.h)."""
 
@@ -36,12 +39,17 @@ class Problem:
     way_out: str
 
     @property
-    def shown_value(self) -> str:
-        """The shortened repr of the value, or "nothing"."""
-        return "nothing" if self.value is None else shortened(self.value)
+    def shown_value(self) -> str | None:
+        """The shortened repr of the value; None without one."""
+        return None if self.value is None else shortened(self.value)
+
+    @property
+    def statement(self) -> str:
+        """The path, the value if there is one, and the rule."""
+        return f"{self.path}: {self.rule}" if self.value is None else f"{self.path}: {self.shown_value}; {self.rule}"
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.shown_value}; {self.rule}; {self.way_out}"
+        return f"{self.statement}; {self.way_out}"
 
 
 class ConfigError(ValueError):

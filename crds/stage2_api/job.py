@@ -128,8 +128,8 @@ class JobSpec(KubernetesObject):
     """What runs the pods: `Node`, a Deployment and a Job on one node that stage2 chooses; `JobSet`, one JobSet over any
     number of nodes, for which JobSet restarts pods, and the scheduler or Kueue places and queues them."""
     suspend: bool = False
-    """Whether the job waits without pods. Then, and in the write that sets it, its spec can be edited. False resumes
-    from the last checkpoint."""
+    """True removes the pods; edit the spec while the job is suspended, or in the same write. False resumes from the
+    last checkpoint."""
     image: Image | None = None
     """Container image of servers and learner; unset means the image of the stage2 installation."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

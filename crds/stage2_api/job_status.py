@@ -75,6 +75,8 @@ class JobStatus(ReportPart):
     """Hash of the inputs of the job's pods. A failed job runs again when it changes."""
     current_hash: _Word | None = None
     """The same hash, as the version of the controller that wrote this status computes it."""
+    written_hash: _Word | None = None
+    """Hash of the same inputs as their author wrote them, which no version's defaults change."""
     node: _Word | None = None
     """Name of the node of servers and learner."""
     rollout: _Word | None = None

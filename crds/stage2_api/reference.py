@@ -138,5 +138,5 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 
 def _rules(rules: Sequence[Rule[Any]], root: str) -> Iterator[str]:
-    yield "| key | rule | way out |\n| --- | --- | --- |"
+    yield "| key | rule | fix |\n| --- | --- | --- |"
     yield "\n".join(f"| `{joined(root, r.path)}` | {_cell(r.rule)} | {_cell(r.way_out)} |" for r in rules) + "\n"

@@ -74,9 +74,6 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    filled_in: ClassVar[bool] = False
-    """Whether the API server fills in defaults. It does not in the training YAML, which stays as written."""
-
     lists_its_keys: ClassVar[bool] = False
     """Whether the message about an unknown key lists all keys of the section."""
 
@@ -85,8 +82,6 @@ class KubernetesObject(Section):
     """A part of a Kubernetes object: camelCase in YAML, snake_case in Python."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
-
-    filled_in: ClassVar[bool] = True
 
 
 def free_mapping(limit: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scenes of several boxes and ellipses, annotated from top to bottom or in no order, all or in part.
+"""Scenes of several boxes and ellipses, scattered or on shelves, annotated in an order or in none, all or in part.
 
 The same scenes in two orders tell behaviour from perception: what a model loses without an order, it does not lose to
 its eyes. A scene is found again by (part, index), as those of `scenes`.
@@ -15,6 +15,7 @@ from typing import Literal
 
 from PIL import Image
 
+from stage2_trainer.data.reading_order import Bounds, in_reading_order
 from tiny_model.dataset import record
 from tiny_model.scenes import Box, Scene, apart, draw, shape
 
@@ -22,6 +23,10 @@ SEED = 7
 HELD_OUT = "held-out"
 KINDS = "box", "ellipse"
 TRIES = 800
+UNEVEN = 3  # pixels by which tops on a shelf differ at most
+GAP = 9  # pixels between shapes on a shelf at most
+
+Order = Literal["random", "tops", "rows"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,9 @@ class Crowd:
     """What the scenes look like.
 
     size: of an image, in pixels a side. fewest, most: shapes in it; their boxes do not touch. shortest, longest: of a
-    shape's sides, as shares of the image's. unlabelled: share of the shapes that the annotator left out.
+    shape's sides, as shares of the image's. order: of the annotations: none, by exact tops, or in rows as imports sort
+    them. unlabelled: share of the shapes that the annotator left out. shelves: on which the shapes stand side by side,
+    as many as find a place and no more than `most`; 0: the shapes are scattered.
     """
 
     size: int = 96
@@ -37,17 +44,20 @@ class Crowd:
     most: int = 4
     shortest: float = 0.2
     longest: float = 0.4
-    order: Literal["random", "sorted"] = "random"
+    order: Order = "random"
     unlabelled: float = 0.0
+    shelves: int = 0
 
     def scene(self, part: str, index: int) -> Scene:
         """Return a scene with all of its shapes; they are the same in each order."""
         rng = random.Random(f"order/{SEED}/{part}/{index}")
         background = rng.randint(200, 245), rng.randint(200, 245), rng.randint(200, 245)
-        boxes = self._boxes(rng)
-        shapes = [shape(rng, box, KINDS) for box in sorted(boxes, key=lambda box: (box[1], box[0]))]
+        boxes = self._on_shelves(rng) if self.shelves else self._scattered(rng)
+        shapes = [shape(rng, box, KINDS) for box in sorted(boxes, key=_by_tops)]
         if self.order == "random":
             random.Random(f"shuffle/{SEED}/{part}/{index}").shuffle(shapes)
+        if self.order == "rows":
+            shapes = in_reading_order(shapes, lambda one: Bounds(*one.box), lambda one: one.desc)
         return Scene(self.size, background, tuple(shapes))
 
     def labelled(self, scene: Scene) -> Scene:
@@ -70,7 +80,21 @@ class Crowd:
             yield scene
         (folder / name).write_text("".join(lines), encoding="utf-8")
 
-    def _boxes(self, rng: random.Random) -> list[Box]:
+    def _on_shelves(self, rng: random.Random) -> list[Box]:
+        shortest, longest = round(self.shortest * self.size), round(self.longest * self.size)
+        boxes: list[Box] = []
+        for shelf in range(self.shelves):
+            left, top = rng.randint(0, GAP), self.size * shelf // self.shelves + 1
+            for _ in range(self.most // self.shelves):
+                width, height = rng.randint(shortest, longest), rng.randint(shortest, longest)
+                if left + width > self.size:
+                    break
+                y = top + rng.randint(0, UNEVEN)
+                boxes.append((left, y, left + width, y + height))
+                left += width + rng.randint(2, GAP)
+        return boxes
+
+    def _scattered(self, rng: random.Random) -> list[Box]:
         wanted = rng.randint(self.fewest, self.most)
         shortest, longest = round(self.shortest * self.size), round(self.longest * self.size)
         boxes: list[Box] = []
@@ -83,3 +107,7 @@ class Crowd:
             if all(apart(box, other) for other in boxes):
                 boxes.append(box)
         return boxes
+
+
+def _by_tops(box: Box) -> tuple[int, int]:
+    return box[1], box[0]

@@ -17,7 +17,9 @@ MOST_POINTS = 600
 MARKED = 40  # points of a line up to which each is marked
 SMOOTH = 120  # means that are drawn over a line of very many points
 SHARE = (0.0, 1.0)
-PARTS = ("generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other")
+PARTS = (
+    "generate", "wait", "encode", "match", "reward", "pack", "forward", "backward", "optimizer", "sync", "log", "other",
+)  # fmt: skip
 TIME = "Where the time of a step goes, in seconds"
 
 

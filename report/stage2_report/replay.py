@@ -34,7 +34,7 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
     if output is not None:
         check_file("--output", output)
     if not os.path.isfile(records):
-        raise refused(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")
+        raise refused(str(records), None, "no such file", "give <output_dir>/rollouts.jsonl")
     lines = lines_of_step(read_records(records), step - 1)  # the records count from 0
     if not lines:
         rule = f"must hold training rollouts of step {step}"

@@ -27,6 +27,7 @@ from stage2_report.run_history import (
     read_records,
     reward_means,
 )
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_file
 
 _PLAIN_WIDTH = 100  # of tables in a file or a pipe
@@ -87,7 +88,8 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
     if picture is not None:
         from stage2_report.picture import write_held_out  # the tables need no Pillow and no SciPy
 
-        write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
+        with ACTIVITY.doing(f"drawing {picture}"):
+            write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
         console.print(f"picture: {picture}", soft_wrap=True, markup=False)
 
 

@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from stage2_trainer.data.records import load_records
+from stage2_trainer.scores.answer_file import read_rollouts
 from stage2_trainer.scores.image_counts import image_counts
-from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.rollout_file import Rollouts, places_in
 from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.serve.server_command import STUB_MODULE
 from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER

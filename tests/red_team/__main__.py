@@ -1,8 +1,8 @@
 """`make red-team`: start a job on a cluster with stage2, attack it from three sides, print what each got.
 
-The cluster is KUBECONFIG's, with the chart installed and the images of `make demo-cluster`; it must enforce
-NetworkPolicies. Everything happens in a namespace of its own, which is deleted afterwards. Exit code 1 where anything
-was got that the threat model says is held.
+The cluster is the one that KUBECONFIG names, with the chart installed and the images of `make demo-cluster`; it must
+enforce NetworkPolicies. Everything happens in a namespace of its own, which is deleted afterwards. Exit code 1 where
+anything was got that the threat model says is held.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stage2_controller.spec.containers import containers
 from tests.red_team import tenant
 from tests.red_team.attempt import Attempt, beside_control, table
 from tests.red_team.cluster import Cluster, eventually
-from tests.tools import tool
+from tests.tools import chosen_cluster, tool
 
 JOB = Path(__file__).parents[2] / "examples" / "job-3v1-tiny.yaml"
 NAME = "target"
@@ -37,20 +37,26 @@ STALL_S, POSE_S = 30, 60
 
 
 def main() -> int:
-    """Set the scene, attack, clear up; return the exit code."""
+    """Attack a job on the cluster that KUBECONFIG names; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--image", default="stage2/controller:dev", help="with Python and cryptography, for attackers")
     options = parser.parse_args()
+    with chosen_cluster():
+        return attack(options.image)
+
+
+def attack(image: str) -> int:
+    """Attack a job in a namespace of its own; return the exit code."""
     namespace = f"red-team-{uuid.uuid4().hex[:6]}"
     admin = Cluster(tool("kubectl"), namespace)
     admin("create", "namespace", namespace)
     try:
         job = target()
-        admin.apply(*attackers(options.image, STRANGER, TWIN, BYSTANDER), *tenant_rights(namespace), job)
+        admin.apply(*attackers(image, STRANGER, TWIN, BYSTANDER), *tenant_rights(namespace), job)
         print(f"waiting for {namespace}/{NAME} to train", file=sys.stderr, flush=True)
         step = eventually(lambda: steps(admin), why="the job trains")
         found = []
-        for one in Attack(admin, job, options.image).everything(step):
+        for one in Attack(admin, job, image).everything(step):
             found.append(one)
             print(f"{len(found)}: {one.outcome} {one.who} {one.what}", file=sys.stderr, flush=True)
     finally:

@@ -40,7 +40,7 @@ WALK = [
     ("--version", 0, "stage2 "),
     ("--help", 0, "validate"),
     (f"validate {JOB} run.yaml {HELD_OUT}", 0, "valid training configuration"),
-    ("validate lost.yaml", 64, "way out"),
+    ("validate lost.yaml", 64, "fix:"),
     (f"render {JOB}", 0, "kind: Deployment"),
     ("doctor run.yaml", 64, f"not installed: accelerate, aiohttp, datasets*{TRAINER}*images"),
     (f"data {HELD_OUT} --pictures page.png", 0, "descriptions"),
@@ -59,7 +59,7 @@ WALK = [
     ("learn run.yaml --restarts 3", 69, TRAINER),
     ("wait run.yaml", 69, TRAINER),
     (f"evaluate --rollouts run/rollouts.jsonl --records {HELD_OUT}", 0, "f1@0.5"),
-    ("evaluate run.yaml --checkpoint lost", 64, "way out"),
+    ("evaluate run.yaml --checkpoint lost", 64, "fix:"),
     (f"export {MODEL} --output new", 64, "must be a whole checkpoint"),
     ("report run", 0, "Held-out records"),
     ("report run --html page.html --picture picture.png", 0, ""),
@@ -67,7 +67,7 @@ WALK = [
     ("inspect run.yaml --sample 0 --response-file answer.txt", 69, f"needs tokenizers*{TRAINER}"),
     ("explain job", 2, "kubectl"),
     ("logs job", 127, "kubectl logs of job: it is not installed"),
-    ("logs ./lost", 64, "way out"),
+    ("logs ./lost", 64, "fix:"),
 ]
 KUBECTL = [
     ("explain job", 2, "kubectl"),

@@ -17,10 +17,11 @@ from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, refused
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY, Report
 from stage2_trainer.data.files import FOR_GOOD, FULL_DISK, check_place
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.grpo.rewards import RewardError
+from stage2_trainer.grpo.loaded_rewards import RewardError
 from stage2_trainer.packing import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import (
@@ -60,6 +61,7 @@ MET_BY_ALL = (
     DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError, RewardError,
 )  # fmt: skip
 MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
+_LIBRARIES = "importing PyTorch and transformers"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
@@ -77,6 +79,7 @@ def learn(config: RunConfig, *, overwrite: bool = False, servers: Listed | None 
     reporter = Reporter(restarts=int(os.environ.get(RESTARTS_VARIABLE, "0")))
     try:
         with ExitStack() as stack:
+            stack.enter_context(ACTIVITY.reported(_to_log_and_report(reporter)))
             _learn(config, reporter, stack, overwrite=overwrite, servers=servers)
         reporter.update(phase="done", message="")
         return os.EX_OK
@@ -135,7 +138,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     records = checked_records(config, world_size=world_size)
     if overwrite:
         _remove_earlier_run(config)
-    config = with_local_model(config)
+    with ACTIVITY.doing(f"looking for the model {config.model.model}"):
+        config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
@@ -165,11 +169,13 @@ def _trainer(
 ) -> RolloutMatchingTrainer | GrpoTrainer:
     trainer: RolloutMatchingTrainer | GrpoTrainer
     if config.rlhf is None:
-        from stage2_trainer.learner.build import build_trainer
+        with ACTIVITY.doing(_LIBRARIES):
+            from stage2_trainer.learner.build import build_trainer
 
         trainer = build_trainer(config, records, context, stack)
     else:
-        from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
+        with ACTIVITY.doing(_LIBRARIES):
+            from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
         trainer = build.build_trainer(config, records, context, stack)
     from stage2_trainer.process.base_trainer import StartLogger
@@ -185,6 +191,8 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
 
     Not where a number was not finite: the weights that led there are not worth keeping.
     """
+    from stage2_trainer.process.base_trainer import StepNames
+
     if checkpoint is not None:
         logger.info("resuming from %s", checkpoint)
         trainer.args.eval_on_start = False
@@ -193,7 +201,9 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
 
             load_undivided(trainer, Path(checkpoint))
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        with ACTIVITY.doing(f"resuming from {checkpoint}" if checkpoint else "starting to train") as doing:
+            trainer.add_callback(StepNames(doing))
+            trainer.train(resume_from_checkpoint=checkpoint)
     except (CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
@@ -328,6 +338,17 @@ def _failed(reporter: Reporter, message: str, code: int) -> int:
         logger.error("%s", line)
     reporter.update(phase="failed", message=message)
     return code
+
+
+def _to_log_and_report(reporter: Reporter) -> Report:
+    """Return what logs and reports what the first process of a learner is doing."""
+
+    def report(line: str) -> None:
+        if line:
+            logger.info("%s", line)
+        reporter.update(message=line)
+
+    return report if os.environ.get("RANK", "0") == "0" else lambda line: None
 
 
 def _write_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 
 from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import BEST_METRIC, RunConfig
-from stage2_trainer.data.records import RecordRules, units_by
+from stage2_trainer.data.records import Record, RecordRules, units_by
 from stage2_trainer.data.run_records import RunRecords, batch_sizes, load_run_records
 from stage2_trainer.grpo import task
-from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.loaded_rewards import Reward, load_rewards
+from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 
 
@@ -25,11 +27,14 @@ def record_rules(config: RunConfig) -> RecordRules:
 def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
     """Return the records of a run of so many learner processes.
 
-    Raises ConfigError for broken lines, records that the processes cannot share evenly, and mistakes of a GRPO run.
+    Raises ConfigError for broken lines, records that the processes cannot share evenly, and mistakes of a GRPO run,
+    whose rewards score an answer each.
     """
     if config.rlhf is not None:
         _check_grpo(config, world_size)
-        return load_run_records(config, record_rules(config))
+        records = load_run_records(config, record_rules(config))
+        try_rewards(config, records.train[0])
+        return records
     _check_metric(config)
     records, training = load_run_records(config, record_rules(config)), config.training
     batch_sizes(
@@ -64,7 +69,34 @@ def _check_grpo(config: RunConfig, world_size: int) -> None:
     check_rewards(config)
 
 
-def check_rewards(config: RunConfig, root: str = "") -> None:
-    """Raise ConfigError for rewards that no package here has. root: path of the configuration in its file."""
-    if (rlhf := config.rlhf) is not None:
-        load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, root=root)
+def check_rewards(config: RunConfig, root: str = "") -> list[Reward]:
+    """Return the rewards of a run. root: path of the configuration in its file.
+
+    Raises ConfigError for rewards that no package here has, or that cannot be called.
+    """
+    rlhf = config.rlhf
+    return [] if rlhf is None else load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, root=root)
+
+
+def try_rewards(config: RunConfig, record: Record) -> None:
+    """Let each reward of a package score the right answer to a record, and an empty one.
+
+    A reward that fails there would end the run at its first step, after its servers and its model have been loaded.
+    Raises ConfigError with all that fail.
+    """
+    added = [one for one in check_rewards(config) if one.source is not None]
+    if not added:
+        return
+    asked = task.Task.from_config(config)
+    answers = [""]
+    with suppress(ConfigError):  # a summary without a reference
+        answers.insert(0, asked.reference(record))
+    problems: list[Problem] = []
+    for reward in added:
+        try:
+            for answer in answers:
+                reward(Sample(answer, record, asked.contract))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)

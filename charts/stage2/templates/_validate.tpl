@@ -17,7 +17,7 @@
 {{- range splitList "." $path -}}
 {{- $here = get ($here | default dict) . -}}
 {{- if or (kindIs "invalid" $here) (and (kindIs "string" $here) (not $here)) -}}
-{{- fail (printf "%s: the values lack it; set it, and not to null or \"\"; if you upgrade, the values may be those of an older chart: use --reset-then-reuse-values instead of --reuse-values" $path) -}}
+{{- fail (printf "%s is required; set it, and not to null or \"\"; if you upgrade, the values may be those of an older chart: use --reset-then-reuse-values instead of --reuse-values" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -27,7 +27,7 @@
 {{- define "stage2.validateImages" -}}
 {{- $image := .Values.image | default dict -}}
 {{- if not (or $image.repository (and $image.controller $image.trainer)) -}}
-{{- fail "image.repository: the values lack it; set it to the folder of a registry that has the images controller and trainer: no registry is built in. Or name both image.controller and image.trainer. From a clone: docker build -f images/controller.Dockerfile -t REGISTRY/controller:TAG . and the same for trainer; docker push both; then --set image.repository=REGISTRY,image.tag=TAG. If you upgrade, use --reset-then-reuse-values instead of --reuse-values" -}}
+{{- fail "image.repository is required; set it to the folder of a registry that has the images controller and trainer. Or set both image.controller and image.trainer. From a clone: docker build -f images/controller.Dockerfile -t REGISTRY/controller:TAG . and the same for trainer; docker push both; then --set image.repository=REGISTRY,image.tag=TAG. If you upgrade, use --reset-then-reuse-values instead of --reuse-values" -}}
 {{- end -}}
 {{- if contains "://" ($image.repository | default "") -}}
 {{- fail (printf "image.repository: %s: must name a registry as images do, without a scheme; write %s" $image.repository (splitList "://" $image.repository | last)) -}}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
@@ -25,7 +27,7 @@ from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
-from stage2_controller.spec import credentials, names, objects, template_rules
+from stage2_controller.spec import authorship, credentials, names, objects, template_rules
 from stage2_controller.spec.containers import Processes, containers, is_elastic
 from stage2_controller.spec.objects import Amounts
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
@@ -35,7 +37,7 @@ Additions = Mapping[str, Mapping[str, Any]]
 """What Kueue's admission adds to the pods of each role: labels, annotations, nodeSelector, tolerations."""
 
 _NO_ADDITIONS: Additions = {}
-# The keys of a spec that its hash covers. Defaults are left out, so that a new key with a default changes no hash.
+# The keys of a spec that its hashes cover.
 _HASHED_KEYS = {"engine", "rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
 _QUICK = 16_384  # characters of a job that is parsed in some 20 ms
@@ -52,8 +54,10 @@ class ParsedJob:
     need: Need  # of all pods together, without additions; of no pod where another controller places them
     requested: Amounts  # by all pods
     spec_hash: str  # by which the children know the spec: that of the version that made them
-    current_hash: str  # as this version computes it
+    current_hash: str  # as this version computes it, without defaults, so that a new key with a default changes nothing
+    written_hash: str  # of the same keys as they were written: the same for all versions
     refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
+    ignored: tuple[str, ...] = ()  # paths of keys that this version does not know, and that no author wrote
 
     @property
     def of_jobset(self) -> bool:
@@ -76,6 +80,7 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
 
     A job that a pass accepted earlier may break a rule of today, or exceed today's policy. `refused` then has the
     problems, and what breaks the form is left out: its deadlines, its suspension and its end still have to be managed.
+    Unknown keys that no author wrote are left out, too (`ignored`), and refused in no job.
 
     Raises:
         ConfigError: the spec breaks a rule or exceeds the admin's policy, and no pass has accepted the job.
@@ -87,6 +92,11 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
         parsed = _parsed(job, raw, settings)
         settings.policy.check_size(parsed.owner.namespace, parsed.requested)
     except ConfigError as error:
+        known, ignored = authorship.without_filled_in(raw)
+        if ignored:
+            parsed = parse(known, settings)
+            elastic = is_elastic(parsed.job)
+            return replace(parsed, ignored=ignored, written_hash=_written_hash(raw["spec"], elastic=elastic))
         status: Mapping[str, Any] = raw.get("status") or {}
         if isinstance(error, Misshapen) or not (status.get("specHash") or status.get("startTime")):
             raise
@@ -170,10 +180,19 @@ def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings)
     metadata = raw["metadata"]
     owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
     # The number of servers of a JobSet may change while its pods stay.
-    scaled = {"rollout": {"servers"}} if is_elastic(job) else None
+    elastic = is_elastic(job)
+    scaled = {"rollout": {"servers"}} if elastic else None
     hashed = job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude=scaled, exclude_defaults=True)
-    spec_hash = manifest.digest(hashed)
-    return _with_processes(settings.policy.shortened(job), owner, settings.image, spec_hash)
+    made = _with_processes(settings.policy.shortened(job), owner, settings.image, manifest.digest(hashed))
+    return replace(made, written_hash=_written_hash(raw["spec"], elastic=elastic))
+
+
+def _written_hash(spec: Mapping[str, Any], *, elastic: bool) -> str:
+    """Return the hash of what the pods are made from as the API server holds it, which fills in the same for all."""
+    written = {key: spec[key] for key in map(to_camel, sorted(_HASHED_KEYS)) if key in spec}
+    if elastic:
+        written["rollout"] = {key: value for key, value in written["rollout"].items() if key != "servers"}
+    return manifest.digest(written)
 
 
 def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash: str) -> ParsedJob:
@@ -184,7 +203,7 @@ def _with_processes(job: RolloutMatchingJob, owner: Owner, image: str, spec_hash
     of_pods = (objects.pod_requests(one["spec"]) for role, one in templates.items() for _ in range(copies[role]))
     requested = objects.add_amounts((*of_pods, _claimed(job)))
     need = node_fit.need_of(templates, gpu_resource=job.spec.gpu_resource) if of_one_node else Need(())
-    return ParsedJob(job, owner, processes, image, need, requested, spec_hash, spec_hash)
+    return ParsedJob(job, owner, processes, image, need, requested, spec_hash, spec_hash, spec_hash)
 
 
 def _of_one_node(job: RolloutMatchingJob, owner: Owner) -> Processes:

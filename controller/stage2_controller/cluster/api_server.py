@@ -60,18 +60,17 @@ class NoCluster(Exception):
 
 
 async def connect(requested: Requested) -> "Api":
-    """Return a client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
+    """Return a client by KUBECONFIG, else by the pod's service account, else by ~/.kube/config.
 
     `requested(verb, resource, code)` is called for every request; code 0 means no answer. Raise NoCluster
-    where neither names a cluster.
+    where none names a cluster.
     """
     # aiohttp would read ~/.netrc and the environment's proxies in a thread, for every request. The watches never did: a
     # proxy stands in the kubeconfig.
     configuration = client.Configuration(client_session_kwargs={"trust_env": False})
-    try:
-        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-    except config.ConfigException:
-        named = os.environ.get("KUBECONFIG", "~/.kube/config")
+    named = os.environ.get("KUBECONFIG")
+    if named or not _by_service_account(configuration):
+        named = named or "~/.kube/config"
         try:
             await config.load_kube_config(named, client_configuration=configuration)  # type: ignore[no-untyped-call]
         except config.ConfigException as error:
@@ -79,6 +78,15 @@ async def connect(requested: Requested) -> "Api":
             raise NoCluster(f"KUBECONFIG: {named!r}: {error}; {way_out}") from error
     configuration.connection_pool_maxsize = 0  # no bound: every watch holds a connection
     return Api(PlainClient(configuration), requested)
+
+
+def _by_service_account(configuration: client.Configuration) -> bool:
+    """Return whether this process is in a pod that has a service account, which `configuration` then uses."""
+    try:
+        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        return False
+    return True
 
 
 class PlainClient(client.ApiClient):

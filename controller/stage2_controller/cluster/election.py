@@ -44,10 +44,10 @@ class Election:
 
     async def acquire(self) -> None:
         """Try until the Lease is ours."""
-        logger.info("stands by for the Lease %s/%s", self._namespace, self._name)
+        logger.info("standing by for the Lease %s/%s", self._namespace, self._name)
         while not await self._attempt(ATTEMPT_S):
             await asyncio.sleep(RETRY_S)
-        logger.info("leads: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
+        logger.info("leading: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
         """Renew until that fails for too long, or somebody else holds the Lease.
@@ -60,7 +60,7 @@ class Election:
             renewed = await self._attempt(min(ATTEMPT_S, self._left_s()))
             if not renewed and self._seen is not None and _holder(self._seen) != self._identity:
                 break
-        logger.error("leads no more: the Lease %s/%s could not be renewed", self._namespace, self._name)
+        logger.error("no longer leading: the Lease %s/%s could not be renewed", self._namespace, self._name)
 
     async def release(self) -> None:
         """Give the Lease up, so that the next one need not wait for its end."""
@@ -70,7 +70,7 @@ class Election:
             async with asyncio.timeout(RETRY_S):
                 await self._api.replace(self._written("", self._seen))
         except _REFUSED as error:
-            logger.warning("the Lease stays until it ends: %s", error)
+            logger.warning("could not release the Lease, which will expire: %s", error)
 
     def problem(self, limit_s: float) -> str | None:
         """Return that the API server has not answered about the Lease for longer than this, if so."""
@@ -88,7 +88,7 @@ class Election:
             async with asyncio.timeout(limit_s):  # wait_for would swallow a cancellation that comes with the answer
                 ours = await self._take()
         except _REFUSED as error:
-            logger.warning("no answer about the Lease: %s", str(error) or type(error).__name__)
+            logger.warning("the Lease cannot be reached: %s", str(error) or type(error).__name__)
             return False
         self.heard, self._heard_at = True, self._clock()
         if ours:

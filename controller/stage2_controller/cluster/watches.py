@@ -84,7 +84,7 @@ class Watches:
                 try:
                     await step(feed)
                 except FAILURES as error:  # `problem` reports it if it lasts
-                    logger.warning("the watch on %s starts again: %s", kinds.RESOURCES[feed.kind].plural, error)
+                    logger.warning("restarting the watch on %s: %s", kinds.RESOURCES[feed.kind].plural, error)
                     self._suspect_kopfs(feed, error)
             await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
 

@@ -157,7 +157,7 @@ class Controller:
         for job in self.store.all_of(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.metrics.leads.set(1)
-        logger.info("works on %d jobs", len(list(self.store.all_of(names.KIND))))
+        logger.info("reconciling %d jobs", len(list(self.store.all_of(names.KIND))))
         await self.queue.run()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -209,7 +209,7 @@ async def measure_lag(observe: Callable[[float], None]) -> None:
         late_s = loop.time() - due
         observe(late_s)
         if late_s > LOGGED_LAG_S:
-            logger.warning("the event loop stood still for %.1f s: all jobs waited for one computation", late_s)
+            logger.warning("the event loop was blocked for %.1f s: all jobs waited for one computation", late_s)
 
 
 async def connect(settings: Settings, options: Options) -> Controller:

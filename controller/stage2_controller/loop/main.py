@@ -1,4 +1,4 @@
-"""`python -m stage2_controller`: runs the controller against the cluster of its service account, else of KUBECONFIG."""
+"""`python -m stage2_controller`: runs the controller against the cluster of KUBECONFIG, else of its service account."""
 
 import argparse
 import gc

@@ -5,6 +5,7 @@ queue does.
 """
 
 import asyncio
+import os
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
@@ -72,7 +73,8 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
 
     @kopf.on.login(registry=handlers)
     async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        by_account = None if os.environ.get("KUBECONFIG") else kopf.login_with_service_account(**kwargs)
+        return by_account or kopf.login_with_kubeconfig(**kwargs)
 
     @kopf.on.startup(registry=handlers)
     async def start(**_: Any) -> None:

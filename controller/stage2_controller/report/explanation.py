@@ -5,7 +5,7 @@ same link: the first that is missing. `stage2 explain` prints the whole chain. P
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from stage2_controller import conditions, reasons
@@ -104,7 +104,7 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
     if end:
         state: State = "ok" if end["type"] == reasons.SUCCEEDED else "wrong"
         return [*links[:1], Step("outcome", state, end["reason"], end["message"], _fix(end["reason"], job))]
-    return [*links, _last_step(status)]
+    return [_with_learner(link, known.get(reasons.LEARNER_RUNNING)) for link in (*links, _last_step(status))]
 
 
 def first(steps: Sequence[Step]) -> Step:
@@ -141,6 +141,14 @@ def _step(name: str, condition: Mapping[str, Any], job: Mapping[str, Any]) -> St
         return Step(name, "ok", reason, condition["message"], "")
     state: State = "waits" if reason in _PATIENCE else "wrong"
     return Step(name, state, reason, condition["message"], _fix(reason, job))
+
+
+def _with_learner(link: Step, learner: Mapping[str, Any] | None) -> Step:
+    """Return a link that waits for a learner which loads, with what the learner reports to be doing."""
+    waits = link.reason in (reasons.NOT_SYNCED_YET, reasons.NO_STEP_YET)
+    if not waits or learner is None or learner["status"] != "True" or ": " not in learner["message"]:
+        return link
+    return replace(link, message=f"{link.message}; {learner['message']}")
 
 
 def _last_step(status: Mapping[str, Any]) -> Step:

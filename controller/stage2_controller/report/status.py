@@ -13,10 +13,9 @@ from stage2_controller.conditions import Condition, find, merged, not_after, tim
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
+from stage2_controller.spec import authorship, names
 
 _BUG_CHARS = 1000  # of an exception's text
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _BY_HAND = {"kubectl-patch", "kubectl-edit"}
 # Kept from the learner's last report while it does not answer.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
@@ -31,6 +30,7 @@ def valid_status(context: PlanContext) -> dict[str, Any]:
         "observedGeneration": context.job.metadata.generation or 0,
         "specHash": context.parsed.spec_hash,
         "currentHash": context.parsed.current_hash,
+        "writtenHash": context.parsed.written_hash,
         "startTime": _start_time(context),
         "firstStepTime": _first_step_time(context),
         "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
@@ -231,10 +231,13 @@ def _restarts(context: PlanContext) -> int:
 
 
 def _accepted(context: PlanContext) -> Condition:
-    if context.parsed.refused is None:
-        return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")
-    message = f"accepted earlier; a new start would be refused: {context.parsed.refused}"
-    return Condition(reasons.ACCEPTED, "True", reasons.NO_LONGER_VALID, message)
+    if context.parsed.refused:
+        message = f"accepted earlier; a new start would be refused: {context.parsed.refused}"
+        return Condition(reasons.ACCEPTED, "True", reasons.NO_LONGER_VALID, message)
+    if ignored := ", ".join(context.parsed.ignored):
+        message = f"ignored: {ignored}; this version does not know what a newer one or a webhook has filled in"
+        return Condition(reasons.ACCEPTED, "True", reasons.KEYS_IGNORED, message)
+    return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")
 
 
 def _conditions(
@@ -277,7 +280,7 @@ def _set_by_hand(metadata: Mapping[str, Any]) -> str:
         for item in metadata.get("managedFields") or []
         if "f:suspend" in item.get("fieldsV1", {}).get("f:spec", {})
     }
-    in_file = '"suspend":true' in (metadata.get("annotations") or {}).get(_LAST_APPLIED, "")
+    in_file = '"suspend":true' in (metadata.get("annotations") or {}).get(authorship.LAST_APPLIED, "")
     if not owners or in_file or "Apply" in owners.values():
         return ""
     stays = "; a file that is applied without it leaves it so" if _BY_HAND & owners.keys() else ""

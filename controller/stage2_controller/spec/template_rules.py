@@ -162,9 +162,13 @@ def _removals(path: str, written: Any) -> Iterator[Problem]:
     if isinstance(written, Mapping):
         for key, value in written.items():
             if str(key).startswith("$"):
-                yield Problem(f"{path}.{key}", value, "a template merges and knows no directives", "remove it")
+                yield Problem(
+                    f"{path}.{key}", value, "templates are merged, and directives are not supported", "remove it"
+                )
             elif value is None:
-                yield Problem(f"{path}.{key}", value, "a template adds and changes, it removes nothing", "remove it")
+                yield Problem(
+                    f"{path}.{key}", value, "a template can add and change fields, but not remove them", "remove it"
+                )
             else:
                 yield from _removals(f"{path}.{key}", value)
     elif isinstance(written, list):

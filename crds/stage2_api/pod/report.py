@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
@@ -36,8 +36,6 @@ class ReportPart(KubernetesObject):
     """Part of a learner's report or of a job's status; keys that a newer version wrote are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=True)
-
-    filled_in: ClassVar[bool] = False
 
 
 class SyncedServer(ReportPart):
@@ -122,7 +120,7 @@ class LearnerReport(ReportPart):
     restarts: Annotated[int, Field(ge=0)] = 0
     """Restarts of the learner in its container."""
     message: _Line = ""
-    """What the learner waits for, or why it failed."""
+    """What the learner is doing, if it takes long, or why it failed."""
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object, with all keys and a message of bounded length."""

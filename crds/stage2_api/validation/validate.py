@@ -109,6 +109,16 @@ def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *
     return parsed
 
 
+def unknown_keys(model: type[BaseModel], raw: Mapping[str, Any]) -> list[Location]:
+    """Return the places of the keys in `raw` that no section of the model has."""
+    try:
+        model.model_validate(raw)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        return [location(item["loc"], raw) for item in errors if item["type"] == "extra_forbidden"]
+    return []
+
+
 def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
     """Return the object with errors of form repaired, or None if that fails, and the errors.
 

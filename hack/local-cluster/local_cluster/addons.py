@@ -20,7 +20,16 @@ from local_cluster.control_plane import kubectl
 from local_cluster.layout import HUB, SERVICE_CIDR, ClusterError, Layout
 from local_cluster.pki import kubeconfig_of
 from local_cluster.processes import forget, named, run, spawn, stop, wait_until
-from local_cluster.toolchain import MODULE, Binary, ensure_binaries, ensure_packages, path_of
+from local_cluster.steps import Steps
+from local_cluster.toolchain import (
+    MODULE,
+    Binary,
+    ensure_binaries,
+    ensure_packages,
+    missing_binaries,
+    missing_packages,
+    path_of,
+)
 
 FIREWALL = Binary("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
 FIREWALL_CHAIN = "KUBE-ROUTER-FORWARD"
@@ -71,8 +80,9 @@ class Controller:
 
     def enable(self, layout: Layout, console: Console) -> None:
         """Build what is missing, install it, and wait until it answers."""
-        ensure_binaries(layout, [self.binary], console)
-        with console.status(f"starting {self.name}"):
+        steps = Steps(console, len(missing_binaries(layout, [self.binary])) + 1)
+        ensure_binaries(layout, [self.binary], steps)
+        with steps.step(f"starting {self.name}"):
             reference = _ensure_image(layout, self)
             overlay = f"--kustomize={_overlay(layout, self, reference)}"
             kubectl(layout, "apply", "--server-side", "--force-conflicts", overlay)
@@ -82,7 +92,7 @@ class Controller:
     def disable(self, layout: Layout, console: Console) -> None:
         """Remove its objects while it still runs, since it holds some by finalizers, and then itself."""
         folder = _overlay(layout, self, "gone")
-        with console.status(f"removing {self.name}"):
+        with Steps(console, 1).step(f"removing {self.name}"):
             manifests = [*yaml.safe_load_all(kubectl(layout, "kustomize", str(folder)))]
             kinds = [item["metadata"]["name"] for item in manifests if item["kind"] == "CustomResourceDefinition"]
             kubectl(layout, "delete", "crd", *kinds, "--ignore-not-found", TIMEOUT)
@@ -141,11 +151,13 @@ class Firewall:
 
     def enable(self, layout: Layout, console: Console) -> None:
         """Start it, and wait until packets pass its chain."""
-        ensure_packages(console)
-        ensure_binaries(layout, [FIREWALL], console)
-        for node in layout.nodes():
-            if not any(daemon.alive() for daemon in named(node, self.name)):
-                self._start(node)
+        steps = Steps(console, bool(missing_packages()) + len(missing_binaries(layout, [FIREWALL])) + 1)
+        ensure_packages(steps)
+        ensure_binaries(layout, [FIREWALL], steps)
+        with steps.step(f"starting {self.name}"):
+            for node in layout.nodes():
+                if not any(daemon.alive() for daemon in named(node, self.name)):
+                    self._start(node)
 
     def _start(self, layout: Layout) -> None:
         flags = [

@@ -14,7 +14,8 @@ from local_cluster import cache as kept
 from local_cluster.addons import ADDONS, Addon
 from local_cluster.layout import MAX_NODES, ClusterError, Layout
 from local_cluster.processes import recorded
-from local_cluster.toolchain import ensure_packages
+from local_cluster.steps import Steps
+from local_cluster.toolchain import ensure_packages, missing_packages
 
 app = typer.Typer(
     help="A real Kubernetes from source, with fake GPUs, for machines with no container engine.",
@@ -195,12 +196,14 @@ def build(
     if unknown := set(names or ()) - set(available):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}; must be of {', '.join(available)}")
     try:
-        ensure_packages(console)
-        for name in names or available:
-            image = available[name]
-            images.build(layout, image, console)
-            if containerd.containerd_answers(layout):
-                with console.status(f"loading {image.name}"):
+        wanted, loads = [available[name] for name in names or available], containerd.containerd_answers(layout)
+        of_images = len(wanted) * (2 if loads else 1)
+        steps = Steps(console, bool(missing_packages()) + images.base_missing(layout) + of_images)
+        ensure_packages(steps)
+        for image in wanted:
+            images.build(layout, image, steps)
+            if loads:
+                with steps.step(f"loading {image.reference}"):
                     images.load_built(layout, image.reference)
     except ClusterError as error:
         raise _fail(error) from error
@@ -216,9 +219,10 @@ def push(
     """Push stage2's images as they were built, and print the name of each by its digest."""
     layout = _layout(home)
     try:
+        steps = Steps(console, len(images.PROJECT_IMAGES))
         for image in images.PROJECT_IMAGES:
             target = f"{repository}/{image.name}:{tag}"
-            with console.status(f"pushing {target}"):
+            with steps.step(f"pushing {target}"):
                 typer.echo(buildah.push(layout, image.reference, target, plain_http=plain_http))
     except ClusterError as error:
         raise _fail(error) from error
@@ -229,7 +233,6 @@ def check_gpu_image(home: Home = None) -> None:
     """Build the trainer image for GPUs, and examine it without one: 40 GB of free disk, and a quarter of an hour."""
     layout = _layout(home)
     try:
-        ensure_packages(console)
         right = gpu_image.check(layout, console)
     except ClusterError as error:
         raise _fail(error) from error

@@ -10,7 +10,16 @@ from local_cluster import cgroups, containerd, dns, images, network, node, pki, 
 from local_cluster.control_plane import Endpoint, free_port, start_api_server, start_controllers, start_etcd
 from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import recorded, respawn
-from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages, kubernetes_version
+from local_cluster.steps import Steps
+from local_cluster.toolchain import (
+    CONTROL_PLANE,
+    NODE,
+    ensure_binaries,
+    ensure_packages,
+    kubernetes_version,
+    missing_binaries,
+    missing_packages,
+)
 
 CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
 
@@ -42,13 +51,18 @@ def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int,
         teardown.down(layout)
     if not control_plane_only:
         _refuse_second_cluster()
-        ensure_packages(console)
-    ensure_binaries(layout, CONTROL_PLANE if control_plane_only else (*CONTROL_PLANE, *NODE), console)
+    binaries = CONTROL_PLANE if control_plane_only else (*CONTROL_PLANE, *NODE)
+    of_boot, packages = (1, []) if control_plane_only else (3, missing_packages())
+    steps = Steps(console, bool(packages) + len(missing_binaries(layout, binaries)) + of_boot)
+    if not control_plane_only:
+        ensure_packages(steps)
+    ensure_binaries(layout, binaries, steps)
     layout.home.mkdir(parents=True, mode=0o755)
     if control_plane_only:
-        _boot_control_plane([layout], Endpoint("127.0.0.1", free_port()))
+        with steps.step("starting the control plane"):
+            _boot_control_plane([layout], Endpoint("127.0.0.1", free_port()))
     else:
-        _boot_whole([layout.node(number) for number in range(1, nodes + 1)], console, gpus)
+        _boot_whole([layout.node(number) for number in range(1, nodes + 1)], steps, gpus)
     _state(layout).write_text(json.dumps({"kind": wanted, "kubernetes": version, "nodes": nodes}))
     return True
 
@@ -88,7 +102,8 @@ def _boot_control_plane(nodes: Sequence[Layout], endpoint: Endpoint) -> pki.Cred
     return credentials
 
 
-def _boot_whole(nodes: Sequence[Layout], console: Console, gpus: int) -> None:
+def _boot_whole(nodes: Sequence[Layout], steps: Steps, gpus: int) -> None:
+    """Boot in three steps."""
     layout = nodes[0]
     images.ensure_pause(layout)
     teardown.remember_host(layout)
@@ -97,10 +112,10 @@ def _boot_whole(nodes: Sequence[Layout], console: Console, gpus: int) -> None:
         cgroups.create(one)
     network.set_up(nodes)
     containerd.share_images(nodes)
-    with console.status("starting the control plane"):
+    with steps.step("starting the control plane"):
         credentials = _boot_control_plane(nodes, Endpoint(NODE_IP, free_port(NODE_IP)))
         start_controllers(layout, credentials)
-    with console.status("starting the nodes"):
+    with steps.step("starting the nodes"):
         for one in nodes:
             containerd.start_containerd(one)
         images.load_built(layout, PAUSE_IMAGE)
@@ -108,4 +123,5 @@ def _boot_whole(nodes: Sequence[Layout], console: Console, gpus: int) -> None:
         dns.start(layout)
         for one, kubelet in zip(nodes, kubelets, strict=True):
             node.wait_ready(one, kubelet, gpus)
-    images.load_all_built(layout, console)
+    with steps.step("loading the images that were built"):
+        images.load_all_built(layout)

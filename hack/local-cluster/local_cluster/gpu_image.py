@@ -14,6 +14,8 @@ from rich.console import Console
 
 from local_cluster import buildah, images
 from local_cluster.layout import ClusterError, Layout
+from local_cluster.steps import Steps
+from local_cluster.toolchain import ensure_packages, missing_packages
 
 IMAGE = images.ProjectImage("trainer", variant="gpu", arguments=("VLLM=gpu",))
 SPACE_BYTES = 40 * 10**9  # packages, their archive, a tar of the layer and the layer: 36 GB at the worst
@@ -40,12 +42,15 @@ exec chroot --userspec="$user" "$root" /usr/bin/env -i PATH="${python%/*}:/usr/l
 
 def check(layout: Layout, console: Console) -> bool:
     """Build the image, say its size and the time that it took, and examine it; whether nothing is wrong."""
+    steps = Steps(console, bool(missing_packages()) + images.base_missing(layout) + 2)
+    ensure_packages(steps)
     need_space(layout.cache)
     start = time.monotonic()
-    images.build(layout, IMAGE, console)
+    images.build(layout, IMAGE, steps)
     size = sum(layer.size for layer in buildah.layers(layout, IMAGE.reference))
     console.print(f"{IMAGE.reference}: {size / 1e9:.1f} GB unpacked, built in {time.monotonic() - start:.0f} s")
-    return examine(layout, IMAGE.reference)
+    with steps.step(f"examining {IMAGE.reference}", prints=True):
+        return examine(layout, IMAGE.reference)
 
 
 def need_space(folder: Path) -> None:

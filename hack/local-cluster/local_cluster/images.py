@@ -13,12 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from local_cluster import buildah, context, locks
 from local_cluster.containerd import ctr, ctr_command
 from local_cluster.layout import HUB, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import run
+from local_cluster.steps import Steps
 from local_cluster.toolchain import PAUSE, path_of
 
 BASE_IMAGE = f"{HUB}library/python:3.11-slim-bookworm"
@@ -72,15 +71,20 @@ def of_program(layout: Layout, reference: str, program: Path, target: str) -> No
         buildah.call(layout, "commit", container, reference)
 
 
-def ensure_base(layout: Layout, console: Console) -> dict[str, str]:
-    """Make a stand-in for the official Python image; return the environment that it gives to build steps.
+def base_missing(layout: Layout) -> bool:
+    """Return whether the stand-in for the official Python image has to be made."""
+    return shutil.which("buildah") is None or not buildah.built(layout, ROOT_IMAGE)
+
+
+def ensure_base(layout: Layout, steps: Steps) -> dict[str, str]:
+    """Make a stand-in for the official Python image, in one step; return the environment that it gives to build steps.
 
     The environment lies in the base since this buildah's --env reaches the finished image, but no RUN step.
     """
     environment = {**TRUST, **{name: os.environ[name] for name in INDEX_VARIABLES if name in os.environ}}
     prepared = f"{ROOT_IMAGE}-{hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]}"
-    if not buildah.built(layout, ROOT_IMAGE):
-        with console.status("debootstrap: the base image"):
+    if base_missing(layout):
+        with steps.step("debootstrap: the base image"):
             _bootstrap(layout)
     if not buildah.built(layout, prepared):
         with buildah.working_container(layout, ROOT_IMAGE) as container:
@@ -121,12 +125,14 @@ def _like_the_official_image(root: Path) -> None:
         (root / cache / "partial").mkdir(parents=True)
 
 
-def build(layout: Layout, image: ProjectImage, console: Console) -> None:
-    """Build one image with buildah's layer cache, its output shown as it comes."""
+def build(layout: Layout, image: ProjectImage, steps: Steps) -> None:
+    """Build one image with buildah's layer cache, in one step, its output shown as it comes."""
     with locks.held(layout, "build"):
         buildah.prune(layout)
         buildah.share_wheels(layout)
-        _build(layout, image, ensure_base(layout, console))
+        environment = ensure_base(layout, steps)
+        with steps.step(f"building {image.reference}", prints=True):
+            _build(layout, image, environment)
         buildah.prune(layout)
 
 
@@ -264,9 +270,8 @@ def load_archive(layout: Layout, archive: Path) -> str:
     return "\n".join(ctr(node, "images", "import", str(archive)).strip() for node in layout.nodes())
 
 
-def load_all_built(layout: Layout, console: Console) -> None:
+def load_all_built(layout: Layout) -> None:
     """Bring every image that was built, now or by an earlier cluster, to every node."""
     for reference in (PAUSE_IMAGE, *(image.reference for image in PROJECT_IMAGES)):
         if buildah.built(layout, reference):
-            with console.status(f"loading {reference.removeprefix(HUB)}"):
-                load_built(layout, reference)
+            load_built(layout, reference)

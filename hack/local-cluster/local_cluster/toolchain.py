@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 from local_cluster import other_kubernetes
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import in_use, run, tail
+from local_cluster.steps import Steps
 
 MODULE = Path(__file__).resolve().parent.parent / "go"
 """One Go module for all programs: what two of them import is of one version, and is compiled once."""
@@ -66,14 +64,19 @@ COMPILER_MEMORY = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
 """The compiler collects its garbage less often."""
 
 
-def ensure_packages(console: Console) -> None:
-    """Install the Debian packages that are missing."""
-    missing = sorted({package for command, package in PACKAGES.items() if not _found(command)})
+def missing_packages() -> list[str]:
+    """Return the Debian packages that this machine lacks."""
+    return sorted({package for command, package in PACKAGES.items() if not _found(command)})
+
+
+def ensure_packages(steps: Steps) -> None:
+    """Install the Debian packages that are missing, in one step."""
+    missing = missing_packages()
     if not missing:
         return
     if not shutil.which("apt-get"):
         raise ClusterError(f"missing on this machine, which has no apt-get to install them: {', '.join(missing)}")
-    with console.status(f"apt-get install {' '.join(missing)}"):
+    with steps.step(f"apt-get install {' '.join(missing)}"):
         env = {"DEBIAN_FRONTEND": "noninteractive"}
         run(["apt-get", "update", "-qq"], env=env)
         run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], env=env)
@@ -83,19 +86,21 @@ def _found(command: str) -> bool:
     return Path(command).exists() if command.startswith("/") else shutil.which(command) is not None
 
 
-def ensure_binaries(layout: Layout, binaries: Sequence[Binary], console: Console) -> None:
-    """Build what the cache lacks, one after the other: a single link of Kubernetes keeps every core busy."""
-    missing = [binary for binary in binaries if not path_of(layout, binary).exists()]
+def missing_binaries(layout: Layout, binaries: Sequence[Binary]) -> list[Binary]:
+    """Return the programs that the cache lacks."""
+    return [binary for binary in binaries if not path_of(layout, binary).exists()]
+
+
+def ensure_binaries(layout: Layout, binaries: Sequence[Binary], steps: Steps) -> None:
+    """Build what the cache lacks, a step for each: a single link of Kubernetes keeps every core busy."""
+    missing = missing_binaries(layout, binaries)
     if not missing:
         return
     if not shutil.which("go"):
         raise ClusterError("Go (1.26 or newer) must be on PATH to build Kubernetes: https://go.dev/dl")
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        for number, binary in enumerate(missing, start=1):
-            task = progress.add_task(f"building {binary.name} ({number} of {len(missing)})", total=1)
+    for binary in missing:
+        with steps.step(f"building {binary.name} from source"):
             _build(layout, binary)
-            progress.update(task, completed=1)
 
 
 def path_of(layout: Layout, binary: Binary) -> Path:

@@ -107,25 +107,42 @@ def eventually(what: Callable[[], Any], *, why: str, timeout_s: float = WAIT_S) 
 
 
 @pytest.fixture(scope="session")
-def admin(kubeconfig: Path, session_folder: Path) -> Iterator[Kubectl]:
-    """kubectl on a cluster that has the definition; one that it did not have before goes at the end."""
+def definition_is_ours(kubeconfig: Path, session_folder: Path) -> Iterator[bool]:
+    """Give the cluster the definition; whether it had none, so that it goes at the end and tests may replace it."""
     kubectl = Kubectl(kubeconfig)
 
     def create() -> bool:
-        found = kubectl.get("crd", CRD_NAME) is not None
-        kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-        eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
-        kubectl("apply", "--server-side", "--force-conflicts", "-f", str(KNOWN_KEYS))
-        kubectl.apply(BINDING)
-        eventually(lambda: _refused(kubectl, MISSPELT), why="the API server knows the keys of a job")
-        return found
+        ours = kubectl.get("crd", CRD_NAME) is None
+        define(kubectl)
+        return ours
 
-    def remove(found: bool) -> None:
-        if not found:
-            kubectl("delete", "crd,validatingadmissionpolicy,validatingadmissionpolicybinding", CRD_NAME)
+    def remove(ours: bool) -> None:
+        if ours:
+            undefine(kubectl)
 
-    with shared(session_folder, "definition", create, remove):
-        yield kubectl
+    with shared(session_folder, "definition", create, remove) as ours:
+        yield ours
+
+
+@pytest.fixture(scope="session")
+def admin(kubeconfig: Path, definition_is_ours: bool) -> Kubectl:
+    """kubectl on a cluster that has the definition."""
+    return Kubectl(kubeconfig)
+
+
+def define(kubectl: Kubectl) -> None:
+    """Give the cluster today's definition, with the policy that refuses unknown keys."""
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(KNOWN_KEYS))
+    kubectl.apply(BINDING)
+    eventually(lambda: _refused(kubectl, MISSPELT), why="the API server knows the keys of a job")
+
+
+def undefine(kubectl: Kubectl) -> None:
+    """Take definition and policy from the cluster, and with them all jobs."""
+    kinds = "crd,validatingadmissionpolicy,validatingadmissionpolicybinding"
+    kubectl("delete", kinds, CRD_NAME, "--ignore-not-found")
 
 
 def _refused(kubectl: Kubectl, body: Object) -> bool:
@@ -199,7 +216,7 @@ class Controller:
 
     def _starts(self) -> int:
         text = self.text()
-        return text.count("ready: ") + text.count("stands by for the Lease")
+        return text.count("ready: ") + text.count("standing by for the Lease")
 
     def stop(self, *, kill: bool = False) -> None:
         """Ends it: politely, or as a lost node would."""

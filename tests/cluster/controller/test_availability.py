@@ -103,7 +103,7 @@ def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Repl
     eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
     leader = next(replica for replica in replicas if replica.leads())
     kubectl("patch", "lease", "stage2", "--type=merge", "-p", '{"spec": {"holderIdentity": "somebody"}}')
-    eventually(lambda: "leads no more" in leader.text(), why="it notices")
+    eventually(lambda: "no longer leading" in leader.text(), why="it notices")
     eventually(leader.ended, why="it ends")
 
 

@@ -203,7 +203,7 @@ def test_a_clock_that_jumps_ends_no_job_and_moves_no_lease(
             kubelet.learner_ends(name, 0)
             eventually(lambda name=name: phase(kubectl, name) == "Succeeded", why=f"{name} ends by itself")
         assert replica.leads()
-        assert "leads no more" not in replica.text()
+        assert "no longer leading" not in replica.text()
         assert "Traceback" not in replica.text(), replica.text()[-3000:]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from stage2_controller import conditions
 from tests.cluster.controller.conftest import (
-    CRD,
     CRD_NAME,
     HERE,
     ROOT,
@@ -21,18 +21,20 @@ from tests.cluster.controller.conftest import (
     Kubectl,
     Kubelet,
     chart_rights,
+    define,
     eventually,
     job,
     phase,
+    reason,
     rights_of_the_release,
+    undefine,
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
 
 pytestmark = pytest.mark.alone  # the definition is the whole cluster's
+CHART = ROOT / "charts" / "stage2"
 OF_HELM = "meta.helm.sh/release-namespace"
-EARLIER = "bcedefa"
-"""A state whose running jobs a later one restarted: their hashes depend on the defaults of whoever computes them."""
 
 
 @dataclass
@@ -46,26 +48,30 @@ class Release:
         common = [f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={self.kubectl.namespace}"]
         return subprocess.run([self.helm, *arguments, *common], capture_output=True, text=True, check=False)
 
-    def install(self, *values: str) -> str:
+    def install(self, *values: str, chart: Path = CHART) -> str:
         """Installs or upgrades it without waiting for pods; what helm complains about, empty where it does not."""
         namespaces = f'--set-json=controller.namespaces=["{self.kubectl.namespace}"]'
-        # What refuses unknown keys goes with its release, and is other tests' too.
-        chart = [str(ROOT / "charts" / "stage2"), "--take-ownership", "--set=crd.refuseUnknownKeys=false"]
         images = "--set=image.repository=registry.example/team"
-        done = self.run("upgrade", "--install", "stage2", *chart, namespaces, images, *values)
+        done = self.run("upgrade", "--install", "stage2", str(chart), namespaces, images, *values)
         return done.stderr if done.returncode else ""
 
 
 @pytest.fixture
-def releases(admin: Kubectl, kubectl: Kubectl, helm: str) -> Iterator[tuple[Release, Release]]:
-    """Two of them, in two namespaces, not installed yet; the definition is nobody's again afterwards."""
+def releases(
+    admin: Kubectl, definition_is_ours: bool, kubectl: Kubectl, helm: str
+) -> Iterator[tuple[Release, Release]]:
+    """Two of them, in two namespaces, not installed yet, on a cluster without the definition: helm makes it."""
+    if not definition_is_ours:
+        pytest.skip("the cluster has the definition of somebody, whose jobs would go with it")
     other = Kubectl(admin.kubeconfig, f"{kubectl.namespace}-b")
     admin("create", "namespace", other.namespace)
     made = Release(helm, kubectl), Release(helm, other)
+    undefine(admin)
     yield made
     for release in made:
         release.run("uninstall", "stage2", "--wait")
-    admin("annotate", "crd", CRD_NAME, f"{OF_HELM}-", "meta.helm.sh/release-name-")
+    undefine(admin)
+    define(admin)
     admin("delete", "namespace", other.namespace, "--wait=false")
 
 
@@ -95,6 +101,7 @@ def test_controllers_of_two_releases_serve_jobs_of_one_name_each_in_its_own_name
     releases: tuple[Release, Release], helm: str, nodes: FakeNodes, tmp_path: Path
 ) -> None:
     first, second = (release.kubectl for release in releases)
+    define(first)
     node = nodes.add(f"{first.namespace}-node", gpus=8, labels=HERE)
     running = [_controller(kubectl, helm, tmp_path) for kubectl in (first, second)]
     try:
@@ -130,105 +137,188 @@ def cluster_roles(kubectl: Kubectl) -> set[str]:
     return {one["metadata"]["name"] for one in mine}
 
 
+STATES = {
+    "2026-11-21": "bcedefa313bc5392b1334651c8b28ae8f74f82f6",
+    "2026-11-26": "3f990ed1f548fa6cf1c46652034140adeeef5de6",
+    "before JobSet": "d07df751fff7d686cdee902d52f358fdbfa38953",
+    "2026-11-27": "a04891dbf3912e21ece31ac30eb89d191ed5c6b1",
+}
+"""The states of which tests/unit/controller/old has recordings, and the last one before engine JobSet had keys."""
+COMPARES_WRITTEN_HASHES = ("before JobSet", "2026-11-27")
+"""States that know the hash of another version: they keep the pods of jobs that started after the upgrade."""
+LATER = {"stage2.dev/test-later": "yes"}
+RUNNING, COLOCATED, WAITING, STOPPED = "running", "colocated", "waiting", "stopped"
+
+
+@dataclass
+class Lives:
+    """The jobs of one state of stage2, followed through an upgrade to today's and the rollback."""
+
+    release: Release
+    kubectl: Kubectl
+    kubelet: Kubelet
+    state: Path
+    controller: Controller
+
+    def install_state(self) -> None:
+        """Install the state's chart, with the policies that it has, and start its controller."""
+        assert self.release.install("--set=controller.replicas=0", chart=self.state / "charts" / "stage2") == ""
+        eventually(lambda: self.kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
+
+    def follow(self, packages: Path) -> None:
+        """Let the controller of a state take over, with the policy of the release that is installed now."""
+        self.controller.stop()
+        (deployment,) = self.kubectl.list("deployments", selector="app.kubernetes.io/component=controller")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        of_chart = {one["name"]: one["value"] for one in container.get("env", []) if one["name"] == "STAGE2_POLICY"}
+        paths = os.pathsep.join(str(packages / folder) for folder in ("crds", "controller"))
+        self.controller.environment = {**of_chart, "PYTHONPATH": paths}
+        self.controller.start()
+
+    def written(self, name: str, example: str = "job-3v1", **spec: Any) -> dict[str, Any]:
+        """A job as its author has it in a file: an example of the state, for the nodes of this test."""
+        body: dict[str, Any] = yaml.safe_load((self.state / "examples" / f"{example}.yaml").read_text())
+        mounted = [(one["name"], one["mountPath"]) for one in body["spec"]["volumes"]]
+        own = {
+            "volumes": [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in mounted],
+            "placement": {"nodeSelector": HERE},
+        }
+        return {**body, "metadata": {"name": name}, "spec": {**body["spec"], **own, **spec}}
+
+    def apply(self, body: Any) -> None:
+        """Apply a file as most people do."""
+        self.kubectl("apply", "-f", "-", stdin=body)
+
+    def runs(self, name: str) -> None:
+        """Play the kubelet until a job runs."""
+        if self.job(name)["spec"]["rollout"]["servers"]:
+            self.kubelet.servers_answer(name)
+        self.kubelet.learner_runs(name)
+        eventually(lambda: phase(self.kubectl, name) == "Running", why=f"{name} runs")
+
+    def job(self, name: str) -> Any:
+        return self.kubectl.get("rmj", name) or {}
+
+    def uids(self, *names: str) -> set[str]:
+        """Of the pods of some jobs, and of what made them."""
+        found = [self.kubectl.list("pods", "deployments", "jobs", selector=f"stage2.dev/job={name}") for name in names]
+        return {one["metadata"]["uid"] for some in found for one in some}
+
+    def edit(self, name: str, **spec: Any) -> None:
+        """Write keys of a job, and wait until its status describes them."""
+        self.kubectl("patch", "rmj", name, "--type=merge", "-p", json.dumps({"spec": spec}))
+        eventually(lambda: self.is_current(name), why=f"the status of {name} follows the edit {spec}")
+
+    def is_current(self, name: str) -> bool:
+        found = self.job(name)
+        return bool(found["status"].get("observedGeneration") == found["metadata"]["generation"])
+
+    def accepted(self, *names: str) -> list[str]:
+        """The jobs that are not accepted, with what is said of them."""
+        found = {name: conditions.find(self.job(name).get("status", {}), "Accepted") for name in names}
+        return [f"{name}: {one}" for name, one in found.items() if not one or one["status"] != "True"]
+
+    def is_managed(self, where: str) -> None:
+        """Whoever controls now: statuses move, and suspension, deadline, time to live and deletion work."""
+        self.kubelet.servers_answer(RUNNING, ready=False)
+        eventually(lambda: reason(self.kubectl, RUNNING, "RolloutReady") != "ServersReady", why=f"{where}: it moves")
+        self.kubelet.servers_answer(RUNNING)
+        eventually(lambda: reason(self.kubectl, RUNNING, "RolloutReady") == "ServersReady", why=f"{where}: and back")
+        for name in (RUNNING, COLOCATED, WAITING, STOPPED):
+            self.edit(name, activeDeadlineSeconds=80_000 + len(where))
+        assert self.accepted(RUNNING, COLOCATED, WAITING, STOPPED) == [], where
+        assert [phase(self.kubectl, name) for name in (RUNNING, COLOCATED)] == ["Running"] * 2, where
+        assert [phase(self.kubectl, name) for name in (WAITING, STOPPED)] == ["Pending", "Suspended"], where
+        ends = f"ends-{where}"
+        self.edit(ends, suspend=True)
+        eventually(lambda: not self.uids(ends), why=f"{where}: suspension ends the pods")
+        self.edit(ends, suspend=False)
+        self.runs(ends)
+        self.edit(ends, activeDeadlineSeconds=1)
+        eventually(lambda: reason(self.kubectl, ends, "Failed") == "DeadlineExceeded", why=f"{where}: the deadline")
+        self.kubectl("patch", "rmj", ends, "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 0}}')
+        eventually(lambda: not self.job(ends), why=f"{where}: the time to live")
+        gone = f"gone-{where}"
+        self.kubectl("delete", "rmj", gone, "--timeout=600s")
+        eventually(lambda: not self.uids(gone), why=f"{where}: deletion")
+
+
 @pytest.fixture
-def earlier(kubectl: Kubectl, tmp_path: Path) -> Iterator[Path]:
-    """Chart, definition, controller and examples of an earlier state, on a cluster that has its definition alone."""
-    archive = ["git", "archive", EARLIER, "charts", "crds", "controller", "examples"]
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Chart, definition, controller and examples of an earlier state."""
+    commit = STATES[request.param]
+    archive = ["git", "archive", commit, "charts", "crds", "controller", "examples"]
     found = subprocess.run(archive, cwd=ROOT, capture_output=True, check=False)
     if found.returncode:
-        pytest.skip(f"the history of this clone does not reach {EARLIER}")
-    subprocess.run(["tar", "-x", f"--directory={tmp_path}"], input=found.stdout, check=True)
-    kubectl("replace", "-f", str(tmp_path / "crds" / CRD.name))
-    yield tmp_path
-    kubectl("replace", "-f", str(CRD))
+        pytest.skip(f"the history of this clone does not reach {commit}")
+    (tmp_path / "state").mkdir()
+    subprocess.run(["tar", "-x", f"--directory={tmp_path / 'state'}"], input=found.stdout, check=True)
+    return tmp_path / "state"
 
 
-def _leave_to_helm(kubectl: Kubectl) -> None:
-    """Make helm the only manager of the definition's fields, as where it has created the definition."""
-    managers = json.loads(kubectl("get", "crd", CRD_NAME, "--show-managed-fields", "-o", "json"))["metadata"]
-    (helm,) = [one for one in managers["managedFields"] if one["manager"] == "helm"]
-    kubectl("patch", "crd", CRD_NAME, "--type=merge", "-p", json.dumps({"metadata": {"managedFields": [helm]}}))
-
-
-NAMES = ("job-3v1", "job-colocate")
-
-
-def _example(earlier: Path, name: str) -> dict[str, Any]:
-    """One of its example jobs, with folders that any node has, for the nodes of this test."""
-    written: dict[str, Any] = yaml.safe_load((earlier / "examples" / f"{name}.yaml").read_text())
-    volumes = [
-        {"name": one["name"], "mountPath": one["mountPath"], "emptyDir": {}} for one in written["spec"]["volumes"]
-    ]
-    return {**written, "spec": {**written["spec"], "volumes": volumes, "placement": {"nodeSelector": HERE}}}
-
-
-def test_an_upgrade_from_an_earlier_release_and_its_rollback_leave_running_jobs_alone(
+@pytest.mark.parametrize("state", STATES, indirect=True)
+def test_an_upgrade_and_its_rollback_lose_and_lock_no_job(
     releases: tuple[Release, Release],
-    earlier: Path,
+    state: Path,
     kubectl: Kubectl,
     kubelet: Kubelet,
-    node: str,
+    nodes: FakeNodes,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    for number in range(8):
+        nodes.add(f"{kubectl.namespace}-{number}", gpus=16, labels=HERE)
     release, _ = releases
-    values = ("--set=controller.replicas=0", f'--set-json=controller.namespaces=["{kubectl.namespace}"]')
-    done = release.run("install", "stage2", str(earlier / "charts" / "stage2"), "--take-ownership", *values)
-    assert done.returncode == 0, done.stderr
-    _leave_to_helm(kubectl)
-    kubectl("label", "namespace", kubectl.namespace, "stage2.dev/unguarded=")  # it has keys that are gone today
     rights = tmp_path / "kubeconfig"
-    rights.write_text(json.dumps(rights_of_the_release(kubectl)))
     controller = Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--progress-seconds=2")
-    path_now = os.environ.get("PYTHONPATH", "")
-    path_then = os.pathsep.join(str(earlier / folder) for folder in ("crds", "controller"))
-
-    def follow(path: str, deadline_s: int) -> None:
-        """The controller of the release takes over, and an edit that no pod is made of shows that it has."""
-        controller.stop()
-        monkeypatch.setenv("PYTHONPATH", path)
-        controller.start()
-        for name in NAMES:
-            edit = json.dumps({"spec": {"activeDeadlineSeconds": deadline_s}})
-            kubectl("patch", "rmj", name, "--type=merge", "-p", edit)
-            eventually(lambda its=name: _is_current(kubectl, its), why=f"the edit of {name} is seen")
-
-    monkeypatch.setenv("PYTHONPATH", path_then)
-    controller.start()
+    lives = Lives(release, kubectl, kubelet, state, controller)
     try:
-        for name in NAMES:
-            kubectl("apply", "-f", "-", stdin=_example(earlier, name))
-        kubelet.servers_answer("job-3v1")
-        for name in NAMES:
-            kubelet.learner_runs(name)
-            eventually(lambda its=name: phase(kubectl, its) == "Running", why=f"{name} runs")
-        before = _uids(kubectl)
+        lives.install_state()
+        rights.write_text(json.dumps(rights_of_the_release(kubectl)))
+        lives.follow(state)
+        started = [RUNNING, "ends-upgraded", "gone-upgraded", "ends-back", "gone-back"]
+        for name in started:
+            lives.apply(lives.written(name))
+        lives.apply(lives.written(COLOCATED, "job-colocate"))
+        lives.apply(lives.written(WAITING, placement={"nodeSelector": {**HERE, **LATER}}))
+        lives.apply(lives.written(STOPPED, suspend=True))
+        for name in (*started, COLOCATED):
+            lives.runs(name)
+        eventually(lambda: phase(kubectl, WAITING) == "Pending", why="it waits for a node")
+        eventually(lambda: phase(kubectl, STOPPED) == "Suspended", why="it has no pods")
+        before = lives.uids(RUNNING, COLOCATED)
         assert len(before) == 6, "three pods and what made them"
-        assert "currentHash" not in (kubectl.get("rmj", "job-3v1") or {})["status"], "an earlier controller wrote it"
 
+        controller.stop()
         assert release.install("--set=controller.replicas=0") == ""
-        follow(path_now, 80_000)
-        assert "currentHash" in (kubectl.get("rmj", "job-3v1") or {})["status"], "today's controller wrote it"
-        assert ([phase(kubectl, name) for name in NAMES], _uids(kubectl)) == (["Running"] * 2, before)
+        lives.kubectl("patch", "rmj", RUNNING, "--type=merge", "-p", '{"spec": {"activeDeadlineSeconds": 70000}}')
+        lives.follow(ROOT)
+        lives.apply(lives.written(RUNNING, activeDeadlineSeconds=75_000))
+        lives.apply(lives.written(STOPPED, suspend=True, activeDeadlineSeconds=75_000))
+        lives.is_managed("upgraded")
+        assert lives.uids(RUNNING, COLOCATED) == before
+        lives.apply(lives.written("new"))
+        lives.runs("new")
+        new = lives.uids("new")
 
+        controller.stop()
         done = release.run("rollback", "stage2", "1")
         assert done.returncode == 0, done.stderr
-        follow(path_then, 90_000)
-        assert ([phase(kubectl, name) for name in NAMES], _uids(kubectl)) == (["Running"] * 2, before)
+        lives.follow(state)
+        lives.apply(lives.written(RUNNING, activeDeadlineSeconds=76_000))
+        lives.is_managed("back")
+        assert lives.uids(RUNNING, COLOCATED) == before
+        eventually(lambda: lives.accepted("new") == [], why="what started in between is managed, too")
+        if request.node.callspec.params["state"] in COMPARES_WRITTEN_HASHES:
+            assert lives.uids("new") == new
+        nodes.add(f"{kubectl.namespace}-later", gpus=16, labels={**HERE, **LATER})
+        lives.edit(STOPPED, suspend=False)
+        for name in (WAITING, STOPPED):
+            lives.runs(name)
     finally:
         controller.stop()
-        kubectl("delete", "rmj", "--all", "--timeout=600s")
+        kubectl("delete", "rmj", "--all", "--timeout=600s", check=False)
     assert "Traceback" not in controller.text(), controller.text()
-
-
-def _uids(kubectl: Kubectl) -> set[str]:
-    """Of the jobs' pods, and of what made them."""
-    return {one["metadata"]["uid"] for one in kubectl.list("pods", "deployments", "jobs", selector="stage2.dev/job")}
-
-
-def _is_current(kubectl: Kubectl, name: str) -> bool:
-    found = kubectl.get("rmj", name) or {}
-    return bool(found["status"].get("observedGeneration") == found["metadata"]["generation"])
 
 
 def test_a_drain_takes_one_controller(releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes) -> None:

@@ -107,6 +107,7 @@ WRONG_PLAN: list[Row] = [
 AGAINST_PLAN = [
     ("training.effective_batch_size", 24, f"{PLANNED}.unified_batch_size"),
     ("rlhf.generation_batch_size", 24, f"{PLANNED}.unified_batch_size"),
+    ("rlhf.generation_batch_size", 96, f"{PLANNED}.unified_batch_size"),
     ("training.per_device_train_batch_size", 2, f"{PLANNED}.per_device_train_batch_size"),
     ("training.per_device_eval_batch_size", 2, f"{PLANNED}.per_device_train_batch_size"),
     ("training.gradient_accumulation_steps", 2, "training.gradient_accumulation_steps"),
@@ -157,6 +158,12 @@ WRONG_JOBS: list[tuple[str, dict[str, Any], str, str]] = [
     ("five GPUs for six copies", {"rollout": {"gpusPerServer": 5}}, "spec.rollout.gpusPerServer", "times"),
     ("a port of its own", {"rollout": {"port": 8000}}, "spec.rollout.port", "vllm_server_port"),
     ("five learner GPUs for 48 answers", {"learner": {"gpus": 5}}, "spec.config.rlhf", "learner processes"),
+    (
+        "a GPU on each of five nodes for 48 answers",
+        {"engine": "JobSet", "learner": {"gpus": 1, "nodes": 5}},
+        "spec.config.rlhf",
+        "learner processes",
+    ),
 ]
 
 

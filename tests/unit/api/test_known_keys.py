@@ -75,19 +75,31 @@ def test_a_job_that_has_such_a_key_from_before_can_end_and_lose_it() -> None:
     assert admitted(POLICY, job, old) == ""
     edited = {**job["spec"], "image": "another:1"}
     assert admitted(POLICY, {**job, "spec": edited}, old) == ""
-    assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": edited}, old)
+    assert admitted(POLICY, {**old, "spec": edited}, old) == ""
+    assert admitted(POLICY, {**old, "junk": [{"a": 2}], "spec": edited}, old).startswith("junk: not keys of stage2: ")
 
 
-def test_a_job_with_a_key_that_was_removed_is_suspended_and_given_deadlines_but_not_edited() -> None:
-    """It runs when an upgrade removes the key, and is managed to its end."""
+FOREIGN = {
+    "in the spec": lambda spec: spec.update({"colour": "red"}),
+    "in a section": lambda spec: spec["rollout"].update({"colour": "red"}),
+    "in the training YAML": lambda spec: spec["config"]["training"].update({"async_save": True}),
+    "in a list": lambda spec: spec.update({"volumes": [{**VOLUME, "colour": "red"}]}),
+}
+
+
+@pytest.mark.parametrize("where", FOREIGN)
+def test_a_key_that_another_version_has_left_keeps_nobody_from_an_edit(where: str) -> None:
+    """A newer version has filled it in, or knew it; an older one removed it since."""
     old = good_job()
-    old["spec"]["config"]["training"]["async_save"] = True
+    FOREIGN[where](old["spec"])
     for key, value in (("suspend", True), ("activeDeadlineSeconds", 60), ("ttlSecondsAfterFinished", 60)):
         assert admitted(POLICY, {**old, "spec": {**old["spec"], key: value}}, old) == ""
+    for edit in ({"image": "another:1"}, {"rollout": {**old["spec"]["rollout"], "port": 9000}}):
+        assert admitted(POLICY, {**old, "spec": {**old["spec"], **edit}}, old) == ""
+    assert ": not keys of stage2: " in admitted(POLICY, old), "a new job must not have it"
     resumed = {key: value for key, value in old["spec"].items() if key != "suspend"}
     assert admitted(POLICY, {**old, "spec": resumed}, {**old, "spec": {**old["spec"], "suspend": True}}) == ""
-    for edit in ({"image": "another:1"}, {"suspnd": True}):
-        assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": {**old["spec"], **edit}}, old)
+    assert admitted(POLICY, {**old, "spec": {**old["spec"], "suspnd": True}}, old).startswith("spec.suspnd: not keys")
 
 
 @pytest.mark.parametrize("section", ["rollout", "learner"])

@@ -63,7 +63,7 @@ def test_a_missing_value_counts_as_its_default_or_is_named(helm: str, tmp_path: 
     del holder[last]
     done = rendered(helm, tmp_path, values)
     if done.returncode:
-        assert f"{path}: the values lack it" in done.stderr or f"{path}." in done.stderr
+        assert f"{path} is required" in done.stderr or f"{path}." in done.stderr
         assert "use --reset-then-reuse-values instead of --reuse-values" in done.stderr
     else:
         assert done.stdout == whole or path.startswith(MAY_BE_NONE) or last == "enabled"  # by default it is false
@@ -332,7 +332,7 @@ def test_one_value_names_the_registry_of_both_images(
 @pytest.mark.parametrize("values", [(), ('image.controller="a"',), ('image.trainer="a"',)])
 def test_no_registry_is_built_in(template: Template, values: tuple[str, ...]) -> None:
     with pytest.raises(
-        ValueError, match=r"image\.repository: .* set it to .*docker build .*docker push .*--set image\.r"
+        ValueError, match=r"image\.repository is required; set it to .*docker build .*docker push .*--set image\.r"
     ):
         template('image.repository=""', *values)
 

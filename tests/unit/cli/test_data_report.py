@@ -79,6 +79,40 @@ def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_pat
     assert height <= 2 * 430
 
 
+def shelf(tmp_path: Path, **changes: Any) -> Path:
+    """A file of eighty records whose three boxes stand in a row, listed by their exact tops."""
+    boxes = [("c", [500, 100, 600, 300]), ("a", [10, 101, 110, 300]), ("ß", [250, 102, 350, 300])]
+    line = {"images": ["a.png"], "width": 1000, "height": 500, "units": "bins", "metadata": {"town": "Köln"}}
+    line |= {"objects": [{"bbox_2d": box, "desc": desc} for desc, box in boxes], **changes}
+    (tmp_path / "x.jsonl").write_text(80 * (json.dumps(line, ensure_ascii=False) + "\n"), encoding="utf-8")
+    return tmp_path / "x.jsonl"
+
+
+def test_an_old_file_sorted_by_exact_tops_is_named_and_sorted_in_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_data(shelf(tmp_path), ordered=tmp_path / "sorted.jsonl") == 0
+    shown = capsys.readouterr().out
+    assert "order of the objects: by exact tops (100% of neighbours; 100% are ties or near ties)" in shown
+    assert "advice: sort the objects in rows with `stage2 data --sorted`" in shown
+    before, after = (json.loads((tmp_path / name).read_text().splitlines()[7]) for name in ("x.jsonl", "sorted.jsonl"))
+    assert [one["desc"] for one in after["objects"]] == ["a", "ß", "c"]
+    assert sorted(map(str, before["objects"])) == sorted(map(str, after["objects"]))
+    assert {**before, "objects": None} == {**after, "objects": None}
+    assert show_data(tmp_path / "sorted.jsonl", as_json=True) == 0
+    order = json.loads(capsys.readouterr().out)["order"]
+    assert order == {"name": "in rows", "share": 1.0, "ambiguous": 0.0, "ambiguous_in_rows": 0.0}
+
+
+def test_a_sorted_file_is_new_and_beside_the_data_whose_images_it_names(tmp_path: Path) -> None:
+    path = shelf(tmp_path)
+    for place, words in ((tmp_path / "there" / "y.jsonl", "must be in the folder of .*x.jsonl"), (path, "new file")):
+        with pytest.raises(ConfigError, match=f"--sorted: .*{words}"):
+            show_data(path, ordered=place)
+    assert show_data(shelf(tmp_path, units="feet"), ordered=tmp_path / "y.jsonl") == 64
+    assert [file.name for file in tmp_path.iterdir()] == ["x.jsonl"]
+
+
 def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path)
     with pytest.raises(ConfigError, match="a page needs records"):
@@ -94,6 +128,19 @@ def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys:
     assert "x.jsonl:1 objects[0].bbox_2d" in shown.err
     assert not (tmp_path / "page.png").exists()
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
+
+
+def test_file_without_a_valid_record_has_no_lines_of_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.jsonl").write_text('{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
+    assert show_data(tmp_path / "x.jsonl") == 64
+    assert capsys.readouterr().out == f"{tmp_path}/x.jsonl: 0 records, 0 objects, 1 broken line\n"
+
+
+def test_file_of_another_tool_is_named_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.jsonl").write_text('{"messages": [], "images": ["a.png"], "objects": {"ref": []}}\n' * 30)
+    with pytest.raises(ConfigError, match="has the form of chat messages, as ms-swift"):
+        show_data(tmp_path / "x.jsonl")
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("desc", ["[/red] sign", "\x1b[31mred", "sign [old]"])

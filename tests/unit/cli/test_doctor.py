@@ -28,3 +28,13 @@ def test_a_job_lacks_gpus_unless_the_cpu_is_asked_for(
     on_cpu = findings(capsys, cpu=True)
     assert on_cpu["GPUs"]["verdict"] == "good"
     assert "settings" not in on_cpu, "the recipe of the job holds: nobody set the keys that it sets"
+
+
+def test_a_job_that_asks_for_no_gpus_is_not_said_to_leave_some_unused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB.read_text().replace("gpuResource: nvidia.com/gpu", "gpuResource: ''"))
+    examine(job, mapped=[], changes=[], as_json=True)
+    (gpus,) = [one for one in json.loads(capsys.readouterr().out) if one["what"] == "GPUs"]
+    assert (gpus["verdict"], gpus["status"]) == ("good", "the job asks for none, and runs on the CPU")

@@ -7,7 +7,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, evaluate_rollouts, require_one_kind
-from stage2_trainer.data.profile import ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.advice import advice, summary
 from tests.unit.api.grpo_configs import GOOD
@@ -21,7 +21,7 @@ RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "ob
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ((None, None, None, None), "stage2 evaluate: nothing"),
+        ((None, None, None, None), "stage2 evaluate: needs either"),
         (("c.yaml", None, None, None), "CONFIG"),
         ((None, None, ["a"], None), "--rollouts"),
         (("c.yaml", ["d"], ["a"], None), "CONFIG --checkpoint --rollouts"),
@@ -113,6 +113,80 @@ def test_several_files_stand_side_by_side(files):
     assert "too high on average" in shown.stdout
     assert "mistakes: 100% of the true objects are missed" in shown.stdout
     assert "advice: continue stage 1, or raise max_new_tokens" in shown.stdout
+
+
+def qwen_text(*objects):
+    entries = [{"bbox_2d": [*one.bins], "label": one.desc} for one in objects]
+    return f"Here they are:\n```json\n{json.dumps(entries)}\n```"
+
+
+@pytest.fixture
+def foreign(files):
+    """The files, with perfect answers in Qwen3-VL's form, and with COCO's results."""
+    truths = [[CAT], [DOG], [CAT, DOG]]
+    texts = [{"image": f"{place}.jpg", "text": qwen_text(*one)} for place, one in enumerate(truths)]
+    write_rollouts(files, texts, name="qwen.jsonl")
+    detection = {"image_id": 0, "category_id": 2, "bbox": [0, 0, 128, 96], "score": 0.9}
+    (files / "results.json").write_text(json.dumps([detection, {**detection, "bbox": [1, 1, 9, 9], "score": 0.1}]))
+    names = {"categories": [{"id": 2, "name": "cat"}], "images": [{"id": 0, "file_name": "train/0.jpg"}]}
+    (files / "names.json").write_text(json.dumps(names))
+    return files
+
+
+def evaluated(folder, *words):
+    """What the command prints about these files, in one line."""
+    done, _ = stage2(folder, "evaluate", "--records", "data.jsonl", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_stock_models_answers_are_a_baseline_in_one_command(foreign):
+    found = json.loads(evaluated(foreign, "--rollouts", "qwen.jsonl", "--json"))
+    assert (found["answers"], found["answer_units"]) == ("qwen", "bins")
+    assert (found["f1_class@0.5"], found["AP"], found["parse_rate"], found["truncated_rate"]) == (1, 1, 1, 0)
+    shown = evaluated(foreign, "--rollouts", "qwen.jsonl", "--rollouts", "good.jsonl")
+    assert "1 (qwen)" in shown
+    assert "1: answers read as JSON with plain numbers, Qwen3-VL's form" in shown
+    assert "1: plain numbers are bins, because some exceed their image (900 of 640 pixels in qwen.jsonl:2)" in shown
+    assert "2: answers read as stage2's, with coordinate tokens" in shown
+    alone = evaluated(foreign, "--rollouts", "qwen.jsonl", "--resamples", "0")
+    assert "qwen.jsonl (qwen)" in alone
+    assert "advice" not in alone, "it is no model in training"
+
+
+def test_plain_numbers_of_an_unclear_unit_need_the_option(foreign):
+    texts = [{"image": f"{place}.jpg", "text": qwen_text(CAT)} for place in range(3)]
+    write_rollouts(foreign, texts, name="few.jsonl")
+    refused, _ = stage2(foreign, "evaluate", "--records", "data.jsonl", "--rollouts", "few.jsonl")
+    assert (refused.returncode, "--answer-units bins (0 to 1000" in " ".join(refused.stderr.split())) == (64, True)
+    words = ("--rollouts", "few.jsonl", "--resamples", "0", "--answer-units")
+    assert "plain numbers are pixels, as --answer-units says" in evaluated(foreign, *words, "pixels")
+    found = json.loads(evaluated(foreign, *words, "bins", "--json"))
+    assert (found["answer_units"], found["recall_class@0.5"]) == ("bins", 0.5)
+
+
+def test_cocos_results_have_scores_and_no_text(foreign):
+    words = ("--rollouts", "results.json", "--annotations", "names.json")
+    found = json.loads(evaluated(foreign, *words, "--json"))
+    assert (found["answers"], found["answer_units"], found["scores_from"]) == ("coco", "pixels", "results")
+    assert (found["precision@0.5"], found["recall@0.5"]) == (0.5, 0.25)
+    assert found["by_class"]["cat"]["AP"] == pytest.approx(51 / 101)
+    text = {"parse_rate", "truncated_rate", "loop_rate"}
+    assert {found[name] for name in text} == {None}
+    assert not text & found["intervals"].keys()
+    shown = evaluated(foreign, *words)
+    assert "results.json (coco)" in shown
+    assert "objects ranked by the scores of the results" in shown
+    assert "2 records without an answer, counted as empty" in shown
+    assert "broken" not in shown
+    both = json.loads(evaluated(foreign, "--rollouts", "good.jsonl", *words, "--json"))
+    assert not text & both["differences"][0].keys()
+    assert "recall@0.5" in both["differences"][0]
+
+
+def test_answers_that_are_forced_into_another_form_are_said(foreign):
+    shown = evaluated(foreign, "--rollouts", "qwen.jsonl", "--answers", "stage2", "--resamples", "0")
+    assert "3 answers with JSON of another form, such as that of qwen.jsonl:1, count as broken" in shown
 
 
 def test_a_run_s_own_rollouts_are_scored_over_what_it_was_asked(files):

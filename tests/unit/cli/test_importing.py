@@ -1,17 +1,23 @@
 """`stage2 import`: the summary of what it wrote, left out and changed."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 from PIL import Image
 
 from stage2_cli.data import show_data
 from stage2_trainer.prepare import record_writer, voc, yolo
+from stage2_trainer.prepare.annotations import NO_CATEGORY, NOT_SHARES
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import voc_object
+
+BOX = "0 0.5 0.25 0.2 0.1"
 
 
 def stage2(*words: object) -> subprocess.CompletedProcess[str]:
@@ -27,8 +33,9 @@ def test_of_yolo(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         f"{output}: 2 records, 1 object",
         f"  left out: 1 object: {yolo.BROKEN_LINE} (images/train/a: 0 1 2)",
-        f"  noted 1 time: {yolo.BACKGROUND} (images/train/b)",
-        f"  noted 1 time: {record_writer.UNSEEN_CLASS} (horse)",
+        f"  left out: 1 object: {record_writer.OTHER_CLASS} (images/train/a dog)",
+        f"  noted 1 time: {yolo.BACKGROUND} (images/train/b: no labels/train/b.txt)",
+        f"  noted 1 time: {record_writer.UNSEEN_CLASS} (horse; there is cat, dog)",
     ]
     assert [len(json.loads(line)["objects"]) for line in output.read_text().splitlines()] == [1, 0]
 
@@ -41,7 +48,7 @@ def test_classes_that_name_none_are_refused(tmp_path: Path, classes: str) -> Non
 
 
 def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
-    source, output = odd_sets.yolo(tmp_path, {"a.png": "0 1 \x1b[31mred"}), tmp_path / "x.jsonl"
+    source, output = odd_sets.yolo(tmp_path, {"a.png": f"0 1 \x1b[31mred\n{BOX}"}), tmp_path / "x.jsonl"
     done = stage2("yolo", source, "--output", output)
     assert (done.returncode, "\x1b" in done.stdout) == (0, False)
     assert "0 1 \\x1b[31mred" in done.stdout
@@ -49,13 +56,13 @@ def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
 
 def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rich makes a picture of `:cat:`, and takes `[bold]` away."""
-    data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": "9 0.5 0.5 0.2 0.2 :dog: [red]"})
+    data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": f"9 0.5 0.5 0.2 0.2 :dog: [red]\n{BOX}"})
     output = tmp_path / ":bird: [i]" / "x.jsonl"
     output_text = stage2("yolo", data, "--output", output).stdout
-    assert output_text.startswith(f"{output}: 1 record, 0 objects")
+    assert output_text.startswith(f"{output}: 1 record, 1 object")
     assert ":dog: [red]" in output_text
     show_data(output)
-    assert f"{output}: 1 record, 0 objects" in capsys.readouterr().out
+    assert f"{output}: 1 record, 1 object" in capsys.readouterr().out
 
 
 def test_of_voc(tmp_path: Path) -> None:
@@ -78,7 +85,103 @@ def test_an_import_that_keeps_nothing_says_where_it_looked(tmp_path: Path) -> No
     output = tmp_path / "out.jsonl"
     done = stage2("coco", "--annotations", tmp_path / "x.json", "--images", tmp_path / "images", "--output", output)
     assert (done.returncode, output.exists()) == (65, False)
-    assert f"looked for {tmp_path}/images/000017.png; there is {tmp_path}/images/train/000017.png" in done.stderr
+    assert (
+        f"looked for {tmp_path}/images/000017.png; there is {tmp_path}/images/train/000017.png: it is in another folder"
+        in done.stderr
+    )
+
+
+def coco_file(folder: Path, annotations: list[dict[str, Any]]) -> list[object]:
+    odd_sets.picture(folder / "images" / "a.png")
+    document = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 100, "height": 200}],
+        "annotations": [{"id": number, "category_id": 1, **one} for number, one in enumerate(annotations)],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    (folder / "x.json").write_text(json.dumps(document))
+    return ["coco", "--annotations", folder / "x.json", "--images", folder / "images"]
+
+
+def test_import_without_an_object_ends_with_65_and_the_commonest_reasons(tmp_path: Path) -> None:
+    box = {"bbox": [1, 2, 3, 4]}
+    others = (
+        [{"image_id": 9, **box}] * 5 + [{"image_id": 1, "bbox": [1]}] * 3 + [{"image_id": 1, "bbox": [1, 2, 3, 0]}] * 2
+    )
+    output = tmp_path / "out.jsonl"
+    done = stage2(*coco_file(tmp_path, [*others, {"image_id": 1, "iscrowd": 1, **box}]), "--output", output)
+    assert (done.returncode, done.stdout, output.exists()) == (65, "", False)
+    assert done.stderr.splitlines() == [
+        f"no object was kept, and {output} was not written; the commonest reasons:",
+        "  left out: 5 objects: its image is not in the file "
+        "(annotation 0: image_id: 9, annotation 1: image_id: 9, annotation 2: image_id: 9, …)",
+        "  left out: 3 objects: its box is not four numbers (annotation 5: [1], annotation 6: [1], annotation 7: [1])",
+        "  left out: 2 objects: it has no area (1 cat: 1, 2, 4, 2)",
+    ]
+
+
+def test_import_of_images_without_annotations_ends_with_65(tmp_path: Path) -> None:
+    done = stage2(*coco_file(tmp_path, []), "--output", tmp_path / "out.jsonl")
+    assert done.returncode == 65
+    assert "1 image without an object in the annotations" in done.stderr
+
+
+def test_import_that_keeps_no_object_leaves_no_folder_of_images(tmp_path: Path) -> None:
+    encoded = io.BytesIO()
+    Image.new("RGB", (100, 200)).save(encoded, format="PNG")
+    row = {
+        "image": [{"bytes": encoded.getvalue(), "path": None}],
+        "objects": [{"bbox": [[1.0, 2.0, 3.0]], "label": ["a"]}],
+    }
+    data = datasets.Dataset.from_dict(row).cast_column("image", datasets.Image())
+    data.save_to_disk(tmp_path / "set")
+    done = stage2("hf", tmp_path / "set", "--boxes", "coco", "--output", tmp_path / "out" / "x.jsonl")
+    assert (done.returncode, "its box is not four numbers (0 object 0: [1.0, 2.0, 3.0])" in done.stderr) == (65, True)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+LOST = {
+    "confidences": ("0 .5 .5 .2 .2 .9", yolo.CONFIDENCE),
+    "pixels": ("0 50 50 20 20", NOT_SHARES),
+    "a class that there is not": ("7 .5 .5 .2 .2", NO_CATEGORY),
+    "an empty label file": ("", "1 image without an object in the annotations"),
+    "no label file": (None, yolo.BACKGROUND),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_labels_of_which_none_is_kept_end_with_65(tmp_path: Path, case: str) -> None:
+    line, reason = LOST[case]
+    done = stage2("yolo", odd_sets.yolo(tmp_path, {"a.png": line}), "--output", tmp_path / "x.jsonl")
+    assert (done.returncode, reason in done.stderr) == (65, True)
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_units_of_labels_may_be_pixels(tmp_path: Path) -> None:
+    data = odd_sets.yolo(tmp_path, {"a.png": "0 50 50 20 20"})
+    done = stage2("yolo", data, "--output", tmp_path / "x.jsonl", "--units", "pixels")
+    assert (done.returncode, "1 record, 1 object" in done.stdout) == (0, True)
+
+
+def test_corners_that_are_sizes_end_with_65(tmp_path: Path) -> None:
+    source = odd_sets.voc(tmp_path / "voc", {"a": voc_object("cat", (50, 60, 20, 30))})
+    done = stage2("voc", source, "--output", tmp_path / "x.jsonl")
+    assert (done.returncode, record_writer.REVERSED in done.stderr) == (65, True)
+
+
+def test_missing_images_among_others_are_named_with_the_nearest_files(tmp_path: Path) -> None:
+    command = coco_file(tmp_path, [{"image_id": 1, "bbox": [10, 20, 30, 40]}])
+    document = json.loads((tmp_path / "x.json").read_text())
+    document["images"] += [{"id": 2, "file_name": "sub\\b.png"}, {"id": 3, "file_name": "lost.bmp"}]
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    odd_sets.picture(tmp_path / "images" / "sub" / "b.png")
+    done = stage2(*command, "--output", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = tmp_path / "images"
+    assert done.stdout.splitlines()[1:] == [
+        f"  left out: 2 images: {record_writer.MISSING} (sub\\b.png, lost.bmp)",
+        f"  looked for {folder}/sub\\b.png; there is {folder}/sub/b.png: its name differs in backslashes",
+        f"  looked for {folder}/lost.bmp",
+    ]
 
 
 def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_path: Path) -> None:
@@ -86,10 +189,11 @@ def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_pat
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects, "b": objects}), tmp_path / "x.jsonl"
     Image.new("1", (10_000, 10_000)).save(source / "JPEGImages" / "a.jpg", format="PNG")
     done = stage2("voc", source, "--output", output)
+    reason = odd_sets.unreadable("it has more than 90,000,000 pixels", "make it smaller")
     assert (done.returncode, done.stderr) == (0, ""), "Pillow warns in words of its own"
     assert done.stdout.splitlines() == [
         f"{output}: 1 record, 1 object",
-        f"  left out: 1 image: {record_writer.UNREADABLE} (a)",
+        f"  left out: 1 image: {reason} (JPEGImages/a.jpg)",
     ]
 
 

@@ -204,9 +204,9 @@ def test_an_answer_is_cut_before_a_token_that_stands_for_pixels(tmp_path, capsys
         ({"response_ids": "ids.json"}, "--response-file"),
         ({"sample": 0}, "--sample"),
         ({"record": None}, "--line"),
-        ({"record": None, "line": None}, "CONFIG: nothing; is required without --record"),
-        ({"tokenizer": None}, "CONFIG: nothing; is required without --tokenizer"),
-        ({"response_file": None}, "CONFIG: nothing; is required without --response-ids or --response-file"),
+        ({"record": None, "line": None}, "CONFIG: is required without --record"),
+        ({"tokenizer": None}, "CONFIG: is required without --tokenizer"),
+        ({"response_file": None}, "CONFIG: is required without --response-ids or --response-file"),
         ({"tokenizer": TINY_MODEL.parent}, "must be a folder with a Hugging Face tokenizer"),
     ],
 )

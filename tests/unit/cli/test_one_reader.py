@@ -162,6 +162,6 @@ def test_a_grpo_record_without_summary_is_reported(tmp_path: Path, capsys: pytes
     matching, grpo = configs(tmp_path, Case(record(metadata="absent"), []))
     assert learnt(matching) == []
     assert validate_files([grpo]) == 64
-    assert "train.jsonl:1 metadata._fusion_template: None" in capsys.readouterr().err
+    assert "train.jsonl:1 metadata._fusion_template\n    rule: must be the template" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"train\.jsonl:1 metadata\._fusion_template"):
         checked_records(load_config(grpo), world_size=1)

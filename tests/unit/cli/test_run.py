@@ -109,7 +109,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     [
         ({}, r"train\.jsonl:1 objects\[0\]\.bbox_2d: .*plain numbers must say"),
         ({"units": "pixels", "width": 96}, "97x96"),
-        (None, "must be an existing JSONL file"),
+        (None, "no such file"),
     ],
     ids=["units that nobody says", "a width that the image has not", "no file"],
 )
@@ -127,16 +127,42 @@ def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 
+def write_data(folder: Path) -> None:
+    """Write the data files of the tiny jobs, of one record each."""
+    Image.new("RGB", (97, 96)).save(folder / "a.png")
+    objects = [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]
+    line = {"images": ["a.png"], "width": 97, "height": 96, "units": "pixels", "objects": objects}
+    for name in ("train", "held-out"):
+        (folder / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("file", "exists", "rule"),
+    [
+        ("job-3v1-tiny.yaml", False, "there is no such folder; train stage 1 first and export it to this folder"),
+        ("job-3v1-tiny.yaml", True, "there is no config.json; train stage 1 first"),
+        ("job-stage1-tiny.yaml", False, "there is no such folder; let `stage2 prepare MODEL"),
+    ],
+)
+def test_a_model_that_is_not_exported_yet_ends_a_run_before_any_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, exists: bool, rule: str
+) -> None:
+    monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
+    exported = tmp_path / "models" / "stage1"
+    if exists:
+        exported.mkdir(parents=True)
+    write_data(tmp_path)
+    mapped = [f"/opt/stage2/examples/unordered={tmp_path}", f"/opt/stage2/examples/tiny-unordered={exported}"]
+    with pytest.raises(ConfigError, match=rf"model\.model: '{exported}'; .*{rule}"):
+        run.run_job(ROOT / "examples" / file, mapped=mapped, work_dir=tmp_path / "run", engine="stub", cpu=True)
+
+
 def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
-    Image.new("RGB", (97, 96)).save(tmp_path / "a.png")
-    objects = [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]
-    line = {"images": ["a.png"], "width": 97, "height": 96, "units": "pixels", "objects": objects}
-    for name in ("train", "held-out"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    write_data(tmp_path)
     mapped = [
         f"/opt/stage2/examples/unordered={tmp_path}",
         f"/opt/stage2/examples/tiny-unordered={ROOT / 'examples' / 'tiny-unordered'}",
@@ -206,6 +232,23 @@ def test_a_server_that_keeps_dying_is_not_restarted_forever(
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("ended with exit code 3; restarting it") == 3
     assert shown.count("not restarting it after 3 restarts") == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "blamed"),
+    [
+        ("ERROR stage2_trainer.main: reward mine.f, record a: None; must return a number", 0),
+        ("ERROR stage2_trainer.main: server {0}: rollout: answered 500", 1),
+    ],
+)
+def test_only_a_server_that_the_error_mentions_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: str, blamed: int
+) -> None:
+    url = run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, tmp_path, "stub").workload.addresses[0]
+    plan = f"INFO stage2_trainer.rollouts.http: step 0: 4 rollouts: server {url.base_url} requests 0..3"
+    line = f"echo '2026 {plan}'; echo '2026 {last.format(url.base_url)}'; exit 64"
+    assert watched(tmp_path, monkeypatch, server="sleep 60", learner=line) == 64
+    assert capsys.readouterr().out.count("is mentioned there") == blamed
 
 
 def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learner: str) -> int:
@@ -295,8 +338,9 @@ def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_as
         run.prepare(job, MAPPED, tmp_path, "vllm")
     text = (ROOT / "examples" / "job-3v1-tiny.yaml").read_text()
     (tmp_path / "no-gpu.yaml").write_text(text.replace("gpuResource: nvidia.com/gpu", "gpuResource: ''"))
-    run.prepare(load_job(tmp_path / "no-gpu.yaml"), MAPPED, tmp_path, "vllm")
     with gpus_hidden(True):
+        run.prepare(load_job(tmp_path / "no-gpu.yaml"), MAPPED, tmp_path, "vllm")
+        assert "GPU" not in capsys.readouterr().out, "the job asks for none"
         local = run.prepare(job, MAPPED, tmp_path, "vllm")
         assert local.process(local.workload.learner, [3]).env["CUDA_VISIBLE_DEVICES"] == ""
     assert "on the CPU: none of the 4 GPUs of the job are used" in capsys.readouterr().out

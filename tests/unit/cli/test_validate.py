@@ -12,6 +12,7 @@ from PIL import Image
 
 from stage2_cli.config_files import load_job
 from stage2_cli.validate import FIRST_RECORDS, unchecked_rewards, validate_files
+from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 from tests.unit.cli.test_light_start import MATCHING
 
@@ -30,7 +31,7 @@ def test_a_mistake_is_reported_with_path_value_rule_and_way_out_and_exit_code_64
     assert done.returncode == 64
     assert "spec.config.training.learning_rat: 0.0001" in done.stderr
     assert "rule:" in done.stderr
-    assert "learning_rate" in done.stderr.partition("way out:")[2]
+    assert "learning_rate" in done.stderr.partition("fix:")[2]
 
 
 def test_a_template_that_the_controller_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +77,9 @@ def test_a_reward_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.
 
 
 GOOD: dict[str, Any] = {
-    "images": ["data:image/png;base64,AAAA"],
-    "width": 10,
-    "height": 10,
+    "images": [blank_image()],
+    "width": BLANK_SIDE,
+    "height": BLANK_SIDE,
     "units": "bins",
     "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, {"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}],
 }
@@ -118,9 +119,9 @@ def test_every_broken_line_of_both_files_is_reported(tmp_path: Path, capsys: pyt
     assert f"{tmp_path}/run.yaml: broken data of a training configuration" in shown.out
     assert "40 valid records, 40 broken, 80 objects" in shown.out
     for line in range(2, 81, 2):
-        assert f"{train}:{line} width: 0\n    rule:    must be a positive integer\n    way out: write the" in shown.err
+        assert f"{train}:{line} width: 0\n    rule: must be a positive integer\n    fix:  write the" in shown.err
     assert f"{held_out}:2 height: '9'" in shown.err
-    assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule:    1 image is missing" in shown.err
+    assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule: 1 image is missing" in shown.err
 
 
 def test_only_the_first_records_are_read_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +144,7 @@ def test_a_file_that_is_not_here_is_no_mistake(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_folder_in_the_place_of_a_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([write_run(tmp_path, train_jsonl=str(tmp_path))]) == 64
-    assert "must be an existing JSONL file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sub_path", [None, "sets/shapes"])

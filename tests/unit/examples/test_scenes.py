@@ -43,7 +43,7 @@ def test_boxes_lie_inside_the_image_and_do_not_touch():
         assert covered.max() == 1
 
 
-def test_shapes_stand_in_reading_order():
+def test_shapes_are_listed_by_exact_tops_then_from_left_to_right():
     for scene in SCENES:
         corners = [(shape.box[1], shape.box[0]) for shape in scene.shapes]
         assert corners == sorted(corners)

@@ -10,7 +10,8 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.rewards import Sample, load_rewards
+from stage2_trainer.grpo.loaded_rewards import load_rewards
+from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.grpo.task import Task, record_rules
 from tests.unit.examples.conftest import EXAMPLES
 from tiny_model.scenes import make_scene

@@ -70,7 +70,7 @@ def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> Non
 
 @pytest.mark.parametrize(
     ("words", "shown"),
-    [(["0.1.0"], "must be newer than"), (["next"], "must be three numbers"), ([], "nothing; must be")],
+    [(["0.1.0"], "must be newer than"), (["next"], "must be three numbers"), ([], "must be")],
     ids=["an old version", "a word", "no version"],
 )
 def test_what_is_no_next_version_is_refused_with_the_reason(words: list[str], shown: str) -> None:

@@ -64,7 +64,7 @@ def read_documents(path: Path, *, as_text: bool = False) -> list[Any]:
     try:
         text = read_named(path, LARGEST_BYTES).decode("utf-8-sig")
     except OSError as error:
-        raise refused(str(path), error.strerror, "the file must exist and be readable", "check the path") from error
+        raise refused(str(path), None, f"cannot be read ({error.strerror})", "check the path") from error
     except UnicodeDecodeError as error:
         found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
         way_out = "save it as UTF-8, or check the path"

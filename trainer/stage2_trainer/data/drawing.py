@@ -18,6 +18,7 @@ from stage2_trainer.matching.parse import Kind
 _MARGIN = 6
 _LINE = 13  # pixels of a name's height
 _TALLEST = 2  # times as high as wide
+_CASING = 3  # pixels of the white line below an outline; one of them is seen outside
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 LONGEST = 200  # characters of a name that are drawn; more do not fit a picture, and are slow
 
@@ -33,7 +34,7 @@ class Outline:
 
 
 def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int = 288) -> Image.Image:
-    """Return the image, `width` pixels wide, with every object outlined and labelled.
+    """Return the image, `width` pixels wide, with every object outlined (white outside) and labelled.
 
     An image that would get more than twice as high stays narrower, with white beside it for the names.
     """
@@ -44,6 +45,7 @@ def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int
     draw = ImageDraw.Draw(canvas)
     for outline in outlines:
         points = _points(outline, shown, height)
+        draw.line([*points, *points[:2]], fill="white", width=_CASING)  # a red box is seen on red, too
         draw.polygon(points, outline=outline.color, width=2)
         x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - _LINE)
         label, font = _drawable(outline.label, 11)
@@ -160,4 +162,9 @@ def _points(outline: Outline, width: int, height: int) -> list[tuple[float, floa
         corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
     else:
         corners = list(zip(outline.bins[0::2], outline.bins[1::2], strict=True))
-    return [(x * width / BINS, y * height / BINS) for x, y in corners]
+    return [(_within(x * width / BINS, width), _within(y * height / BINS, height)) for x, y in corners]
+
+
+def _within(place: float, side: int) -> float:
+    """Return a place with a pixel left for the white line, if the picture has one."""
+    return min(max(place, 1.0), max(1.0, side - 2.0))

@@ -86,6 +86,11 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
+def name_below(path: Path, root: Path) -> str:
+    """Return the name of a file by which a person finds it: its path in the data set, or its whole path."""
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
 def irregular_file(folder: Path) -> Path | None:
     """Return a file in a folder or below that is not regular; None if all are."""
     for parent, _, names in os.walk(folder):

@@ -13,11 +13,12 @@ import mimetypes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from stage2_trainer.data.files import open_regular
+from stage2_trainer.data.signatures import LONGEST, REPLACE, contents_of
 
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
@@ -35,20 +36,45 @@ CHUNK_HEAD, KEYWORD_BYTES = 8, 32
 TEXT_CHUNKS, ORIENTING_KEYWORDS = (b"tEXt", b"zTXt", b"iTXt"), (b"Raw profile", b"XML:com")
 ORIENTING_CHUNKS = (b"eXIf", *(kind + key for kind in TEXT_CHUNKS for key in ORIENTING_KEYWORDS))
 SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
+THIRTY_TWO_BITS = frozenset({"F", "I"})  # Pillow's I has 16 bits if the file is a PPM
+SCALE = "scale it so that white is 255, and save it with 8 bits"
+TOO_LARGE, SMALLER = f"it has more than {MOST_PIXELS:,} pixels", "make it smaller"
+DARKEST_WHITE = 1 / 4  # of the largest value: below it the upper two of the bits are empty
 
 
 class ImageError(ValueError):
-    """An image is missing or cannot be used. The message names it and the reason."""
+    """An image is missing or cannot be used. The message names it and the reason.
+
+    fault: the reason in words that all images with it share. way_out: what to do about it.
+    """
+
+    fault = ""
+    way_out = ""
 
     @classmethod
-    def at(cls, source: str, why: object, *, way_out: str = "replace the file or drop its record") -> ImageError:
+    def at(cls, source: str, why: object, *, way_out: str = REPLACE) -> ImageError:
         """Return the error of an image at a path or URL."""
-        return cls(f"image {_shortened(source)}: {why}; {way_out}")
+        return cls(f"image {_shortened(source)}: {why}; {way_out}").because(str(why), way_out)
 
     @classmethod
-    def unreadable(cls, source: str, error: Exception) -> ImageError:
-        """Return the error of an image that a decoder or the machine could not read."""
-        return cls.at(source, f"cannot be read ({_reason(error)})")
+    def unreadable(cls, source: str, error: Exception, head: bytes | None = None) -> ImageError:
+        """Return the error of an image that a decoder or the machine could not read. head: the file's first bytes."""
+        fault, detail, way_out = _reason(error, head)
+        shown = f"{fault}: {detail}" if detail else fault
+        return cls.at(source, f"cannot be read ({shown})", way_out=way_out).because(fault, way_out)
+
+    def because(self, fault: str, way_out: str) -> ImageError:
+        """Return the error with these reasons."""
+        self.fault, self.way_out = fault, way_out
+        return self
+
+
+class RefusedImageError(ValueError):
+    """An image has a form that is not read, by a rule of this module. detail: of this image."""
+
+    def __init__(self, fault: str, detail: str, way_out: str = REPLACE) -> None:
+        super().__init__(fault)
+        self.fault, self.detail, self.way_out = fault, detail, way_out
 
 
 @dataclass(frozen=True)
@@ -84,18 +110,68 @@ def _decoded(encoded: bytes, source: str) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow's decoders may raise anything for a broken file
-        raise ImageError.unreadable(source, error) from error
+        raise ImageError.unreadable(source, error, encoded[:LONGEST]) from error
 
 
 def open_image(file: BinaryIO) -> Image.Image:
-    """Open an image and read its header. Raises ValueError if it is too large for a model or for memory."""
+    """Open an image and read its header.
+
+    Raises RefusedImageError if it is too large for a model or for memory, or if nothing says what its white is.
+    """
     image = Image.open(file, formats=_formats())
-    if (pixels := image.width * image.height) > MOST_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
+    sides = f"{image.width} x {image.height}"
+    if image.width * image.height > MOST_PIXELS:
+        raise RefusedImageError(TOO_LARGE, sides, SMALLER)
     if max(image.size) > MOST_ASPECT * min(image.size):
-        rule = f"one side is more than {MOST_ASPECT} times the other, which the model's image processor refuses"
-        raise ValueError(f"{image.width} x {image.height}: {rule}")
+        fault = f"one side is more than {MOST_ASPECT} times the other, which the model's image processor refuses"
+        raise RefusedImageError(fault, sides, "cut it into pieces")
+    if image.mode in THIRTY_TWO_BITS and (image.mode, image.format) != ("I", "PPM"):
+        kind = "floats" if image.mode == "F" else "integers"
+        fault = f"its pixels are {kind} of more than 16 bits, and nothing says which of them is white"
+        raise RefusedImageError(fault, "", SCALE)
+    if not _converts(image.mode):
+        raise RefusedImageError("its colours are not converted to RGB", image.mode, "convert it to RGB")
     return image
+
+
+@functools.cache
+def _converts(mode: str) -> bool:
+    """Whether pixels of a mode become RGB."""
+    try:
+        displayed(Image.new(mode, (1, 1)))
+    except ValueError:
+        return False
+    return True
+
+
+def check_depth(image: Image.Image) -> None:
+    """Decode an image of 16 bits a channel, and raise RefusedImageError if the upper two are empty.
+
+    Its levels were 10 to 14 bits of a camera, say. Their upper eight bits would be dark, or black.
+    """
+    if not _has_sixteen_bits(image):
+        return
+    image.load()
+    grey = image.mode in SIXTEEN_BITS
+    white = 65535 if grey else 255
+    channels = [image.convert("I")] if grey else [image.getchannel(name) for name in image.getbands() if name != "A"]
+    brightest = max(cast("tuple[int, int]", channel.getextrema())[1] for channel in channels)
+    if (brightest or not grey) and brightest < DARKEST_WHITE * white:
+        fault = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
+        raise RefusedImageError(fault, f"the brightest value is {brightest:,} of {white:,}", SCALE)
+
+
+def _has_sixteen_bits(image: Image.Image) -> bool:
+    """Whether an image that was opened, and not decoded yet, has more than 8 bits a channel."""
+    if image.mode in SIXTEEN_BITS:
+        return True
+    layouts = [tile.args for tile in getattr(image, "tile", ())] if image.format in ("PNG", "TIFF", "PPM") else []
+    return any(";16" in str(layout) or _highest(layout) > 255 for layout in layouts)
+
+
+def _highest(layout: object) -> int:
+    """Return the highest value of a PPM."""
+    return layout[1] if isinstance(layout, tuple) and len(layout) == 2 and isinstance(layout[1], int) else 0
 
 
 @functools.cache
@@ -108,9 +184,10 @@ def _formats() -> list[str]:
 def displayed(image: Image.Image) -> Image.Image:
     """Return the RGB pixels (8 bits) of an image as a viewer displays it.
 
-    EXIF's rotation is applied; transparency is on white; 16 bits keep the upper eight; the first of several frames
-    counts; palettes and CMYK are converted as Pillow does.
+    EXIF's rotation is applied; transparency is on white; 16 bits keep the upper eight, which must not be empty; the
+    first of several frames counts; palettes and CMYK are converted as Pillow does. Raises RefusedImageError.
     """
+    check_depth(image)
     image.load()  # a broken file is an error here; below, the rest of its image would be black
     image = _upright(image)
     if image.mode in SIXTEEN_BITS:
@@ -179,11 +256,18 @@ def header_of(encoded: bytes, source: str) -> Header:
 def _header(file: BinaryIO, source: str) -> Header:
     try:
         with open_image(file) as image:
-            return Header(image.format or "", image.size, orientation(image, file))
+            header = Header(image.format or "", image.size, orientation(image, file))
+            check_depth(image)
+            return header
     except MemoryError:
         raise
     except Exception as error:  # Pillow may raise anything for a broken file
-        raise ImageError.unreadable(source, error) from error
+        raise ImageError.unreadable(source, error, _head(file)) from error
+
+
+def _head(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read(LONGEST)
 
 
 def source_fault(sources: Iterable[str]) -> ImageError | None:
@@ -227,6 +311,7 @@ def _is_plain(encoded: bytes) -> bool:
         return (
             image.format in PLAIN_FORMATS
             and image.mode in PLAIN_MODES
+            and not _has_sixteen_bits(image)
             and not image.has_transparency_data
             and getattr(image, "n_frames", 1) == 1
             and not _may_be_rotated(image, io.BytesIO(encoded))
@@ -268,9 +353,16 @@ def _shortened(source: str) -> str:
     return f"{source[:40]}… ({len(source)} characters)" if source.startswith("data:") else source
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return f"no image format that is known: {', '.join(_formats())}"  # Pillow's message names a memory buffer
+def _reason(error: Exception, head: bytes | None) -> tuple[str, str, str]:
+    """Return why an image cannot be read, in shared words and for this image, and the way out."""
+    if isinstance(error, RefusedImageError):
+        return error.fault, error.detail, error.way_out
+    if isinstance(error, Image.DecompressionBombError):
+        return TOO_LARGE, str(error), SMALLER
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+        return error.strerror, "", REPLACE
+    why = str(error) or type(error).__name__
+    if head is None:
+        return why, "", REPLACE
+    contents = contents_of(head)
+    return contents.name, "" if isinstance(error, UnidentifiedImageError) else why, contents.way_out

@@ -36,6 +36,10 @@ PICKLED = "has its weights in {0}, a pickle, and no safetensors: a pickle may na
 CODE = "has code of its own ({0}), which would run in learner and servers"
 IN_SAFETENSORS = "save it again as safetensors, or give a checkpoint that has them"
 WITHOUT_CODE = "give a checkpoint without it"
+FROM_STAGE_1 = (
+    "train stage 1 first and export it to this folder (stage2 export RUN --output FOLDER), or correct the path"
+)
+FROM_STOCK = "let `stage2 prepare MODEL --output FOLDER` write it from a stock Qwen3-VL, or correct the path"
 
 
 def model_path(model: str) -> Path:
@@ -59,9 +63,11 @@ def is_mixture(folder: Path) -> bool:
 def with_local_model(config: RunConfig) -> RunConfig:
     """Return the configuration with its model's folder in place of a hub's name; see `fetched_model`.
 
-    Raises ConfigError if neither hub nor cache has it, or it must not be loaded as it is (`require_trusted`).
+    Raises ConfigError if there is no such folder, neither hub nor cache has it, or it must not be loaded as it is
+    (`require_trusted`).
     """
-    folder = fetched_model(config.model.model)
+    folder = fetched_model(config.model.model, origin=_origin(config))
+    require_folder(config, folder)
     require_trusted(config.model, folder)
     if str(folder) == config.model.model:
         return config
@@ -69,15 +75,32 @@ def with_local_model(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"model": str(folder)})})
 
 
-def fetched_model(model: str, *, path: str = "model.model") -> Path:
+def require_folder(config: RunConfig, folder: Path) -> None:
+    """Raise ConfigError for a folder without a model, such as that of an export which has not been made yet."""
+    if not (folder / "config.json").is_file():
+        rule = "holds no model: there is no config.json" if folder.is_dir() else "there is no such folder"
+        raise refused(MODEL_PATH, config.model.model, rule, _origin(config))
+
+
+def is_on_hub(model: str) -> bool:
+    """Whether a model is to be fetched from a hub: it has a hub's name, and is no path that exists."""
+    return not os.path.exists(model) and HUB_NAME.fullmatch(model) is not None
+
+
+def _origin(config: RunConfig) -> str:
+    """Return where the model of a run comes from."""
+    return FROM_STOCK if config.is_supervised else FROM_STAGE_1
+
+
+def fetched_model(model: str, *, path: str = "model.model", origin: str = "give the folder of a checkpoint") -> Path:
     """Return the folder of a model: a path as it is, or the newest version of a hub's name, which is fetched once.
 
     All processes that share a cache (`HF_HOME`) share the files. If the hub cannot be reached, the cached model is used
-    if it is whole. path: the key that names the model, for errors.
+    if it is whole. path, origin: the key that names the model, and where a model folder comes from, for errors.
 
     Raises ConfigError if it is no folder, and neither hub nor cache has it.
     """
-    if os.path.exists(model) or not HUB_NAME.fullmatch(model):
+    if not is_on_hub(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 
@@ -87,7 +110,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
         cached = _whole_in_cache(model)
         if cached is None:
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
-            way_out = "give the folder of a checkpoint, or a hub's name where there is a network (HF_TOKEN, HF_HOME)"
+            way_out = f"{origin}; if it is a hub's name, check the network (HF_TOKEN, HF_HOME)"
             raise refused(path, model, rule, way_out) from error
         logger.warning("model.model %s: no hub can be reached (%s); the cache has it", model, _first_line(error))
         return cached

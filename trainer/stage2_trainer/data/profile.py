@@ -12,9 +12,9 @@ import os
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,10 @@ from stage2_api.coordinates import BINS
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import ImageError, file_path, read_header
+from stage2_trainer.data.nearest_file import FilesBelow
+from stage2_trainer.data.object_order import ObjectOrder, area_of
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
-from stage2_trainer.data.run_records import compared_sizes, other_size, size_problem
+from stage2_trainer.data.run_records import compared_sizes, size_problem
 from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import Kind
 
@@ -35,6 +37,7 @@ SMALL, MEDIUM = 32**2, 96**2  # COCO's limits, in square pixels
 NAMED = 3
 NAMED_IMAGES = 5
 HEAD_BYTES = 4096
+LONGEST_NAME = 200  # characters of an image's path or URL
 MOST_CLASSES = 100_000
 BATCH = 256
 SHOWN = 12
@@ -54,7 +57,8 @@ class Survey:
     """The findings in the first lines of a data file.
 
     records: the number of correct ones. objects: theirs, by kind. missing: images that are not files, in the order of
-    the data file, each once. whole: whether the file was read to its end.
+    the data file, each once. nearest: the file that the first of them may mean. whole: whether the file was read to its
+    end.
     """
 
     path: Path
@@ -62,6 +66,7 @@ class Survey:
     objects: Counter[Kind] = field(default_factory=Counter)
     broken: list[Problem] = field(default_factory=list)
     missing: dict[str, None] = field(default_factory=dict)
+    nearest: str = ""
     whole: bool = True
 
     @property
@@ -70,7 +75,7 @@ class Survey:
         if not self.missing:
             return self.broken
         rule = f"{len(self.missing)} {'images are' if len(self.missing) > 1 else 'image is'} missing"
-        way_out = "put them there, or correct the paths; they are relative to the JSONL file's folder"
+        way_out = f"put them there, or correct the paths; they are relative to the JSONL file's folder{self.nearest}"
         return [*self.broken, Problem(f"{self.path} images", [*self.missing][:NAMED_IMAGES], rule, way_out)]
 
 
@@ -79,7 +84,7 @@ def survey(
 ) -> Survey:
     """Check the first `limit` records of a JSONL file; `on_line` is called with each line.
 
-    Raises ConfigError if the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all, or has the form of another tool.
     """
     found, lenient = Survey(Path(path)), rules.without_images()
     for line in lines(path):
@@ -91,15 +96,43 @@ def survey(
         try:
             record = line.record(lenient)
         except ConfigError as error:
-            found.broken += error.problems
+            found.broken += line.problems(error)
             continue
-        if shown := other_size(record):
-            found.broken.append(size_problem(f"{path}:{line.number}", record, shown))
+        if problems := _image_problems(f"{path}:{line.number}", record):
+            found.broken += problems
         else:
             _add(found, record)
     if not found.records and not found.broken:
         found.broken.append(no_records(path))
+    if found.missing:
+        found.nearest = _nearest(FilesBelow(found.path.parent.absolute()), next(iter(found.missing)))
     return found
+
+
+def _nearest(below: FilesBelow, image: str) -> str:
+    """Return the file that may be meant by a missing one; empty if there is none."""
+    near = below.nearest(Path(image))
+    return f"; there is {near[0]}: {near[1]}" if near else ""
+
+
+def _image_problems(where: str, record: Record) -> list[Problem]:
+    """Return the problems of a record's images, by their headers: they cannot be read, or have another size.
+
+    An image that is missing has none here: `missing` lists it.
+    """
+    problems, sizes = [], []
+    for number, source in enumerate(record.images):
+        if is_missing(source):
+            return []
+        try:
+            sizes.append(read_header(source).size)
+        except ImageError as error:
+            rule = f"cannot be read: {error.fault}"
+            problems.append(Problem(f"{where} images[{number}]", source, rule, error.way_out))
+    stated = (record.width, record.height)
+    if not problems and stated not in ((0, 0), *sizes):
+        problems.append(size_problem(where, record, sizes[0]))
+    return problems
 
 
 def _add(found: Survey, record: Record) -> None:
@@ -146,63 +179,6 @@ class Suspicions:
             named.append(place)
 
 
-ORDERS: dict[str, Callable[[GTObject], Any]] = {
-    "top to bottom": lambda one: (min(one.bins[1::2]), min(one.bins[::2])),
-    "left to right": lambda one: (min(one.bins[::2]), min(one.bins[1::2])),
-    "largest first": lambda one: -_area(one),
-    "by description": lambda one: one.desc,
-}
-ORDERED = 0.9  # share of neighbours from which a file counts as ordered; half of them are in order by chance
-FEWEST_NEIGHBOURS = 50
-
-
-@dataclass
-class ObjectOrder:
-    """How often two neighbouring objects of a record are in a known order. Equal ones are not counted."""
-
-    compared: Counter[str] = field(default_factory=Counter)
-    in_order: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def from_records(cls, records: Iterable[Record]) -> ObjectOrder:
-        """Return the order of the objects in these records."""
-        found = cls()
-        for record in records:
-            found.add(record)
-        return found
-
-    def add(self, record: Record) -> None:
-        """Count the neighbours of a record."""
-        for name, key in ORDERS.items():
-            for before, after in pairwise(map(key, record.objects)):
-                self.compared[name] += before != after
-                self.in_order[name] += before < after
-
-    @property
-    def best(self) -> tuple[str, float] | None:
-        """The order that most neighbours follow, with their share; None for too few neighbours."""
-        shares = {n: self.in_order[n] / count for n, count in self.compared.items() if count >= FEWEST_NEIGHBOURS}
-        return max(shares.items(), key=lambda one: one[1]) if shares else None
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the objects follow none of the known orders."""
-        return self.best is not None and self.best[1] < ORDERED
-
-    def __str__(self) -> str:
-        if self.best is None:
-            return "too few objects to see one"
-        name, share = self.best
-        return f"{'none; the nearest is ' if self.is_missing else ''}{name} ({share:.0%} of neighbours)"
-
-
-UNORDERED_ADVICE = (
-    "sort the objects of each record from top to bottom, then from left to right, as `stage2 import` does: on the same"
-    " scenes F1 was 0.96 with sorted annotations and 0.64 without an order; where an order is impossible, train stage 2"
-    " with `recipe: recommended` after stage 1 (docs/results.md)"
-)
-
-
 @dataclass
 class Profile:
     """The content of a data file.
@@ -240,7 +216,7 @@ def profile(
 ) -> Profile:
     """Profile a whole data file; `on_line` is called with each line.
 
-    Raises ConfigError if the file cannot be read at all.
+    Raises ConfigError if the file cannot be read at all, or has the form of another tool.
     """
     builder = _ProfileBuilder(Profile(path), rules.without_images(), lengths_of)
     for line in lines(path):
@@ -259,6 +235,7 @@ class _ProfileBuilder:
         self._lengths_of = lengths_of
         self._waiting: list[tuple[str, str]] = []
         self._same = SameImages()
+        self._missing: set[str] = set()
         self._random = random.Random(SEED)
         self._candidates = 0
 
@@ -267,8 +244,9 @@ class _ProfileBuilder:
         try:
             record = line.record(self._rules)
         except ConfigError as error:
+            problems = line.problems(error)
             self._profile.broken += 1
-            self._profile.problems += error.problems[: MAX_REPORTED_PROBLEMS - len(self._profile.problems)]
+            self._profile.problems += problems[: MAX_REPORTED_PROBLEMS - len(self._profile.problems)]
             return
         place = f"line {line.number}, {record.sample_id}"
         self._profile.records += 1
@@ -319,18 +297,31 @@ class _ProfileBuilder:
         suspicions, sizes = self._profile.suspicions, []
         for source in record.images:
             if is_missing(source):
-                suspicions.add(MISSING_IMAGE, f"{place}: {source}")
+                if source not in self._missing:
+                    suspicions.add(MISSING_IMAGE, self._missing_place(place, source))
+                self._missing.add(source)
                 continue
             if self._same.seen(source, record.index):
                 suspicions.add(SAME_IMAGE, place)
             try:
                 sizes.append(read_header(source).size)
-            except ImageError:
-                suspicions.add(BROKEN_IMAGE, place)
+            except ImageError as error:
+                suspicions.add(f"{BROKEN_IMAGE}: {error.fault}; {error.way_out}", f"{place}: {source[:LONGEST_NAME]}")
         stated = (record.width, record.height)
         if len(sizes) == len(record.images) and stated not in sizes:
             suspicions.add(OTHER_SIZE, f"{place}: {compared_sizes(record, sizes[0])}")
         return stated in sizes[:1] and bool(record.objects)
+
+    def _missing_place(self, place: str, source: str) -> str:
+        """Return where a missing image is named, for the first few with the nearest file."""
+        if len(self._missing) >= NAMED:
+            return place
+        return f"{place}: {source}{_nearest(self._below, source)}"
+
+    @cached_property
+    def _below(self) -> FilesBelow:
+        """The files of the data file's folder, for the names of missing ones."""
+        return FilesBelow(self._profile.path.parent.absolute())
 
     def _sample(self, record: Record) -> None:
         """Keep each record with equal probability (reservoir sampling)."""
@@ -354,7 +345,7 @@ def written(raw: Mapping[str, Any], rules: RecordRules) -> Written:
 
 def size_of(one: GTObject, record: Record) -> Size:
     """Return COCO's size of an object, by the area of its box or polygon in pixels."""
-    area = _area(one) * record.width * record.height / BINS**2
+    area = area_of(one) * record.width * record.height / BINS**2
     return "small" if area < SMALL else "medium" if area < MEDIUM else "large"
 
 
@@ -363,18 +354,9 @@ def _is_token(value: Any) -> bool:
     return isinstance(first[0] if isinstance(first, list) else first, str)
 
 
-def _area(one: GTObject) -> float:
-    """Return the area of an object in square bins; the shoelace formula for polygons."""
-    xs, ys = one.bins[::2], one.bins[1::2]
-    if one.kind == "bbox":
-        return float((xs[1] - xs[0]) * (ys[1] - ys[0]))
-    following = zip((*xs[1:], xs[0]), (*ys[1:], ys[0]), strict=True)
-    return abs(sum(x * next_y - next_x * y for x, y, (next_x, next_y) in zip(xs, ys, following, strict=True))) / 2
-
-
 def _flat(one: GTObject) -> str | None:
     xs, ys = one.bins[::2], one.bins[1::2]
-    if not _area(one):
+    if not area_of(one):
         return NO_AREA
     return ONE_BIN if min(max(xs) - min(xs), max(ys) - min(ys)) == 1 else None
 

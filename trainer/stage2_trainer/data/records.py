@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import leads_inside
+from stage2_trainer.data.record_forms import OtherFormError, check_form, opened_document, other_document
 from stage2_trainer.matching.ground_truth import (
     GroundTruth,
     GTObject,
@@ -28,6 +29,8 @@ from stage2_trainer.matching.ground_truth import (
 )
 
 MAX_REPORTED_PROBLEMS = 20
+OTHER_NAMES = ("label", "name", "category", "class", "ref")
+"""Keys under which other tools write what an object is."""
 LONGEST_SIDE = 2**31 - 1
 """Pixels of an image's side, the most that a PNG can have; areas of much longer ones overflow floats."""
 
@@ -116,9 +119,14 @@ class Line:
         try:
             return _record(self, rules)
         except ConfigError as error:
-            raise ConfigError(
-                [_with_prefix(f"{self.path}:{self.number} ", problem) for problem in error.problems]
-            ) from error
+            kind = OtherFormError if isinstance(error, OtherFormError) else ConfigError
+            raise kind([_with_prefix(f"{self.path}:{self.number} ", problem) for problem in error.problems]) from error
+
+    def problems(self, error: ConfigError) -> Sequence[Problem]:
+        """Return the problems of this line. Raises the error if the first line, and so all, has another tool's form."""
+        if self.position == 0 and isinstance(error, OtherFormError):
+            raise error
+        return error.problems
 
 
 def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = AS_DECLARED) -> list[Record]:
@@ -132,7 +140,7 @@ def load_records(path: Path | str, limit: int | None = None, rules: RecordRules 
         try:
             records.append(line.record(rules))
         except ConfigError as error:
-            problems += error.problems
+            problems += line.problems(error)
         if len(problems) >= MAX_REPORTED_PROBLEMS:
             break
     if problems:
@@ -168,7 +176,7 @@ def lines(path: Path | str) -> Iterator[Line]:
     """Yield the lines of a data file that are not blank. Raises ConfigError if it cannot be read."""
     path = Path(path)
     if not os.path.isfile(path):
-        raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
+        raise _invalid(str(path), None, "no such file", "correct the path")
     try:
         with path.open("rb") as file:
             position = 0
@@ -177,7 +185,9 @@ def lines(path: Path | str) -> Iterator[Line]:
                     yield Line(path, position, number, text)
                     position += 1
     except OSError as error:
-        raise _invalid(str(path), None, f"must be readable ({error.strerror})", "correct the file's rights") from error
+        raise _invalid(
+            str(path), None, f"must be readable ({error.strerror})", "check the file's permissions"
+        ) from error
 
 
 def no_records(path: Path | str) -> Problem:
@@ -198,7 +208,9 @@ def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
 
 
 def _record(line: Line, rules: RecordRules) -> Record:
-    raw = _mapping(line.text)
+    raw = _mapping(line.text, is_first=line.position == 0)
+    if rules.reads_objects:
+        check_form(raw)
     sides = _side(raw, "width", rules), _side(raw, "height", rules)
     record = Record(
         index=line.position,
@@ -215,20 +227,22 @@ def _record(line: Line, rules: RecordRules) -> Record:
     return record
 
 
-def _mapping(text: bytes) -> dict[str, Any]:
+def _mapping(text: bytes, *, is_first: bool) -> dict[str, Any]:
     shown = text.decode(errors="replace").strip()[:80]
     try:
-        raw = json.loads(text.decode())
+        raw = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         rule = f"must be UTF-8 ({error.reason} at byte {error.start})"
         raise _invalid("", shown, rule, "save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
+        if is_first and shown in ("{", "["):
+            raise opened_document(shown) from error
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         raise _invalid("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
     if not isinstance(raw, dict):
-        raise _invalid("", shown, "must be a JSON object", "write one JSON object a line")
+        raise other_document(raw)
     if b"\\u" in text and not _can_be_written(raw):
-        rule = "must be text; half of a surrogate pair stands in it (such as \\ud800)"
+        rule = "must be text, and has half of a surrogate pair (such as \\ud800)"
         raise _invalid("", shown, rule, "write both halves, or the character itself")
     return raw
 
@@ -246,7 +260,8 @@ def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
         return 0
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise _invalid(key, value, "must be a positive integer", f"write the image's {key} in pixels")
+        rule = "is required, as a positive integer" if value is None else "must be a positive integer"
+        raise _invalid(key, value, rule, f"write the image's {key} in pixels")
     if value > LONGEST_SIDE:
         raise _invalid(key, value, f"must be at most {LONGEST_SIDE:,}", f"write the image's {key} in pixels")
     return value
@@ -305,7 +320,7 @@ def _measure(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules)
         raise _invalid("units", units, "must be bins or pixels", "write what the plain numbers of this record are")
     if rules.units not in (None, units):
         rule = f"contradicts custom.coord_tokens.skip_bbox_norm, by which plain numbers are {rules.units}"
-        raise _invalid("units", units, rule, "correct one of the two; without skip_bbox_norm each record's word counts")
+        raise _invalid("units", units, rule, "correct one of the two; without skip_bbox_norm each record's units count")
     return Measure(units, sides, of_record=True)
 
 
@@ -313,7 +328,10 @@ def _object(item: Any, path: str, measure: Measure) -> GTObject:
     try:
         return read_object(item, measure)
     except InvalidObject as error:
-        raise ConfigError([_with_prefix(path, error.problem)]) from error
+        problem = _with_prefix(path, error.problem)
+        if error.problem.path == ".desc" and (other := [key for key in OTHER_NAMES if key in item]):
+            problem = replace(problem, way_out=f"rename its key {other[0]} to desc")
+        raise ConfigError([problem]) from error
 
 
 def _with_prefix(path: str, problem: Problem) -> Problem:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.records import (
     MAX_REPORTED_PROBLEMS,
@@ -57,7 +58,8 @@ def load_run_records(config: RunConfig, rules: RecordRules) -> RunRecords:
 
 def _load(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Record], Sequence[Problem]]:
     try:
-        records = load_records(path, limit, rules)
+        with ACTIVITY.doing(f"reading {path}"):
+            records = load_records(path, limit, rules)
     except ConfigError as error:
         return [], error.problems
     return records, size_problems(path, records)
@@ -103,8 +105,12 @@ def size_problem(where: str, record: Record, shown: Size) -> Problem:
 def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKED_AT) -> list[Problem]:
     """Compare at most `most` records, spread over the file, with the headers of their images."""
     chosen = spread(records, most)
-    with ThreadPoolExecutor(THREADS) as threads:
-        compared = list(zip(chosen, threads.map(other_size, chosen), strict=True))
+    compared: list[tuple[Record, Size | None]] = []
+    comparing = ACTIVITY.doing(f"comparing the sizes in {path} with those of the images", len(chosen), "records")
+    with comparing as doing, ThreadPoolExecutor(THREADS) as threads:
+        for record, shown in zip(chosen, threads.map(other_size, chosen), strict=True):
+            compared.append((record, shown))
+            doing.advance()
     wrong = [(record, shown) for record, shown in compared if shown is not None][:MAX_REPORTED_PROBLEMS]
     if not wrong:
         return []

@@ -12,9 +12,10 @@ from typing import Literal
 from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, refused
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError, read_header
-from stage2_trainer.data.model_files import model_path, require_trusted
-from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.model_files import is_on_hub, model_path, require_folder, require_trusted
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.packages import missing_packages
@@ -66,24 +67,25 @@ def good(what: str, status: str) -> Requirement:
 
 def missing_from(what: str, error: ConfigError) -> list[Requirement]:
     """Return a missing requirement for each problem of a configuration error."""
-    return [
-        Requirement(what, "missing", f"{problem.path}: {problem.shown_value}; {problem.rule}", problem.way_out)
-        for problem in error.problems
-    ]
+    return [Requirement(what, "missing", problem.statement, problem.way_out) for problem in error.problems]
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that a job needs: for each of its rollout servers, and for the learner."""
+    """The GPUs that a job needs: for each of its rollout servers, and for the learner.
+
+    on_gpus: whether it asks for any; without, these are processes on the CPU.
+    """
 
     servers: int
     per_server: int
     learner: int
+    on_gpus: bool = True
 
     @property
     def count(self) -> int:
         """The number of all GPUs."""
-        return self.servers * self.per_server + self.learner
+        return self.servers * self.per_server + self.learner if self.on_gpus else 0
 
 
 @dataclass
@@ -114,14 +116,17 @@ class Examination:
         if lacking := missing_packages("trainer"):
             yield Requirement("packages", "missing", f"not installed: {', '.join(lacking)}", TRAINER)
         else:
-            yield from self._configuration()
-            yield from self._gpus()
+            with ACTIVITY.doing("checking packages and GPUs"):
+                yield from self._configuration()
+                yield from self._gpus()
         yield from self._settings()
-        yield from self._data()
+        with ACTIVITY.doing("checking the records"):
+            yield from self._data()
         yield from self._host()
         yield from self._ports()
         if not lacking:
-            yield from self._model()
+            with ACTIVITY.doing("measuring what the model needs"):
+                yield from self._model()
 
     def _configuration(self) -> Iterator[Requirement]:
         processes = self.devices.learner if self.devices and in_process(self.config) else 1
@@ -137,8 +142,7 @@ class Examination:
 
     def _settings(self) -> Iterator[Requirement]:
         for advice in idle_settings(self.config):
-            status = f"{advice.path}: {advice.shown_value}; {advice.rule}"
-            yield Requirement("settings", "doubtful", status, advice.way_out)
+            yield Requirement("settings", "doubtful", advice.statement, advice.way_out)
 
     def _data(self) -> Iterator[Requirement]:
         try:
@@ -153,7 +157,11 @@ class Examination:
         yield check_images(looked_at)
 
     def _gpus(self) -> Iterator[Requirement]:
-        if self.devices is None or not self.devices.count:
+        if self.devices is None:
+            return
+        if not self.devices.on_gpus:
+            yield good("GPUs", "the job asks for none, and runs on the CPU")
+        if not self.devices.count:
             return
         wanted, found = self.devices.count, self.machine.gpus
         if self.cpu:
@@ -196,6 +204,8 @@ class Examination:
         from stage2_trainer.process.policy import coord_vocab
 
         try:
+            if not is_on_hub(self.config.model.model):
+                require_folder(self.config, Path(self.config.model.model))
             folder = model_path(self.config.model.model)
             require_trusted(self.config.model, folder)
             if self.config.rlhf is None:
@@ -349,10 +359,10 @@ def _size(count: float) -> str:
 
 
 def check_order(records: Sequence[Record]) -> Requirement:
-    """Return whether the objects of these records have an order."""
+    """Return whether the objects of these records have an order that a model can see."""
     order = ObjectOrder.from_records(records)
-    if order.is_missing:
-        return Requirement("order of objects", "doubtful", str(order), UNORDERED_ADVICE)
+    if order.advice is not None:
+        return Requirement("order of objects", "doubtful", str(order), order.advice)
     return good("order of objects", str(order))
 
 
@@ -361,14 +371,16 @@ def check_images(records: Sequence[Record]) -> Requirement:
     broken: list[str] = []
     large: list[str] = []
     sources = [(record, source) for record in records for source in record.images]
-    for record, source in sources:
-        try:
-            width, height = read_header(source).size
-        except ImageError as error:
-            broken.append(f"{record.sample_id} ({error})")
-            continue
-        if width * height > LARGE_PIXELS:
-            large.append(record.sample_id)
+    with ACTIVITY.doing("reading headers", len(sources), "images") as reading:
+        for record, source in sources:
+            reading.advance()
+            try:
+                width, height = read_header(source).size
+            except ImageError as error:
+                broken.append(f"{record.sample_id} ({error})")
+                continue
+            if width * height > LARGE_PIXELS:
+                large.append(record.sample_id)
     if broken:
         status = f"{len(broken)} of {len(sources)} cannot be read: {_few(broken)}"
         return Requirement("images", "missing", status, "replace them")

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from stage2_api.errors import refused
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
@@ -154,7 +155,9 @@ def _write_companions(checkpoint: TrainedCheckpoint, folder: Path) -> None:
 
 def _require_equal(folder: Path, expected: dict[str, str], tensors: list[tuple[str, str]]) -> None:
     """Read the folder again. Raises ExportError where it holds other tensors than were merged."""
-    if wrong := differing(expected, folder_digests(str(folder), tensors)):
+    with ACTIVITY.doing(f"reading {len(tensors):,} tensors again, to verify them"):
+        wrong = differing(expected, folder_digests(str(folder), tensors))
+    if wrong:
         more = f" and {len(wrong) - NAMED_TENSORS} more" if len(wrong) > NAMED_TENSORS else ""
         named = ", ".join(wrong[:NAMED_TENSORS]) + more
         raise ExportError(f"what was written differs from what was merged in {named}: the disk may be failing")
@@ -171,12 +174,14 @@ def write_shards(
     empty = {one.name: torch.empty(one.shape, dtype=one.dtype, device="meta") for one in metadata}
     plan = split_torch_state_dict_into_shards(empty, max_shard_size=shard_bytes)
     digests, held = Digests(), defaultdict[str, dict[str, Tensor]](dict)
-    for name, tensor in tensors:
-        digests.add(name, tensor)
-        file = plan.tensor_to_filename[name]
-        held[file][name] = tensor.contiguous()
-        if len(held[file]) == len(plan.filename_to_tensors[file]):
-            save_file(held.pop(file), folder / file, metadata={"format": "pt"})
+    with ACTIVITY.doing("merging and writing", len(metadata), "tensors") as writing:
+        for name, tensor in tensors:
+            digests.add(name, tensor)
+            file = plan.tensor_to_filename[name]
+            held[file][name] = tensor.contiguous()
+            if len(held[file]) == len(plan.filename_to_tensors[file]):
+                save_file(held.pop(file), folder / file, metadata={"format": "pt"})
+            writing.advance()
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -11,8 +11,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.run_records import RunRecords
+from stage2_trainer.grpo.loaded_rewards import load_rewards
 from stage2_trainer.grpo.objective import References
-from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer

@@ -1,21 +1,17 @@
-"""Rewards by name: pure functions of an answer and its record.
+"""What a reward sees, and the rewards of stage2: pure functions of an answer and its record.
 
 `objects.*` score lists of objects by the matching of `stage2 evaluate` (semantics section 15.5), `summary.*` score
-summaries (section 15.6), and packages add others under the entry point `stage2.rewards`.
+summaries (section 15.6).
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from stage2_api.errors import ConfigError, Problem, refused
+from stage2_api.errors import refused
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.summaries import Contract, SummarySample
 from stage2_trainer.grpo.summary_rewards import summary_rewards
@@ -25,7 +21,6 @@ from stage2_trainer.scores.scored_image import Comparison, ReadAnswer, ScoredIma
 if TYPE_CHECKING:
     from stage2_trainer.scores.image_counts import ImageCounts
 
-ENTRY_POINTS = "stage2.rewards"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_end|>")
 
 
@@ -77,9 +72,14 @@ class Sample:
 
     @cached_property
     def scored(self) -> ScoredImage:
-        """The answer beside its record: `iou` of answered (rows) and true objects, `names`, `duplicates`."""
+        """The answer beside its record: `iou` of answered (rows) and true objects, `names`, `duplicates`.
+
+        `iou` is read-only, because all rewards of an answer share it.
+        """
         comparison = self.comparison or Comparison.from_records([self.record])
-        return comparison.image(self.record, self.answer)
+        image = comparison.image(self.record, self.answer)
+        image.iou.setflags(write=False)
+        return image
 
     @cached_property
     def counts(self) -> ImageCounts:
@@ -149,39 +149,6 @@ def _share(sample: Sample, part: float, whole: float) -> float:
     return part / whole if whole else format_(sample)
 
 
-class RewardError(ConfigError):
-    """A reward failed. All processes of the learner raise it."""
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward with its name and weight. `function` is pure."""
-
-    name: str
-    weight: float
-    function: Function
-
-    def __call__(self, sample: Sample) -> float:
-        """Return the score of one sample, without the weight. Raises RewardError where there is none."""
-        try:
-            score = float(self.function(sample))
-        except ConfigError:
-            raise
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            frame = frames[min(1, len(frames) - 1)]  # the line of the reward, not of a library that it calls
-            raise self._error(sample, error, f"failed at {frame.filename}:{frame.lineno}") from error
-        if not math.isfinite(score):
-            raise self._error(sample, score, "must return a finite number")
-        return score
-
-    def _error(self, sample: Sample, value: object, rule: str) -> RewardError:
-        shown = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else value
-        way_out = "repair it; `stage2 inspect CONFIG --rewards --sample N --response-file FILE` tries it on an answer"
-        where = f"reward {self.name}, record {sample.record.sample_id}"
-        return RewardError([Problem(where, shown, f"{rule}; the answer is {sample.text[:200]!r}", way_out)])
-
-
 def known_rewards() -> dict[str, Function]:
     """Return the rewards of this package by name."""
     of_objects = {
@@ -192,42 +159,3 @@ def known_rewards() -> dict[str, Function]:
 
 def _on_summary(function: Callable[[SummarySample], float]) -> Function:
     return lambda sample: function(sample.summary)
-
-
-def load_rewards(names: Sequence[str], weights: Sequence[float], root: str = "") -> list[Reward]:
-    """Return the rewards of a run. root: path of the configuration in its file.
-
-    Raises ConfigError for names that do not exist, or that two packages have.
-    """
-    own, others = known_rewards(), {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    known = sorted({*own, *others})
-    problems = [
-        Problem(f"{root}rlhf.reward_funcs[{index}]", name, f"must be one of {', '.join(known)}", _way_out(name, known))
-        for index, name in enumerate(names)
-        if name not in own and name not in others
-    ]
-    problems += [
-        Problem(f"entry point {ENTRY_POINTS}", name, f"names a reward of stage2 ({others[name].value})", "rename it")
-        for name in sorted(set(own) & set(others))
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return [
-        Reward(name, weight, own[name] if name in own else _imported(others[name]))
-        for name, weight in zip(names, weights, strict=True)
-    ]
-
-
-def _imported(entry: EntryPoint) -> Function:
-    try:
-        function: Function = entry.load()
-    except (ImportError, AttributeError) as error:
-        rule = f"cannot be imported from {entry.value} ({error})"
-        raise refused("rlhf.reward_funcs", entry.name, rule, "repair the package that adds it") from error
-    return function
-
-
-def _way_out(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    way_out = f"did you mean {near[0]}? Otherwise install" if near else "install"
-    return f"{way_out} the package that adds {name} under the entry point {ENTRY_POINTS}"

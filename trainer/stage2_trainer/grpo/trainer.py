@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stage2_api.grpo import Chord, Rlhf
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.held_out_rewards import REWARD, held_out_rewards
+from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
-from stage2_trainer.grpo.rewards import Reward, RewardError, Sample
+from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
-from stage2_trainer.process.base_trainer import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.best_checkpoint import ComparableBest
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
@@ -196,7 +198,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             BadStepError, Exception: as `BadSamples.note_held_out`.
         """
         self._held_out, self._left_out = [], {}
-        output: Any = super().evaluation_loop(*args, **kwargs)
+        with ACTIVITY.doing(evaluation_name(self.state.global_step)):
+            output: Any = super().evaluation_loop(*args, **kwargs)
         of = len(self.components.held_out.records) if self.components.held_out else 0
         bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
         for name, figure in {**held_out_rewards(self._held_out), "bad_samples": float(bad)}.items():
@@ -262,10 +265,15 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         failed: RewardError | None = None
         own: list[list[float]] = []
         try:
-            own = [self._rewards(*one) for one in zip(self._asks, self._outcomes, completions, strict=True)]
+            with TIMELINE.measure("reward"), ACTIVITY.doing("scoring", len(completions), "answers") as scoring:
+                for one in zip(self._asks, self._outcomes, completions, strict=True):
+                    own.append(self._rewards(*one))
+                    scoring.advance()
         except RewardError as error:
             failed = error
-        if errors := [one for one in gathered(failed) if one is not None]:
+        with TIMELINE.measure("wait"):  # for the rewards of other processes
+            errors = [one for one in gathered(failed) if one is not None]
+        if errors:
             raise errors[0]
         self._scores = self.accelerator.gather(torch.tensor(own, device=self.accelerator.device))
         return self._scores

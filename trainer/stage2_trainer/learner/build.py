@@ -13,6 +13,7 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
@@ -99,7 +100,7 @@ def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Pro
     """
     record = next((one for one in records if record_fault(one) is None), None)
     if record is None:
-        rule, way_out = "no record has images that can all be read", "put them where the records say, or mend them"
+        rule, way_out = "no record has images that can all be read", "put them where the records say, or repair them"
         raise ConfigError([Problem("custom.train_jsonl", f"{len(records)} records", rule, way_out)])
     objects = record.objects
     while len(encoder.tokenizer.encode(serialize_objects(objects))) > PROBE_ANSWER_TOKENS and objects:
@@ -254,7 +255,8 @@ def write_checkpoint_rollouts(
 def _answer(trainer: RolloutMatchingTrainer, checkpoint: Path, records: RunRecords, *, version: int) -> int:
     _load(trainer, checkpoint)
     model: Any = trainer.model
-    found = trainer.components.evaluation(records.held_out, model.eval(), global_step=version)
+    with ACTIVITY.doing(f"answering with {checkpoint}"):
+        found = trainer.components.evaluation(records.held_out, model.eval(), global_step=version)
     logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), found["runtime"])
     return int(found["bad_samples"] or 0)
 

@@ -66,8 +66,7 @@ class LossTargets:
     def without_loss(self) -> LossTargets:
         """Return the targets of the same rows without a supervised position."""
         ordinary, _ = self.parts()
-        nothing = None if ordinary.weights is None else ordinary.weights[:0]
-        return replace(ordinary, positions=self.positions[:0], labels=self.labels[:0], weights=nothing)
+        return replace(ordinary, positions=self.positions[:0], labels=self.labels[:0], weights=None)
 
     def divided_by(self, *, ce: float, coord: float) -> LossTargets:
         """Return the same targets with other denominators."""

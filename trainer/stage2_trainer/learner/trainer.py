@@ -26,6 +26,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import BEST_METRIC
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
@@ -38,7 +39,7 @@ from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
 from stage2_trainer.learner.step_record import Figures, StepRecord
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.base_trainer import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model
@@ -358,7 +359,8 @@ class RolloutMatchingTrainer(FiniteSteps):
     ) -> dict[str, Any]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        with TIMELINE.measure("evaluate"), self.components.interrupt.stoppable():
+        evaluating = ACTIVITY.doing(evaluation_name(self.state.global_step))
+        with evaluating, TIMELINE.measure("evaluate"), self.components.interrupt.stoppable():
             found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})

@@ -27,6 +27,7 @@ REVERSED_CORNERS = "corners_are_reversed"
 TOKENS_AMONG_PIXELS = "tokens_are_no_pixels"
 UNDECLARED_UNITS = "units_are_not_declared"
 TOKEN_IN_DESC = "desc_holds_a_token"
+SHARES = "coordinates_are_shares"
 WRONG_POINTS = "poly_points_differ"
 
 _REFUSED_GEOMETRY = {
@@ -34,6 +35,7 @@ _REFUSED_GEOMETRY = {
     "bbox": "rename the key to bbox_2d",
     "polygon": "rename the key to poly",
 }
+_OTHER_NAMES = ("label", "category", "name", "class", "ref", "phrase")  # of other tools
 _DECLARE = (
     'write coordinate tokens, or "units": "bins" or "pixels" into the record; '
     "custom.coord_tokens.skip_bbox_norm says it for all records: true for bins, false for pixels"
@@ -106,7 +108,9 @@ def read_object(value: Any, measure: Measure = BINS_ONLY) -> GTObject:
             raise _invalid(REFUSED_GEOMETRY, f".{key}", value[key], "is not a geometry of this format", way_out)
     desc = value.get("desc")
     if not isinstance(desc, str) or not desc.strip():
-        raise _invalid(BLANK_DESC, ".desc", desc, "must be a non-blank string", "name what the object is")
+        other = next((key for key in _OTHER_NAMES if value.get(key)), None)
+        way_out = f"rename the key {other} to desc" if desc is None and other else "name what the object is"
+        raise _invalid(BLANK_DESC, ".desc", desc, "must be a non-blank string", way_out)
     if holds_token(desc):
         rule = "must not hold the text of a token, <|...|>: it would be read as that token"
         raise _invalid(TOKEN_IN_DESC, ".desc", desc, rule, "write the name in other characters")
@@ -156,6 +160,9 @@ def _coordinates(values: Any, path: str, measure: Measure) -> tuple[int, ...]:
     if measure.unit is None:
         rule = "plain numbers must say whether they are bins or pixels"
         raise _invalid(UNDECLARED_UNITS, path, values, rule, _DECLARE)
+    if _are_shares(flat):
+        rule = "all lie in 0 to 1: they are shares of the image, neither bins nor pixels"
+        raise _invalid(SHARES, path, values, rule, "multiply them by 1000 for bins, or by width and height for pixels")
     sides = measure.sides if measure.unit == "pixels" else (None, None)
     return tuple(_number_bin(value, f"{path}[{i}]", sides[i % 2]) for i, value in enumerate(flat))
 
@@ -181,12 +188,20 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
     if side is None:
         if not 0 <= round(value) <= MAX_BIN:
             rule = f"must lie in 0..{MAX_BIN} bins"
-            raise _invalid(NOT_COORDINATES, path, value, rule, "correct the bin, or declare pixels")
+            way_out = "correct it (Qwen3-VL's 1000 becomes 999), or set units to pixels"
+            raise _invalid(NOT_COORDINATES, path, value, rule, way_out)
         return round(value)
     if not 0 <= value <= side:
         rule = f"must lie in 0..{side} pixels"
         raise _invalid(NOT_COORDINATES, path, value, rule, "clip it to the image, or correct width/height")
     return to_bin(value, side)
+
+
+def _are_shares(values: Sequence[Any]) -> bool:
+    """Whether numbers are too small for bins or pixels: all lie in 0..1, and not all are whole."""
+    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    in_range = all(0 <= number <= 1 for number in numbers)
+    return in_range and len(numbers) == len(values) and any(number % 1 for number in numbers)
 
 
 def _finite(value: float) -> bool:

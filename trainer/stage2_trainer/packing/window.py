@@ -118,14 +118,14 @@ def _without_empty_rows(placed: list[list[int]], rows: int) -> list[list[int]]:
 
 def least_rows(sizes: list[int], cap: int) -> int:
     """Return Martello and Toth's bound L2: items above cap - t stand alone, those above cap / 2 apart, for any t."""
-    best = -(-sum(sizes) // cap)
+    best = sum(size > cap / 2 for size in sizes)
     for t in sorted({size for size in sizes if size <= cap // 2}):
         alone = sum(size > cap - t for size in sizes)
         apart = [size for size in sizes if cap - t >= size > cap / 2]
         rest = sum(size for size in sizes if cap / 2 >= size >= t)
         spill = rest - (len(apart) * cap - sum(apart))
         best = max(best, alone + len(apart) + max(0, -(-spill // cap)))
-    return max(best, sum(size > cap / 2 for size in sizes))
+    return best
 
 
 class Fillings:

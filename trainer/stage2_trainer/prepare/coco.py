@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stage2_api.errors import refused
 from stage2_trainer.data.files import read_named
+from stage2_trainer.data.record_forms import form_of
 from stage2_trainer.prepare.annotations import (
     CROWD,
     KEYPOINTS,
@@ -20,107 +23,158 @@ from stage2_trainer.prepare.annotations import (
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    Box,
+    KnownIds,
     LeftOut,
-    Outlines,
     Tally,
+    Units,
+    as_id,
     count_same_names,
-    four_numbers,
     is_crowd,
     is_text,
     stated_size,
 )
-from stage2_trainer.prepare.outlines import outlines_of
+from stage2_trainer.prepare.shapes import shaped_object
 
-MOST_DIGITS = 18  # of an id, so that it is a 64-bit integer in other tools
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category without objects in the file, which records cannot hold"
 NO_FEDERATED = "a category in an image's federated lists that is not in the file"
 FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 
-Entries = Mapping[Any, Mapping[str, Any]]
+
+@dataclass(frozen=True)
+class _Entries:
+    """The entries of a list, by id."""
+
+    by_id: Mapping[int | str, Mapping[str, Any]]
+    ids: KnownIds
 
 
-def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool = False) -> AnnotatedSet:
+@dataclass(frozen=True)
+class _Reading:
+    """What the objects of a file are read with. names: of categories, by id."""
+
+    names: Mapping[int | str, str]
+    categories: KnownIds
+    outlines: bool
+    shares: bool
+    tally: Tally
+
+
+def read_coco(
+    annotations: Path, images: Path, tally: Tally, *, outlines: bool = False, units: Units = "pixels"
+) -> AnnotatedSet:
     """Return the images of an annotation file, in its order. outlines: segmentations are read too.
 
     Raises ConfigError if the file cannot be read, is no COCO file, or has one image or category twice.
     """
     document = _document(annotations)
-    names = _names(document["categories"], annotations)
+    categories = _by_id(document["categories"], f"{annotations} categories")
+    names = {number: _name(number, entry, annotations) for number, entry in categories.by_id.items()}
+    reading = _Reading(names, categories.ids, outlines, units == "shares", tally)
     entries = _by_id(document["images"], f"{annotations} images")
-    paths = {number: images / _file_name(entry, annotations) for number, entry in entries.items()}
-    of_image: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    for annotation in document["annotations"]:
-        number = _known_id(annotation.get("image_id"), entries)
-        if number not in entries:
-            tally.leave_out_object(NO_IMAGE, str(annotation.get("id")))
-            continue
-        of_image[number].append(annotation)
-    federated = {number: _federated(entry, names, annotations, tally) for number, entry in entries.items()}
-    count_same_names(names.values(), tally)
-    used = {_known_id(annotation.get("category_id"), names) for annotation in document["annotations"]}
-    for number, name in names.items():
-        if number not in used:
-            tally.change(NO_OBJECT, name)
+    paths = {number: images / _file_name(entry, annotations) for number, entry in entries.by_id.items()}
+    of_image = _by_image(document["annotations"], entries.ids, tally)
+    federated = {number: _federated(entry, reading, annotations) for number, entry in entries.by_id.items()}
+    _count_categories(document["annotations"], reading)
 
     def read() -> Iterator[AnnotatedImage]:
-        for number, entry in entries.items():
-            objects = list(_annotated_objects(of_image.get(number, ()), names, tally, outlines=outlines))
+        for number, entry in entries.by_id.items():
+            objects = list(_annotated_objects(of_image.get(number, ()), reading))
             size = stated_size(entry.get("width"), entry.get("height"))
-            yield AnnotatedImage(str(number), paths[number], size, objects, metadata=federated[number], root=images)
+            yield AnnotatedImage(
+                str(number),
+                paths[number],
+                size,
+                objects,
+                metadata=federated[number],
+                shares=reading.shares,
+                root=images,
+            )
 
-    return AnnotatedSet(len(entries), read())
+    return AnnotatedSet(len(entries.by_id), read())
+
+
+def _by_image(
+    annotations: Sequence[Mapping[str, Any]], images: KnownIds, tally: Tally
+) -> Mapping[int | str, Sequence[Mapping[str, Any]]]:
+    """Return the annotations of each image; those of no image are left out."""
+    of_image: dict[int | str, list[Mapping[str, Any]]] = defaultdict(list)
+    for annotation in annotations:
+        try:
+            of_image[_known(annotation, "image_id", images, NO_IMAGE)].append(annotation)
+        except LeftOut as left_out:
+            tally.leave_out_object(left_out, f"annotation {annotation.get('id')}")
+    return of_image
+
+
+def _known(annotation: Mapping[str, Any], key: str, ids: KnownIds, reason: str) -> int | str:
+    """Return the id in a list that an annotation names. Raises LeftOut."""
+    number = ids.find(annotation.get(key))
+    if number is None:
+        raise LeftOut(reason, key, annotation.get(key))
+    return number
+
+
+def _count_categories(annotations: Sequence[Mapping[str, Any]], reading: _Reading) -> None:
+    """Count categories of the same name, and those without objects."""
+    count_same_names(reading.names.values(), reading.tally)
+    used: set[int | str | None] = set()
+    for annotation in annotations:
+        with suppress(LeftOut):
+            used.add(reading.categories.find(annotation.get("category_id")))
+    for number, name in reading.names.items():
+        if number not in used:
+            reading.tally.change(NO_OBJECT, name)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
+    content = b""
     try:
-        found = json.loads(read_named(path))
+        content = read_named(path)
+        document = json.loads(content)
     except OSError as error:
         raise refused("--annotations", str(path), f"must be readable ({error.strerror})", "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise refused("--annotations", str(path), f"must be JSON ({error})", "give COCO's instances_*.json") from error
+        rule = f"must be JSON ({error}){_form_seen(_first_line(content))}"
+        raise refused("--annotations", str(path), rule, "give COCO's instances_*.json") from error
     for key in ("images", "annotations", "categories"):
-        listed = found.get(key) if isinstance(found, dict) else None
+        listed = document.get(key) if isinstance(document, dict) else None
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            raise refused("--annotations", str(path), f"must have a list of objects {key}", "give instances_*.json")
-    document: Mapping[str, Any] = found
-    return document
+            rule = f"must have a list of objects {key}{_form_seen(document)}"
+            raise refused("--annotations", str(path), rule, "give instances_*.json")
+    return cast("Mapping[str, Any]", document)
 
 
-def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> Entries:
-    found: dict[Any, Mapping[str, Any]] = {}
+def _first_line(content: bytes) -> object:
+    """Return the value of a file's first line; None where it is no JSON."""
+    try:
+        return json.loads(content.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _form_seen(value: object) -> str:
+    form = form_of(value)
+    return f"; it has the form of {form.name}" if form else ""
+
+
+def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> _Entries:
+    by_id: dict[int | str, Mapping[str, Any]] = {}
     for position, entry in enumerate(entries):
-        number = _id(entry.get("id"))
-        if number is None or number in found:
-            rule = "must have an id that no other has"
+        number = as_id(entry.get("id"))
+        if number is None or number in by_id:
+            rule = "must have an id that no other has, a whole number (below 2^53 as a float) or a text"
             raise refused(f"{where}[{position}].id", entry.get("id"), rule, "correct the file")
-        found[number] = entry
-    return found
+        by_id[number] = entry
+    return _Entries(by_id, KnownIds(by_id))
 
 
-def _id(value: Any) -> int | str | None:
-    """Return a value that can be an id; None for any other, and for true, which equals 1 in Python."""
-    return value if (isinstance(value, int) and not isinstance(value, bool)) or is_text(value) else None
-
-
-def _known_id(value: Any, known: Container[Any]) -> int | str | None:
-    """Return the id that is meant: some tools write 17 in one list and "17" in another."""
-    number = _id(value)
-    if number is None or number in known:
-        return number
-    is_number = isinstance(number, str) and number.isdecimal() and len(number) <= MOST_DIGITS
-    other = int(number) if is_number else str(number)
-    return other if other in known else number
-
-
-def _names(categories: Sequence[Mapping[str, Any]], path: Path) -> dict[Any, str]:
-    found = {}
-    for number, category in _by_id(categories, f"{path} categories").items():
-        name = category.get("name")
-        if not is_text(name) or not name.strip():
-            raise refused(f"{path} categories {number}.name", name, "must be a non-blank string", "name it")
-        found[number] = name.strip()
-    return found
+def _name(number: int | str, category: Mapping[str, Any], path: Path) -> str:
+    name = category.get("name")
+    if not is_text(name) or not name.strip():
+        raise refused(f"{path} categories {number}.name", name, "must be a non-blank string", "name it")
+    return name.strip()
 
 
 def _file_name(entry: Mapping[str, Any], path: Path) -> str:
@@ -130,42 +184,42 @@ def _file_name(entry: Mapping[str, Any], path: Path) -> str:
     return name
 
 
-def _federated(entry: Mapping[str, Any], names: Mapping[Any, str], path: Path, tally: Tally) -> dict[str, Any]:
+def _federated(entry: Mapping[str, Any], reading: _Reading, path: Path) -> dict[str, Any]:
     """Return LVIS's lists of an image by name: categories that are absent, and categories that are not fully listed."""
-    found = {}
+    federated = {}
     for key in FEDERATED:
         listed = entry.get(key) or []
-        if not isinstance(listed, list) or None in map(_id, listed):
+        if not isinstance(listed, list) or None in map(as_id, listed):
             where = f"{path} images {entry['id']}.{key}"
             raise refused(where, listed, "must be a list of categories' ids", "correct the file, or take the key out")
+        numbers = [reading.categories.find(value) for value in listed]
         if listed:
-            numbers = [_known_id(one, names) for one in listed]
-            found[key] = [names[number] for number in numbers if number in names]
-        for one in listed:
-            if _known_id(one, names) not in names:
-                tally.change(NO_FEDERATED, f"image {entry['id']}: {one}")
-    return found
+            federated[key] = [reading.names[number] for number in numbers if number is not None]
+        for value, number in zip(listed, numbers, strict=True):
+            if number is None:
+                reading.tally.change(NO_FEDERATED, f"image {entry['id']}: {value}")
+    return federated
 
 
-def _annotated_objects(
-    annotations: Iterable[Mapping[str, Any]], names: Mapping[Any, str], tally: Tally, *, outlines: bool
-) -> Iterator[AnnotatedObject]:
+def _annotated_objects(annotations: Iterable[Mapping[str, Any]], reading: _Reading) -> Iterator[AnnotatedObject]:
     for annotation in annotations:
         try:
-            yield _object(annotation, names, outlines=outlines)
+            yield _object(annotation, reading)
             if annotation.get("keypoints"):
-                tally.change(KEYPOINTS, f"annotation {annotation.get('id')}")
+                reading.tally.change(KEYPOINTS, f"annotation {annotation.get('id')}")
         except LeftOut as left_out:
-            tally.leave_out_object(str(left_out), f"annotation {annotation.get('id')}")
+            reading.tally.leave_out_object(left_out, f"annotation {annotation.get('id')}")
 
 
-def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines: bool) -> AnnotatedObject:
+def _object(annotation: Mapping[str, Any], reading: _Reading) -> AnnotatedObject:
     """Return the object of an annotation. Raises LeftOut."""
     if is_crowd(annotation.get("iscrowd")):
         raise LeftOut(CROWD)
-    category = _known_id(annotation.get("category_id"), names)
-    if category not in names:
-        raise LeftOut(NO_CATEGORY)
-    x, y, width, height = four_numbers(annotation.get("bbox"))
-    parts = outlines_of(annotation.get("segmentation")) if outlines else Outlines()
-    return AnnotatedObject(names[category], (x, y, x + width, y + height), parts)
+    desc = reading.names[_known(annotation, "category_id", reading.categories, NO_CATEGORY)]
+    box = annotation.get("bbox")
+    return shaped_object(desc, annotation, box, _corners, outlines=reading.outlines, shares=reading.shares)
+
+
+def _corners(box: Box) -> Box:
+    x, y, width, height = box
+    return x, y, x + width, y + height

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,24 +24,26 @@ from stage2_trainer.prepare.annotations import (
     AnnotatedSet,
     Box,
     LeftOut,
-    Outlines,
     Tally,
+    Units,
+    as_id,
     count_same_names,
-    four_numbers,
     is_crowd,
     is_text,
     stated_size,
 )
-from stage2_trainer.prepare.outlines import outlines_of
+from stage2_trainer.prepare.shapes import shaped_object
 
 BoxFormat = Literal["coco", "voc", "yolo"]
 BOXES = ("bbox", "boxes", "box")
+OUTLINES = "segmentation"  # counts where there are no boxes
 CATEGORIES = ("category", "category_id", "label", "labels", "categories", "class")
 CROWDS = ("iscrowd", "is_crowd")
 SAMPLE_IDS = ("image_id", "id", "sample_id")
 TEXTS = ("string", "large_string", "string_view")
 SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves
 
+NO_IMAGE = "its row has no image"
 UNEVEN = "its objects are not lists, or lists of different lengths"
 
 
@@ -50,7 +53,7 @@ class HubChoice:
 
     boxes: the four numbers of a box: coco, left, top, width and height in pixels; voc, left, top, right and bottom in
     pixels; yolo, centre, width and height as shares. names: of numbered categories. image, objects: columns; None
-    searches for them.
+    searches for them. units: None is shares for yolo, and else pixels.
     """
 
     boxes: BoxFormat
@@ -58,6 +61,12 @@ class HubChoice:
     names: Sequence[str] = ()
     image: str | None = None
     objects: str | None = None
+    units: Units | None = None
+
+    @property
+    def shares(self) -> bool:
+        """Whether coordinates are shares of width and height."""
+        return self.boxes == "yolo" if self.units is None else self.units == "shares"
 
 
 @dataclass(frozen=True)
@@ -84,16 +93,13 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
         for index, row in enumerate(_rows(data, source)):
             name = _sample_id(row, index)
             try:
-                objects = list(_objects(row, columns, choice, tally, outlines=outlines))
+                content, path = _picture(row[columns.image], index)
+                objects = list(_objects(row[columns.objects], name, columns, choice, tally, outlines=outlines))
             except LeftOut as left_out:
-                tally.leave_out_image(str(left_out), name)
+                tally.leave_out_image(left_out, name)
                 continue
-            cell = row[columns.image] or {}
-            content = cell.get("bytes")
-            path = Path(cell.get("path") or f"{name}.lost") if content is None else Path(_file_name(index, content))
-            shares = choice.boxes == "yolo"
             size = stated_size(row.get("width"), row.get("height"))
-            yield AnnotatedImage(name, path, size, objects, shares=shares, content=content, root=root)
+            yield AnnotatedImage(name, path, size, objects, shares=choice.shares, content=content, root=root)
 
     return AnnotatedSet(len(data), read())
 
@@ -159,9 +165,10 @@ def _columns(features: Mapping[str, Any], choice: HubChoice) -> _Columns:
     image = choice.image or next((name for name, one in features.items() if type(one).__name__ == "Image"), None)
     if image is None or image not in features:
         raise refused("--image", choice.image, f"must be a column of images; there are {there}", "name it")
-    objects = choice.objects or next((name for name, one in features.items() if _first_key(_inner(one), BOXES)), None)
+    shapes = (*BOXES, OUTLINES)
+    objects = choice.objects or next((name for name, one in features.items() if _first_key(_inner(one), shapes)), None)
     inner = _inner(features.get(objects or ""))
-    box, category = _first_key(inner, BOXES), _first_key(inner, CATEGORIES)
+    box, category = _first_key(inner, shapes), _first_key(inner, CATEGORIES)
     if objects is None or box is None or category is None:
         rule = f"must be a column with {' or '.join(BOXES[:2])} and {' or '.join(CATEGORIES[:3])}; there are {there}"
         raise refused("--objects", choice.objects, rule, "name it, or rename its keys with datasets first")
@@ -194,8 +201,16 @@ def _first_key(mapping: Mapping[str, Any], keys: Sequence[str]) -> str | None:
 
 
 def _sample_id(row: Mapping[str, Any], index: int) -> str:
-    found = next((row[key] for key in SAMPLE_IDS if isinstance(row.get(key), int | str)), index)
-    return str(found)
+    ids = (as_id(row.get(key)) for key in SAMPLE_IDS)
+    return str(next((number for number in ids if number is not None), index))
+
+
+def _picture(cell: Mapping[str, Any] | None, index: int) -> tuple[bytes | None, Path]:
+    """Return the encoded image of a cell and the name of its future file, or the path of its file. Raises LeftOut."""
+    content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
+    if content is None and not path:
+        raise LeftOut(NO_IMAGE)
+    return content, Path(str(path)) if content is None else Path(_file_name(index, content))
 
 
 def _file_name(index: int, content: bytes) -> str:
@@ -207,13 +222,13 @@ def _file_name(index: int, content: bytes) -> str:
 
 
 def _objects(
-    row: Mapping[str, Any], columns: _Columns, choice: HubChoice, tally: Tally, *, outlines: bool
+    listed: Any, name: str, columns: _Columns, choice: HubChoice, tally: Tally, *, outlines: bool
 ) -> Iterator[AnnotatedObject]:
-    for number, one in enumerate(_split_objects(row[columns.objects], columns.box)):
+    for number, one in enumerate(_split_objects(listed, columns.box)):
         try:
-            yield _object(one, columns, choice.boxes, outlines=outlines)
+            yield _object(one, columns, choice, outlines=outlines)
         except LeftOut as left_out:
-            tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
+            tally.leave_out_object(left_out, f"{name} object {number}")
 
 
 def _split_objects(objects: Any, box: str) -> list[dict[str, Any]]:
@@ -228,13 +243,14 @@ def _split_objects(objects: Any, box: str) -> list[dict[str, Any]]:
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
-def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outlines: bool) -> AnnotatedObject:
+def _object(one: Mapping[str, Any], columns: _Columns, choice: HubChoice, *, outlines: bool) -> AnnotatedObject:
     """Return an object. Raises LeftOut."""
     if any(is_crowd(one.get(key)) for key in CROWDS):
         raise LeftOut(CROWD)
-    box = _corners(four_numbers(one.get(columns.box)), boxes)
-    parts = outlines_of(one.get("segmentation")) if outlines else Outlines()
-    return AnnotatedObject(_desc(one.get(columns.category), columns.names), box, parts)
+    desc = _desc(one.get(columns.category), columns.names)
+    box = None if columns.box == OUTLINES else one.get(columns.box)
+    corners = partial(_corners, boxes=choice.boxes)
+    return shaped_object(desc, one, box, corners, outlines=outlines, shares=choice.shares)
 
 
 def _desc(category: Any, names: Sequence[str]) -> str:
@@ -242,10 +258,10 @@ def _desc(category: Any, names: Sequence[str]) -> str:
         return category.strip()
     if isinstance(category, int | float) and 0 <= category < len(names) and category == int(category):
         return names[int(category)]  # pandas writes a column of integers with gaps as floats
-    raise LeftOut(NO_CATEGORY)
+    raise LeftOut(NO_CATEGORY, category)
 
 
-def _corners(box: Box, boxes: BoxFormat) -> Box:
+def _corners(box: Box, *, boxes: BoxFormat) -> Box:
     first, second, third, fourth = box
     if boxes == "voc":
         return box

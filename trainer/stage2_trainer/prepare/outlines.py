@@ -12,6 +12,7 @@ import numpy.typing as npt
 from contourpy import contour_generator
 
 from stage2_trainer.data.images import MOST_PIXELS
+from stage2_trainer.data.run_lengths import run_lengths
 from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
 
 Points = npt.NDArray[np.float64]
@@ -25,7 +26,10 @@ def outlines_of(segmentation: Any) -> Outlines:
             height, width = segmentation["size"]
             mask = mask_of_runs(segmentation["counts"], height, width)
             return replace(outlines_of_mask(mask), mask_size=(width, height))
-        return Outlines([_polygon(flat) for flat in segmentation or ()])
+        parts = segmentation or []
+        if all(map(is_number, parts)):
+            parts = [parts]  # one polygon, without the list of parts
+        return Outlines([_polygon(flat) for flat in parts if flat])
     except (ValueError, TypeError, KeyError) as error:
         raise LeftOut(BROKEN_OUTLINE) from error
 
@@ -60,9 +64,7 @@ def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -
     """
     if height * width > MOST_PIXELS:
         raise ValueError(f"{width} x {height} pixels")
-    runs = list(counts) if not isinstance(counts, str | bytes) else _uncompressed(counts)
-    if sum(runs) != height * width or min(runs, default=0) < 0:
-        raise ValueError(f"{len(runs)} run lengths cover {sum(runs)} of {height * width} pixels")
+    runs = run_lengths(counts, height * width)
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(width, height).T
 
@@ -106,24 +108,3 @@ def _distances(points: Points, start: Points, end: Points) -> npt.NDArray[np.flo
     share = np.clip((points - start) @ along / length, 0.0, 1.0) if length else np.zeros(len(points))
     found: npt.NDArray[np.float64] = np.hypot(*(points - start - share[:, None] * along).T)
     return found
-
-
-def _uncompressed(counts: str | bytes) -> list[int]:
-    """Return run lengths from COCO's string: 5 bits a character from 48 on, differences to the run two before."""
-    text = counts.encode() if isinstance(counts, str) else counts
-    runs: list[int] = []
-    position = 0
-    while position < len(text):
-        value, shift, more = 0, 0, True
-        while more:
-            if position == len(text):
-                raise ValueError("the run lengths end within a number")
-            byte = text[position] - 48
-            value |= (byte & 0x1F) << shift
-            more = bool(byte & 0x20)
-            shift += 5
-            position += 1
-            if not more and byte & 0x10:
-                value |= -1 << shift
-        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-    return runs

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.files import check_new_file, leads_inside, new_file, new_folder, relative_path
+from stage2_trainer.data.files import check_new_file, leads_inside, name_below, new_file, new_folder, relative_path
 from stage2_trainer.data.images import SIDEWAYS, UPRIGHT, ImageError, header_of, read_header
+from stage2_trainer.data.reading_order import Bounds, in_reading_order
 from stage2_trainer.matching.ground_truth import holds_token
-from stage2_trainer.prepare.annotations import OTHER_MASK, AnnotatedImage, AnnotatedObject, LeftOut, Tally, is_text
+from stage2_trainer.prepare.annotations import (
+    NOT_SHARES,
+    OTHER_MASK,
+    REACH,
+    SHARES,
+    AnnotatedImage,
+    AnnotatedObject,
+    Box,
+    LeftOut,
+    Tally,
+    all_shares,
+    is_text,
+)
 from stage2_trainer.prepare.outlines import area, simplified, without_repeats
 
 Geometry = Literal["bbox", "poly"]
@@ -27,7 +42,9 @@ Split = Literal["box", "largest", "drop"]
 TOLERANCE_BINS = 1.0
 CLIPPED_PIXELS = 1.0  # rounding moves edges of boxes this far outside
 
-NAMED_MISSING = 3
+MOST_SHARES = 2  # a box may reach out of its image; numbers beyond are pixels
+MOST_NAMES = 1000  # descriptions that are compared with a name of --classes
+NAMED_NAMES = 5
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
 OUTSIDE = "its file is not in the folder of the data set, nor in one of ROOT_IMAGE_DIR"
@@ -38,7 +55,13 @@ TURNED = (
 FOLLOWED = "annotations of an image's stored pixels were rotated with it, as its EXIF says"
 OTHER_SIZE = "its file has another size than its annotations"
 CROWDED = "it has more objects than --max-objects"
-NO_AREA = "it has no area in the image"
+OTHER_CLASS = "its name is not one of --classes"
+REVERSED = (
+    "its right or lower edge lies before its left or upper one: a negative size, or x, y, width, height read as two "
+    "corners (then the other boxes are wrong too)"
+)
+NO_AREA = "it has no area"
+BEYOND = "it lies outside of the image"
 TOKEN_IN_DESC = "its name contains the text of a token, <|...|>, and would be read as that token"
 SPLIT = {
     "box": "an object of several parts was replaced by the corners of its box (--split-objects)",
@@ -51,6 +74,10 @@ OUTLINE_CLIPPED = "an outline extended more than a pixel beyond its image: its p
 NO_OUTLINE = "an outline without area in the image was replaced by the corners of its box"
 SAME_ID = "another image has the same id: scores by id cannot distinguish them"
 UNSEEN_CLASS = "no object has this name of --classes"
+
+
+class NothingKept(Exception):
+    """No object is left to write: a model cannot learn from such a file."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +101,7 @@ class RecordChoice:
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
     """Write a data file, whose paths of images are relative to its folder, and none of it after an error.
 
-    Images without files are written into a folder beside it.
+    Images without files are written into a folder beside it. Raises NothingKept, and writes nothing, without an object.
     """
     check_new(output)
     with new_file("--output", output) as aside, ExitStack() as stack, aside.open("w", encoding="utf-8") as file:
@@ -87,20 +114,29 @@ def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Record
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 tally.records += 1
                 tally.objects += len(record["objects"])
-    for name in sorted(writer.unseen):
-        tally.change(UNSEEN_CLASS, name)
+        writer.count_unseen()
+        if not tally.objects:
+            raise NothingKept
 
 
 class _Writer:
-    """Creates records for one data file. unseen: the names of --classes that no object has had so far."""
+    """Creates records for one data file."""
 
     def __init__(self, output: Path, choice: RecordChoice, tally: Tally, stack: ExitStack) -> None:
         self._output = output
         self._stack = stack
         self._choice = choice
         self._tally = tally
-        self.unseen = set(choice.classes or ())
+        self._names: set[str] = set()  # of objects so far; at most MOST_NAMES that --classes lacks
         self._ids: set[str] = set()
+
+    def count_unseen(self) -> None:
+        """Count the names of --classes that no object has, each with the names that it may mean."""
+        for name in sorted((self._choice.classes or frozenset()) - self._names):
+            there = sorted(self._names)
+            near = get_close_matches(name.casefold(), map(str.casefold, there), n=NAMED_NAMES)
+            similar = [other for other in there if other.casefold() in near] or there[:NAMED_NAMES]
+            self._tally.change(UNSEEN_CLASS, f"{name}; there is {', '.join(similar) or 'none at all'}")
 
     def record(self, image: AnnotatedImage) -> dict[str, Any] | None:
         """Return the record of an image; None where it is left out."""
@@ -114,10 +150,13 @@ class _Writer:
                 raise LeftOut(NO_TEXT)
             objects = self._objects(image, width, height)
         except LeftOut as left_out:
-            if str(left_out) == MISSING and len(self._tally.missing) < NAMED_MISSING:
-                self._tally.missing.append((image.path, image.root))
-            self._tally.leave_out_image(str(left_out), image.sample_id)
+            if str(left_out) == MISSING:
+                self._tally.leave_out_missing(left_out, image.path, image.root)
+            else:
+                self._tally.leave_out_image(left_out, _name(image))
             return None
+        if not image.objects:
+            self._tally.without_objects += 1
         if image.sample_id in self._ids:
             self._tally.change(SAME_ID, image.sample_id)
         self._ids.add(image.sample_id)
@@ -143,39 +182,53 @@ class _Writer:
 
     def _objects(self, image: AnnotatedImage, width: int, height: int) -> list[tuple[tuple[int, ...], str]]:
         """Return bins and description of the kept objects, in order. Raises LeftOut for the whole image."""
-        classes, most = self._choice.classes, self._choice.max_objects
+        most = self._choice.max_objects
         objects = []
         for one in image.objects:
-            if classes is not None and one.desc not in classes:
-                continue
-            self.unseen.discard(one.desc)
             try:
+                self._check_class(one.desc)
                 objects.append((self._bins(one, image, width, height), one.desc))
             except LeftOut as left_out:
-                self._tally.leave_out_object(str(left_out), f"{image.sample_id} {one.desc}")
+                self._tally.leave_out_object(left_out, f"{image.sample_id} {one.desc}")
+                continue
+            for rule in one.noted:
+                self._tally.change(rule, f"{image.sample_id} {one.desc}")
         if most is not None and len(objects) > most:
             raise LeftOut(CROWDED)
         if self._choice.order == "reading":
-            objects.sort(key=lambda found: (min(found[0][1::2]), min(found[0][0::2])))
+            return in_reading_order(objects, lambda one: Bounds.from_bins(one[0]), tie=lambda one: one)
         return objects
+
+    def _check_class(self, desc: str) -> None:
+        """Raise LeftOut for a description that --classes lacks."""
+        classes = self._choice.classes
+        if classes is None:
+            return
+        if desc in classes or len(self._names) < MOST_NAMES:
+            self._names.add(desc)
+        if desc not in classes:
+            raise LeftOut(OTHER_CLASS)
 
     def _bins(self, one: AnnotatedObject, image: AnnotatedImage, width: int, height: int) -> tuple[int, ...]:
         """Return an object's bins, x and y in turn. Raises LeftOut."""
-        scale = (width, height) if image.shares else (1, 1)
         if holds_token(one.desc):
             raise LeftOut(TOKEN_IN_DESC)
+        if one.outlines.mask_size not in (None, (width, height)):
+            raise LeftOut(OTHER_MASK)
+        scale = (width, height) if image.shares else (1, 1)
         x1, y1, x2, y2 = (number * scale[i % 2] for i, number in enumerate(one.box))
         left, right = (min(max(x, 0.0), width) for x in (x1, x2))
         top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
         if right <= left or bottom <= top:
-            raise LeftOut(NO_AREA)
+            raise LeftOut(_no_area(image.shares, one.box), _shown(one.box))
+        _check_units(one.box, image.shares, (width, height))
         if max(left - x1, x2 - right, top - y1, y2 - bottom) > CLIPPED_PIXELS:
             self._tally.change(CLIPPED, f"{image.sample_id} {one.desc}")
         box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))
         if self._choice.geometry == "bbox":
             return box
-        if one.outlines.mask_size not in (None, (width, height)):
-            raise LeftOut(OTHER_MASK)
+        for part in one.outlines.parts:
+            _check_units([*chain.from_iterable(part)], image.shares, (width, height))
         return self._outline_bins(one, box, scale, (width, height), image.sample_id)
 
     def _outline_bins(
@@ -210,6 +263,32 @@ class _Writer:
         return _corners(box)
 
 
+def _no_area(shares: bool, box: Box) -> str:
+    """Return why a box has no area in its image."""
+    x1, y1, x2, y2 = box
+    if x2 < x1 or y2 < y1:
+        return REVERSED
+    if x1 == x2 or y1 == y2:
+        return NO_AREA
+    return NOT_SHARES if shares and max(map(abs, box)) > MOST_SHARES else BEYOND
+
+
+def _check_units(numbers: Sequence[float], shares: bool, pixels: tuple[int, int]) -> None:
+    """Raise LeftOut if coordinates in pixels can only be shares, or the other way round."""
+    if shares and not all(abs(number) <= MOST_SHARES for number in numbers):
+        raise LeftOut(NOT_SHARES, _shown(numbers))
+    if not shares and pixels != (1, 1) and all_shares(numbers, REACH):
+        raise LeftOut(SHARES, _shown(numbers))
+
+
+def _shown(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers[:4])
+
+
+def _name(image: AnnotatedImage) -> str:
+    return image.sample_id if image.content is not None else name_below(image.path, image.root)
+
+
 def _corners(box: tuple[int, ...]) -> tuple[int, ...]:
     x1, y1, x2, y2 = box
     return (x1, y1, x2, y1, x2, y2, x1, y2)
@@ -224,12 +303,13 @@ def _size(image: AnnotatedImage, exif: Exif) -> tuple[int, int, int]:
     try:
         header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))
     except ImageError as error:
-        raise LeftOut(UNREADABLE) from error
+        raise LeftOut(f"{UNREADABLE}: {error.fault}; {error.way_out}") from error
     is_raw = exif == "raw" or (exif == "auto" and image.size == header.stored)
     if header.rotated and exif == "auto" and (image.size is None or header.stored == header.size):
         raise LeftOut(TURNED)
-    if image.size not in (None, header.stored if is_raw else header.size):
-        raise LeftOut(OTHER_SIZE)
+    if image.size is not None and image.size != (header.stored if is_raw else header.size):
+        shown = "{} x {}".format(*(header.stored if is_raw else header.size))
+        raise LeftOut(OTHER_SIZE, f"{shown}, not {image.size[0]:g} x {image.size[1]:g}")
     return (*header.size, header.orientation if is_raw else UPRIGHT)
 
 

@@ -14,50 +14,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import refused
+from stage2_api.errors import counted, refused
 from stage2_trainer.data.bounded_yaml import read_documents
-from stage2_trainer.data.files import files_below, read_regular
+from stage2_trainer.data.files import files_below, name_below, read_regular
 from stage2_trainer.prepare.annotations import (
     IMAGE_ENDINGS,
     KEYPOINTS,
     NO_CATEGORY,
+    NOT_SHARES,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
     LeftOut,
     Outlines,
     Tally,
+    Units,
+    all_shares,
     count_same_names,
     is_number,
 )
-from stage2_trainer.prepare.record_writer import MISSING
+from stage2_trainer.prepare.shapes import bounds
 
 SPLITS = ("train", "val", "test")
 NOTHING: tuple[object, ...] = (None, "", "~", "null", [])
 CLASS_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
-ROUNDED = 1e-3  # rounding moves shares this far outside 0..1
+LABEL_ENDINGS = (".txt", ".TXT")
 
 BROKEN_LINE = "its line is neither a class and four numbers, nor a class and at least three points"
-NOT_SHARES = "its numbers are not shares of the image, 0 to 1"
+CONFIDENCE = "its line has a fifth number behind the box, as predictions have a confidence: remove that column"
 BROKEN_LABELS = "its label file cannot be read"
 BACKGROUND = "an image without a label file has no objects, as in Ultralytics"
+NO_IMAGE = "its label file has no image"
+FOUR_POINTS = "a box of four corners, which may be rotated, was replaced by its bounds, or with --geometry poly kept"
 REPEATED = "a repeated line of a label file counts once, as in Ultralytics"
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The content of data.yaml. root: the folder of its paths. names: of classes, by number."""
+    """The content of data.yaml. root: the folder of its paths. names: of classes, by number. units: of the labels."""
 
     file: Path
     root: Path
     document: Mapping[str, Any]
     names: Mapping[int, str]
+    units: Units
 
 
-def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
+def read_yolo(data: Path, split: str, tally: Tally, *, units: Units = "shares") -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or its folder. Raises ConfigError."""
     data = data.absolute()  # a path relative to this folder may lack the `images` that labels replace
-    layout = _layout(data / "data.yaml" if os.path.isdir(data) else data)
+    layout = _layout(data / "data.yaml" if os.path.isdir(data) else data, units)
     count_same_names(layout.names.values(), tally)
     places = _split_paths(layout, split)
     images = [image for place in places for image in _images(place, layout)]
@@ -68,17 +74,17 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
         for image in images:
             name = Path(os.path.relpath(image, layout.root)).with_suffix("").as_posix()
             try:
-                objects = list(_objects(_labels(image), layout, tally, name))
+                objects = list(_objects(image, layout, tally, name))
             except LeftOut as left_out:
-                tally.leave_out_image(str(left_out), name)
+                tally.leave_out_image(left_out, name)
                 continue
-            yield AnnotatedImage(name, image, None, objects, shares=True, root=layout.file.parent)
-        _count_lost(places, images, tally)
+            yield AnnotatedImage(name, image, None, objects, shares=units == "shares", root=layout.file.parent)
+        _count_lost(places, images, layout, tally)
 
     return AnnotatedSet(len(images), read())
 
 
-def _layout(file: Path) -> _Layout:
+def _layout(file: Path, units: Units) -> _Layout:
     """Return the content of a data.yaml. Raises ConfigError."""
     documents = read_documents(file, as_text=True)
     document = documents[0] if len(documents) == 1 else None
@@ -88,7 +94,7 @@ def _layout(file: Path) -> _Layout:
     if not isinstance(path, str | None):
         raise refused(f"{file} path", path, "must be the path of a folder", "correct it")
     named = file.parent / ("." if path is None or path in NOTHING else path)
-    return _Layout(file, named if os.path.isdir(named) else file.parent, document, _names(document, file))
+    return _Layout(file, named if os.path.isdir(named) else file.parent, document, _names(document, file), units)
 
 
 def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
@@ -122,7 +128,8 @@ def _split_paths(layout: _Layout, split: str) -> list[Path]:
         beside = [layout.root / one, layout.root / one.removeprefix("../")]
         place = next((path for path in beside if os.path.exists(path)), None)
         if place is None:
-            raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", "correct path, or the split's")
+            way_out = "write / for \\" if "\\" in one else "correct path, or the split's"
+            raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", way_out)
         found.append(place)
     return found
 
@@ -141,10 +148,12 @@ def _images(place: Path, layout: _Layout) -> list[Path]:
 
 
 def _label_file(image: Path) -> Path:
+    """Return the label file of an image, which may be missing; its ending may be in capitals."""
     parts = list(image.parts)
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    files = [Path(*parts).with_suffix(ending) for ending in LABEL_ENDINGS]
+    return next((file for file in files if os.path.lexists(file)), files[0])
 
 
 def _labels(image: Path) -> list[str] | None:
@@ -157,18 +166,19 @@ def _labels(image: Path) -> list[str] | None:
         raise LeftOut(BROKEN_LABELS) from error
 
 
-def _objects(lines: Sequence[str] | None, layout: _Layout, tally: Tally, name: str) -> Iterator[AnnotatedObject]:
+def _objects(image: Path, layout: _Layout, tally: Tally, name: str) -> Iterator[AnnotatedObject]:
+    lines = _labels(image)
     if lines is None:
-        tally.change(BACKGROUND, name)
+        tally.change(BACKGROUND, f"{name}: no {name_below(_label_file(image), layout.root)}")
         return
-    found = list(dict.fromkeys(" ".join(line.split()) for line in lines))
-    for _ in range(len(lines) - len(found)):
+    unique = list(dict.fromkeys(" ".join(line.split()) for line in lines))
+    for _ in range(len(lines) - len(unique)):
         tally.change(REPEATED, name)
-    for line in found:
+    for line in unique:
         try:
             yield _object(line, layout, tally, name)
         except LeftOut as left_out:
-            tally.leave_out_object(str(left_out), f"{name}: {line[:40]}")
+            tally.leave_out_object(left_out, f"{name}: {line[:40]}")
 
 
 def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObject:
@@ -180,25 +190,28 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
     if layout.document.get("kpt_shape") not in NOTHING and len(shares) > 4:
         tally.change(KEYPOINTS, name)
         shares = shares[:4]
-    if not is_number(number) or int(number) != number or len(shares) < 4 or len(shares) % 2:
+    if len(shares) == 5:
+        raise LeftOut(CONFIDENCE)
+    if not all(map(is_number, (number, *shares))) or int(number) != number or len(shares) < 4 or len(shares) % 2:
         raise LeftOut(BROKEN_LINE)
     if int(number) not in layout.names:
-        raise LeftOut(NO_CATEGORY)
-    if not all(-ROUNDED <= share <= 1 + ROUNDED for share in shares):
+        raise LeftOut(NO_CATEGORY, f"data.yaml has {counted(len(layout.names), 'name')}")
+    if layout.units == "shares" and not all_shares(shares):
         raise LeftOut(NOT_SHARES)
     desc = layout.names[int(number)]
     if len(shares) == 4:
         x, y, width, height = shares
         return AnnotatedObject(desc, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
     xs, ys = shares[::2], shares[1::2]
-    return AnnotatedObject(desc, (min(xs), min(ys), max(xs), max(ys)), Outlines([list(zip(xs, ys, strict=True))]))
+    outline = Outlines([list(zip(xs, ys, strict=True))])
+    return AnnotatedObject(desc, bounds(outline), outline, (FOUR_POINTS,) if len(xs) == 4 else ())
 
 
-def _count_lost(places: Sequence[Path], images: Sequence[Path], tally: Tally) -> None:
+def _count_lost(places: Sequence[Path], images: Sequence[Path], layout: _Layout, tally: Tally) -> None:
     """Count the label files of a split's folders that have no image."""
     labelled = {_label_file(image) for image in images}
     for place in places:
         folder = _label_file(place / "x").parent
         if os.path.isdir(place) and folder != place:
-            for file in sorted({path for path in files_below(folder) if path.suffix == ".txt"} - labelled):
-                tally.leave_out_image(MISSING, file.name)
+            for file in sorted({path for path in files_below(folder) if path.suffix in LABEL_ENDINGS} - labelled):
+                tally.leave_out_image(NO_IMAGE, name_below(file, layout.root))

@@ -24,6 +24,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import sort_checkpoints
 
 from stage2_api.errors import refused
+from stage2_trainer.activity import ACTIVITY, Doing
 from stage2_trainer.process.checkpoints import (
     PREFIX,
     STATE,
@@ -83,6 +84,26 @@ class StartLogger(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log it."""
         self._write("start", {"step": state.global_step, "max_steps": state.max_steps})
+
+
+class StepNames(TrainerCallback):
+    """Names the step that is under way, in place of what came before."""
+
+    def __init__(self, doing: Doing) -> None:
+        self._doing = doing
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Name the step that begins."""
+        self._doing.restart(f"step {state.global_step + 1} of {state.max_steps}")
+
+
+def evaluation_name(step: int) -> str:
+    """Return how the evaluation after so many steps is called.
+
+    >>> evaluation_name(0), evaluation_name(1200)
+    ('first evaluation, before training', 'evaluation at step 1,200')
+    """
+    return f"evaluation at step {step:,}" if step else "first evaluation, before training"
 
 
 class WholeCheckpoints(Trainer):
@@ -164,7 +185,7 @@ class WholeCheckpoints(Trainer):
         """
         folder, step = self._folder, self.state.global_step
         staged = folder / UNFINISHED / f"{PREFIX}{step}"
-        with checkpoint_errors(folder):
+        with ACTIVITY.doing(f"saving {PREFIX}{step}"), checkpoint_errors(folder):
             if self.args.should_save:
                 create_staging(folder)
             gathered(step)  # a barrier
@@ -315,7 +336,7 @@ class _FiniteStart(TrainerCallback):
             folder = f"checkpoint of step {state.global_step}"
             way_out = "remove this checkpoint, and the next start resumes from an older one"
             raise refused("training.resume_from_checkpoint", folder, rule, way_out)
-        way_out = "train from a checkpoint of the first stage that is whole"
+        way_out = "start from an intact checkpoint of stage 1"
         raise refused("model.model", model.config.name_or_path, rule, way_out)
 
 

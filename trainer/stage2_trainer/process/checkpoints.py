@@ -68,7 +68,7 @@ def newest_whole(folder: Path) -> Path | None:
         flaw = flaw_of(checkpoint)
         if flaw is None:
             return checkpoint
-        logger.warning("%s is skipped, and an older checkpoint is looked for: %s", checkpoint, flaw)
+        logger.warning("skipping %s, and looking for an older checkpoint: %s", checkpoint, flaw)
     return None
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from stage2_api.errors import ConfigError, refused
 from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
@@ -61,13 +62,14 @@ def load_policy(config: RunConfig) -> Any:
         raise ConfigError((problem,))
     set_seed(config.training.seed)
     attention = attention_here(config.model.attn_impl)
-    model = load_model(
-        config.model.model,
-        dtype=weights_dtype(config),
-        attn_implementation=attention,
-        pickled=config.model.allow_pickled_weights,
-        remote_code=config.model.allow_remote_code,
-    )
+    with ACTIVITY.doing(f"loading the model {config.model.model}"):
+        model = load_model(
+            config.model.model,
+            dtype=weights_dtype(config),
+            attn_implementation=attention,
+            pickled=config.model.allow_pickled_weights,
+            remote_code=config.model.allow_remote_code,
+        )
     frozen = frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(model, frozen)
@@ -127,7 +129,8 @@ def load_processor(path: Path | str, remote_code: bool = False, /, **pixel_limit
     of the directory's own.
     """
     _check_directory(path)
-    return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code, **pixel_limits)
+    with ACTIVITY.doing(f"loading the tokenizer of {path}"):
+        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code, **pixel_limits)
 
 
 def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:
@@ -281,10 +284,10 @@ def _by_regex(regex: str) -> Callable[[str], bool]:
 
 def _check_directory(path: Path | str) -> None:
     if not (Path(path) / "config.json").is_file():
-        rule = "must be a local model directory (with config.json)"
-        raise refused("model.model", str(path), rule, "download the model and give its directory")
+        rule = "must be the folder of a model, with config.json"
+        raise refused("model.model", str(path), rule, "give one that stage2 prepare or stage2 export has written")
     if flaw := flaw_of_model(Path(path)):
-        raise refused("model.model", str(path), flaw, "download the model again")
+        raise refused("model.model", str(path), flaw, "copy or download the model again")
 
 
 def weights_dtype(config: RunConfig) -> torch.dtype | None:

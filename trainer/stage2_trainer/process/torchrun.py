@@ -100,7 +100,7 @@ def _meet(node: Node) -> TCPStore | None:
     That wait runs no handler of a signal, ends after ten minutes, and a pod's first process ignores SIGTERM without a
     handler.
     """
-    logger.info("waits for the learner's other machines")
+    logger.info("waiting for the learner's other machines")
     if node.index == 0:
         return _welcome_others(node)
     # A first machine that stands still holds its callers for good, and they run no handler either.

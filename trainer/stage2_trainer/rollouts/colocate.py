@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from stage2_api.vllm import SyncRounding
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
 from stage2_trainer.rollouts.rollout_source import ask_in_parts
@@ -149,7 +150,11 @@ class ColocateEngine:
         mine = [_Call(list(one.messages), seed_plan.seed(i)) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
-        answers = [answer for part in self._calls(everyone) for answer in self._generate_part(part)]
+        answers: list[Any | Refused] = []
+        with ACTIVITY.doing("generating", len(everyone), "answers") as doing:
+            for part in self._calls(everyone):
+                answers += self._generate_part(part)
+                doing.advance(len(part))
         self._sleep()
         return [one if isinstance(one, Refused) else _rollout(one, version or 0) for one in answers[own]]
 

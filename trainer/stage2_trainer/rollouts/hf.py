@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.sync.fleet.proof import inference
@@ -108,15 +109,16 @@ class HfBackend:
 
         Once `stops` is true it returns the answers so far, cut off where they are.
         """
-        with inference(self._model), self._whole(self._model):
-            batches = self._batches(len(requests), seed_plan)
-            return [
-                rollout
-                for batch in takewhile(lambda _: not self._stops(), batches)
-                for rollout in self._batch(
-                    requests[batch.start : batch.stop], seed_plan.seed(batch.start), version or 0
-                )
-            ]
+        rollouts: list[Rollout] = []
+        generating = ACTIVITY.doing("generating", len(requests), "answers")
+        with generating as doing, inference(self._model), self._whole(self._model):
+            for batch in self._batches(len(requests), seed_plan):
+                if self._stops():
+                    break
+                part = requests[batch.start : batch.stop]
+                rollouts += self._batch(part, seed_plan.seed(batch.start), version or 0)
+                doing.advance(len(part))
+        return rollouts
 
     def _batches(self, count: int, seed_plan: SeedPlan) -> list[range]:
         """Return the batches of requests. Sampled requests share a seed only within a micro-step."""

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import groupby
 from typing import Any, Self, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from stage2_api.errors import shortened
+from stage2_trainer.activity import ACTIVITY, Doing
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.rollouts.rollout_source import ATTEMPTS
 from stage2_trainer.rollouts.speeds import Speeds
@@ -70,6 +71,8 @@ class _Work:
     seed_plan: SeedPlan
     version: int | None
     on_rollout: OnRollout | None
+    doing: Doing
+    answered: set[int] = field(default_factory=set)
 
 
 class ServerBackend:
@@ -153,7 +156,9 @@ class ServerBackend:
             return []
         self._idle.clear()
         try:
-            return self._runner.run(self._generate(_Work(requests, expected, seed_plan, version, on_rollout)))
+            with ACTIVITY.doing("generating", len(requests), "answers") as doing:
+                work = _Work(requests, expected, seed_plan, version, on_rollout, doing)
+                return self._runner.run(self._generate(work))
         except ExceptionGroup as failures:
             leaves = _leaves(failures)
             raise next((one for one in leaves if not isinstance(one, ServerError)), leaves[0]) from None
@@ -232,6 +237,8 @@ class ServerBackend:
         async def request(index: int) -> Outcome:
             async with room:  # before the request is built, whose images take memory
                 found = await self._outcome(server, index, work, before)
+            work.answered.add(index)  # a server that is lost may have answered some of what others are asked again
+            work.doing.done = len(work.answered)
             if work.on_rollout is not None:
                 work.on_rollout(index, found)
             return found

@@ -11,6 +11,7 @@ from torch import nn
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.report import SyncStatus
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
@@ -133,7 +134,7 @@ class ColocateRollouts(RolloutSource):
     def _generate(self, request: GenerationRequest, asked: _Requests) -> RolloutBatch:
         model, step = request.model, request.global_step
         self._reporter.update(phase="syncing")
-        with request.stopwatch.measure("sync"):
+        with ACTIVITY.doing(f"loading the weights of step {step} into vLLM"), request.stopwatch.measure("sync"):
             report = self._sync(model, step)
         self._reporter.update(phase="rollout", sync=self.sync_state)
         with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
@@ -144,7 +145,8 @@ class ColocateRollouts(RolloutSource):
             return
         with self._offload.without_model(model):
             try:
-                self._engine.start()
+                with ACTIVITY.doing("starting vLLM in this process"):
+                    self._engine.start()
             except Exception as error:
                 raise EngineError("starting", error) from error
         self._started = True

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stage2_api.pod.report import SyncStatus
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
@@ -264,7 +265,9 @@ class ServerRollouts(RolloutSource):
             if version == request.global_step:
                 self._wait_for_lost(error, tries, request.global_step)
             else:
-                logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
+                logger.warning(
+                    "rollouts requested ahead were lost; requesting them again with the current weights: %s", error
+                )
             report = self._push(request.model, request.global_step, request.stopwatch)
             version = request.global_step
             return in_background(self._answer, request, version, report, ())
@@ -287,7 +290,7 @@ class ServerRollouts(RolloutSource):
 
     def _push_once(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
-        with stopwatch.measure("sync"):
+        with ACTIVITY.doing(f"sending the weights of step {global_step} to servers"), stopwatch.measure("sync"):
             if self._follow():
                 self._synchronizer.invalidate()
             report = self._synchronizer.ensure_synced(model, global_step)

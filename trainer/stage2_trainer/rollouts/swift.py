@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.rollouts.rollout_source import ask_in_parts, contiguous_chunks, readable
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
@@ -33,7 +32,6 @@ from stage2_trainer.wire.requests import (
 
 PHASE = "rollout"
 UNSYNCED = -1
-WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +39,8 @@ logger = logging.getLogger(__name__)
 class SwiftBackend:
     """A Backend over servers of `swift rollout`.
 
-    infer_timeout_s: limit of one call in seconds; None = no limit, and the log warns every `WARN_EVERY_S` seconds that
-    it is under way, for the server can answer nothing else meanwhile. These servers do not report which weights they
-    hold, so a rollout's version is that of the last sync.
+    infer_timeout_s: limit of one call in seconds; None = no limit. These servers do not report which weights they hold,
+    so a rollout's version is that of the last sync.
     """
 
     def __init__(
@@ -81,11 +78,13 @@ class SwiftBackend:
         ]
         outcomes: list[Outcome] = []
         failures = []
-        for part in shares:
-            try:
-                outcomes += _wait_for_share(part)
-            except ServerError as error:
-                failures.append(error)
+        with ACTIVITY.doing("generating", len(requests), "answers") as doing:
+            for part in shares:
+                try:
+                    outcomes += part.result()
+                except ServerError as error:
+                    failures.append(error)
+                doing.done = len(outcomes)
         if failures:
             raise join_errors(failures)
         if on_rollout is not None:
@@ -138,15 +137,3 @@ class SwiftBackend:
         except ValueError as error:
             raise ServerError(client.base_url, PHASE, f"request {index}: unusable answer: {error}") from error
         return answer.rollout(server=client.base_url, version=UNSYNCED if version is None else version)
-
-
-def _wait_for_share(part: Future[list[Outcome]]) -> list[Outcome]:
-    """Wait for a server's share, and log a warning while it takes long."""
-    start = time.monotonic()
-    while True:
-        try:
-            return part.result(timeout=WARN_EVERY_S)
-        except TimeoutError:
-            if part.done():
-                raise
-            logger.warning("rollouts of `swift rollout` under way for %.0f s", time.monotonic() - start)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stage2_api.rollout_matching import Runaway
-from stage2_trainer.data.profile import UNORDERED_ADVICE, ObjectOrder
+from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.scores.answer_scores import WITHOUT_DUPLICATES
 
 MOST_BROKEN = 0.03
@@ -39,8 +39,7 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
             " recommended; a model that has always answered so needs stage 1 with this prompt"
         )
         return
-    broken = 1 - found["parse_rate"]
-    if broken > MOST_BROKEN:
+    if 1 - found["parse_rate"] > MOST_BROKEN:
         yield (
             "continue stage 1, or raise max_new_tokens if the answers are only long: stage 2 and GRPO need a model"
             f" that breaks at most {MOST_BROKEN:.0%} of its answers"
@@ -52,8 +51,9 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
     gain = found[WITHOUT_DUPLICATES]["f1@0.5"] - found["f1@0.5"]
     if gain >= LEAST_GAIN:
         yield f"remove duplicates from the answers where you use them: F1 rises by {gain:.3f} without training"
+    if order.advice is not None:
+        yield order.advice
     if order.is_missing:
-        yield UNORDERED_ADVICE
         if found["f1@0.5"] < LEAST_F1:
             yield (
                 f"continue stage 1 before stage 2: F1 is below {LEAST_F1}, and from such a start stage 2 improved names"

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binomtest
 
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 from stage2_trainer.scores.image_counts import (
     COLUMNS,
@@ -240,7 +241,12 @@ class AnswerScores:
     @classmethod
     def from_images(cls, images: Sequence[ScoredImage]) -> AnswerScores:
         """Return the scores of these answers."""
-        return cls([Examined.from_image(image) for image in images])
+        examined = []
+        with ACTIVITY.doing("scoring", len(images), "images") as scoring:
+            for image in images:
+                examined.append(Examined.from_image(image))
+                scoring.advance()
+        return cls(examined)
 
     @property
     def images(self) -> list[ScoredImage]:
@@ -282,7 +288,11 @@ class AnswerScores:
 
     def resample(self, resamples: FloatArray) -> dict[str, FloatArray]:
         """Return the figures of each draw, (draws,) each."""
-        found = [average_precision(self._matches, weights, by_size=False) for weights in resamples]
+        found = []
+        with ACTIVITY.doing("computing intervals", len(resamples), "resamples") as computing:
+            for weights in resamples:
+                found.append(average_precision(self._matches, weights, by_size=False))
+                computing.advance()
         precision = {name: np.array([one[name] for one in found]) for name in RESAMPLED}
         return {**precision, **figures(resamples @ self._counts)}
 

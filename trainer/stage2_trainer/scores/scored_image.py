@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as rle
 
-from stage2_api.coordinates import BINS, COORD_TOKEN, coord_token
+from stage2_api.coordinates import BINS, COORD_TOKEN, coord_token, to_bin
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, GTObject, ParsedRollout, parse_rollout
 from stage2_trainer.matching.ground_truth import InvalidObject, Measure, read_object
+from stage2_trainer.matching.parse import Kind
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 
 NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
@@ -31,6 +32,37 @@ Naming = Callable[[str], str]
 CHARACTERS = 0x110000
 LOOPED_OBJECTS = 3  # equal objects in a row that make an answer a loop
 CUT_BY_LENGTH, CUT_BY_REPETITION = "length", "repetition"
+
+
+@dataclass(frozen=True)
+class MeasuredObject(GTObject):
+    """An answered object whose place is known in pixels, so that nothing is lost by rounding to bins.
+
+    box: left, top, width and height. mask: the run lengths of its outline in its image, as pycocotools compresses them;
+    None: the object is its box. bins: the corners of the box.
+    """
+
+    box: tuple[float, float, float, float]
+    mask: bytes | None = None
+
+    @classmethod
+    def from_box(
+        cls, desc: str, box: Sequence[float], size: tuple[int, int], mask: bytes | None = None
+    ) -> MeasuredObject:
+        """Return an object with these pixels: left, top, width and height."""
+        left, top, width, height = box
+        corners = (left, top, left + width, top + height)
+        x1, y1, x2, y2 = (to_bin(value, size[place % 2]) for place, value in enumerate(corners))
+        kind: Kind = "bbox" if mask is None else "poly"
+        bins = (x1, y1, x2, y2) if mask is None else (x1, y1, x2, y1, x2, y2, x1, y2)
+        return cls(desc, kind, bins, (left, top, width, height), mask)
+
+    @classmethod
+    def from_points(cls, desc: str, kind: Kind, points: Sequence[float], size: tuple[int, int]) -> MeasuredObject:
+        """Return an object with these pixels, x and y in turn: of a box's corners, or of an outline."""
+        xs, ys = points[::2], points[1::2]
+        mask = None if kind == "bbox" else _drawn(points, size)["counts"]
+        return cls.from_box(desc, (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)), size, mask)
 
 
 @dataclass(frozen=True)
@@ -78,7 +110,7 @@ def from_parsed(
         scores,
         parsed=parsed.clean and not truncated and not parsed.dropped and not parsed.notes,
         truncated=truncated,
-        looped=finish_reason == CUT_BY_REPETITION or _loops(objects),
+        looped=finish_reason == CUT_BY_REPETITION or loops(objects),
     )
 
 
@@ -111,7 +143,8 @@ def _score(logprobs: Sequence[float]) -> float:
     return math.exp(sum(logprobs) / len(logprobs))
 
 
-def _loops(objects: Sequence[GTObject]) -> bool:
+def loops(objects: Sequence[GTObject]) -> bool:
+    """Whether one object stands three times in a row."""
     windows = (objects[start : start + LOOPED_OBJECTS] for start in range(len(objects) - LOOPED_OBJECTS + 1))
     return any(len(set(window)) == 1 for window in windows)
 
@@ -288,13 +321,25 @@ def _names_in(record: Record) -> list[str]:
 
 def _shape(one: GTObject, size: tuple[int, int], *, masks: bool) -> Any:
     """Return what COCO compares: [x, y, width, height] in pixels, or a run-length mask of the image's size."""
-    points = np.asarray(one.bins, dtype=np.float64).reshape(-1, 2) * size / BINS
-    (left, top), (right, bottom) = points.min(0), points.max(0)
+    if isinstance(one, MeasuredObject):
+        left, top, width, height = one.box
+        right, bottom = left + width, top + height
+        points = np.array([(left, top), (right, bottom)])
+    else:
+        points = np.asarray(one.bins, dtype=np.float64).reshape(-1, 2) * size / BINS
+        (left, top), (right, bottom) = points.min(0), points.max(0)
     if not masks:
-        return [left, top, right - left, bottom - top]
+        return [*one.box] if isinstance(one, MeasuredObject) else [left, top, right - left, bottom - top]
+    if isinstance(one, MeasuredObject) and one.mask is not None:
+        return {"size": [size[1], size[0]], "counts": one.mask}
     corners = [left, top, right, top, right, bottom, left, bottom]
-    outline = corners if one.kind == "bbox" else points.ravel().tolist()
-    return rle.frPyObjects([outline], size[1], size[0])[0]
+    return _drawn(corners if len(points) == 2 else points.ravel().tolist(), size)
+
+
+def _drawn(outline: Sequence[float], size: tuple[int, int]) -> Any:
+    """Return the mask of an outline, x and y in turn; points outside of the image are moved to its edge."""
+    inside = [min(max(value, 0.0), size[place % 2]) for place, value in enumerate(outline)]
+    return rle.frPyObjects([inside], size[1], size[0])[0]
 
 
 def _iou(answered: Sequence[Any], true: Sequence[Any], crowds: BoolArray) -> FloatArray:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from stage2_api.log_lines import one_line
 from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, UNPROVED, list_checkpoints
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.telemetry.progress import Reporter
@@ -124,6 +125,7 @@ class RunLog:
         """Log one event."""
         document = {"event": event, **figures}
         self._lines.write(document)
+        ACTIVITY.said()
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 

@@ -29,7 +29,7 @@ Named = tuple[str, float, float]
 """A name, and the interval that has it."""
 
 PARTS = (
-    "generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other",
+    "generate", "wait", "encode", "match", "reward", "pack", "forward", "backward", "optimizer", "sync", "log", "other",
 )  # fmt: skip
 TRAINING = ("forward", "backward", "optimizer")
 
@@ -40,7 +40,7 @@ PART_OF = {
     "rollout_parse_match": "match",
     "post_rollout_pack": "pack",
     "mask_build": "pack",
-    **{part: part for part in ("wait", *TRAINING, "sync", "log")},
+    **{part: part for part in ("wait", "reward", *TRAINING, "sync", "log")},
 }
 
 

@@ -21,6 +21,7 @@ import aiohttp
 
 from stage2_api.errors import shortened
 from stage2_api.pod.layout import HEALTH_ROUTE
+from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.wire import calls, credentials
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.credentials import host_and_port, is_loopback
@@ -32,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
-LOG_INTERVAL_S = 30.0
 ServerProtocol = Literal["vllm", "swift"]
 HEALTH_ROUTES: dict[ServerProtocol, str] = {"vllm": HEALTH_ROUTE, "swift": f"{HEALTH_ROUTE}/"}
 
@@ -230,7 +230,7 @@ def wait_until_healthy(
     some_after_s: float | None = None,
     protocol: ServerProtocol = "vllm",
 ) -> list[str]:
-    """Return the servers once all of them answer the health route; log from time to time which do not, and why.
+    """Return the servers once all of them answer the health route; the process's activity has those that do not.
 
     timeout_s: counted once for all servers, which must accept the token then; None = wait for as long as it takes.
     some_after_s: seconds after which those that answer are returned, if there are any; None = never.
@@ -240,19 +240,19 @@ def wait_until_healthy(
     """
     logger.info("waiting for servers%s: %s", f", at most {timeout_s:g} s" if timeout_s else "", ", ".join(base_urls))
     waiting = clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
-    start = logged = time.monotonic()
-    while failures := _failing(waiting, HEALTH_ROUTES[protocol]):
-        waiting, errors, now = [client for client, _ in failures], [error for _, error in failures], time.monotonic()
-        if some_after_s is not None and now >= start + some_after_s and len(waiting) < len(clients):
-            logger.warning("goes on without %d of %d servers: %s", len(waiting), len(clients), join_errors(errors))
-            break
-        if timeout_s is not None and now > start + timeout_s:
-            late = f"not healthy within {timeout_s:g} s"
-            raise join_errors([ServerError(error.server, "health", f"{late}: {error.detail}") for error in errors])
-        if now >= logged + LOG_INTERVAL_S:
-            logged = now
-            logger.info("%d of %d servers do not answer yet: %s", len(errors), len(clients), join_errors(errors))
-        time.sleep(POLL_INTERVAL_S)
+    start = time.monotonic()
+    with ACTIVITY.doing("waiting for servers") as doing:
+        while failures := _failing(waiting, HEALTH_ROUTES[protocol]):
+            waiting, errors = [client for client, _ in failures], [error for _, error in failures]
+            silent = f"{len(waiting)} of {len(clients)} servers do not answer: {join_errors(errors)}"
+            if some_after_s is not None and time.monotonic() >= start + some_after_s and len(waiting) < len(clients):
+                logger.warning("continuing without them: %s", silent)
+                break
+            if timeout_s is not None and time.monotonic() > start + timeout_s:
+                late = f"not healthy within {timeout_s:g} s"
+                raise join_errors([ServerError(error.server, "health", f"{late}: {error.detail}") for error in errors])
+            doing.what = f"waiting for servers: {silent}"
+            time.sleep(POLL_INTERVAL_S)
     there = [client for client in clients if not failures or client not in waiting]
     if timeout_s is not None:
         all_at_once(_log_workers if protocol == "swift" else _log_version, there)

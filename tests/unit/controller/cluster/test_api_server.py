@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
+from kubernetes.aio.config import incluster_config
 
 from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
 from stage2_controller.report.explanation import Event
@@ -94,6 +95,31 @@ async def test_no_credentials_of_netrc_are_sent(tmp_path: Path, monkeypatch: pyt
         finally:
             await api.close()
     assert sent == [None]
+
+
+async def test_in_a_pod_kubeconfig_names_the_cluster_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a controller that somebody points to another cluster, as tests do, would change the one that it is in."""
+    for name in ("SERVICE_TOKEN_FILENAME", "SERVICE_CERT_FILENAME"):
+        (tmp_path / name).write_text("of the pod")
+        monkeypatch.setattr(incluster_config, name, str(tmp_path / name))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "192.0.2.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+
+    async def node(_: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"name": "x"}})
+
+    application = web.Application()
+    application.router.add_get("/api/v1/nodes/x", node)
+    async with TestServer(application) as server:
+        url = str(server.make_url("")).rstrip("/")
+        monkeypatch.setenv("KUBECONFIG", b.kubeconfig(tmp_path / "kubeconfig", url))
+        api = await connect(lambda *_: None)
+        try:
+            assert await api.get("Node", None, "x") is not None
+        finally:
+            await api.close()
 
 
 IMAGES = {"images": [{"names": ["a"]}], "phase": "x"}

@@ -12,6 +12,7 @@ from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.observed import Observed
+from stage2_controller.place.binding import OVERDUE_S
 from stage2_controller.plan import Plan
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
@@ -149,6 +150,17 @@ def test_the_servers_of_the_last_attempt_end_before_the_next_ones_start_on_their
         made = planned(b.job(), n.capacity(n.node(node)), Observed(pods=(ending,)))
         assert ("Deployment" in b.kinds(made)) is starts
         assert "Job" in b.kinds(made)
+
+
+@pytest.mark.parametrize(("after_s", "starts"), [(OVERDUE_S - 1, False), (OVERDUE_S, True)])
+def test_servers_that_do_not_end_hold_the_next_ones_up_for_minutes_and_not_for_ever(
+    after_s: float, starts: bool
+) -> None:
+    ending = b.rollout_pod(True, True, True)
+    ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
+    ending["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt(planned(b.job(), n.capacity(n.node())))
+    made = planned(b.job(), n.capacity(n.node()), Observed(pods=(ending,)), after_s=after_s)
+    assert ("Deployment" in b.kinds(made)) is starts
 
 
 def test_servers_that_an_older_controller_labelled_otherwise_stay_behind_their_service() -> None:

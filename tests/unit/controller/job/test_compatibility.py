@@ -1,9 +1,11 @@
 """Objects and definitions of earlier versions stay good: nothing that was accepted is refused, no field is lost.
 
-`old/` is added to and never edited. `old/fields.txt` lists every field of the definition with its type and bounds;
+`old/` is added to and never edited. To `old/defaults.txt` nothing is added either: it lists what the definition of
+2026-11-21, the oldest, fills in. `old/fields.txt` lists every field of the definition with its type and bounds;
 new fields are added by `python -m tests.unit.controller.job.test_compatibility`.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests.unit.controller import builders as b
 
 OLD = Path(__file__).parents[1] / "old"
 FIELDS = OLD / "fields.txt"
+DEFAULTS = OLD / "defaults.txt"
 TIGHTER_IF_LESS = ("maxLength", "maxItems", "maxProperties", "maximum")
 TIGHTER_IF_MORE = ("minLength", "minItems", "minProperties", "minimum")
 
@@ -68,6 +71,20 @@ def test_no_field_has_become_required() -> None:
     known = {path for path, *_ in OLD_FIELDS}
     allowed = set((OLD / "required.txt").read_text(encoding="utf-8").splitlines())
     assert {path for path in required(version["schema"]["openAPIV3Schema"]) if path in known} <= allowed
+
+
+def test_no_default_is_filled_in_that_the_oldest_definition_does_not_fill_in() -> None:
+    """A rollback would find it in jobs as a key that nobody wrote, and refuse each of their edits."""
+
+    def filled_in(schema: Any, path: str) -> Iterator[str]:
+        for key, value in schema.get("properties", {}).items():
+            if "default" in value:
+                yield f"{path}.{key} {json.dumps(value['default'])}"
+            yield from filled_in(value.get("items", value), f"{path}.{key}{'[]' if 'items' in value else ''}")
+
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    now = filled_in(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "spec")
+    assert sorted(now) == DEFAULTS.read_text(encoding="utf-8").splitlines()
 
 
 def _narrower(schema: Any, key: str, was: Any) -> bool:

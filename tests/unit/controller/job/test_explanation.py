@@ -126,6 +126,19 @@ def test_a_job_that_trains_lacks_nothing_and_reports_its_last_step() -> None:
     assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
 
 
+@pytest.mark.parametrize(
+    ("sync", "waits"), [(None, "the learner has not pushed its weights yet"), ("kept", "no optimizer step is done yet")]
+)
+def test_a_job_whose_learner_loads_says_what_it_does(sync: str | None, waits: str) -> None:
+    raw = b.job()
+    doing = "first evaluation, before training; generating: 37 of 200 answers (40 s)"
+    report = b.report(0, pushed=0, held=(0, 0, 0), phase="rollout", message=doing)
+    made = b.planned(raw, b.started(raw, progress=report if sync else report.model_copy(update={"sync": None})))
+    assert made.status["message"] == f"{waits}; the learner runs: {doing}"
+    assert doing in b.message(made, reasons.TRAINING)
+    assert explanation.first(explanation.chain(b.with_status(raw, made))).message == made.status["message"]
+
+
 def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_merged() -> None:
     raw = b.job()
     sync = b.report().sync
@@ -207,6 +220,7 @@ TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
 }
 OF_WHAT_HOLDS = {
     reasons.VALID,
+    reasons.KEYS_IGNORED,
     reasons.NODE_CHOSEN,
     reasons.APPLIED,
     reasons.SERVERS_READY,

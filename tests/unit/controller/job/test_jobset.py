@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ import yaml
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_api.pod import layout
-from stage2_controller import jobset, reasons
+from stage2_controller import conditions, jobset, reasons
 from stage2_controller.children.build import static_children
 from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import Capacity
@@ -186,14 +187,22 @@ def traced() -> Iterator[set[str]]:
         sys.setprofile(None)
 
 
-def pod(life: Life, role: str, index: int, *statuses: Object, node: str | None = "n", **status: Any) -> None:
+def pod(
+    life: Life,
+    role: str,
+    index: int,
+    *statuses: Object,
+    node: str | None = "n",
+    spec: Object | None = None,
+    **status: Any,
+) -> None:
     """A pod of the JobSet, as a watch reports it."""
     made = b.pod(role, *statuses, node=node, name=f"{JOBSET}-{role}-0-{index}-x", **status)
     annotations = {names.ANNOTATION_JOB: KEY.name, names.ANNOTATION_JOB_UID: "uid-of-job-3v1"}
     labels = {**made["metadata"]["labels"], names.LABEL_POD_INDEX: str(index)}
     owner = {"kind": "Job", "controller": True, "uid": "j", "apiVersion": "batch/v1"}
     metadata = {**made["metadata"], "annotations": annotations, "labels": labels, "ownerReferences": [owner]}
-    life.server.add({**made, "kind": "Pod", "metadata": metadata})
+    life.server.add({**made, "kind": "Pod", "metadata": metadata, "spec": {**made["spec"], **(spec or {})}})
 
 
 def condition(life: Life, kind: str) -> tuple[str, str] | None:
@@ -299,6 +308,77 @@ async def test_a_lost_rollout_pod_counts_as_servers_that_do_not_answer(life: Lif
     assert condition(life, reasons.ROLLOUT_READY) == ("False", reasons.CONTAINERS_STARTING)
 
 
+def loading(life: Life, index: int, *, bound_s: float) -> None:
+    """A rollout pod that the scheduler bound then, and whose servers load."""
+    at = conditions.timestamp(b.NOW + timedelta(seconds=bound_s))
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+    servers = (b.up("server-0", ready=False), b.up("server-1", ready=False))
+    pod(life, "rollout", index, *servers, conditions=[bound])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_time_to_start_counts_from_when_the_last_rollout_pod_has_its_node(life: Life, first: int) -> None:
+    async def failed(*, after_s: float) -> tuple[str, str] | None:
+        life.reconciler._clock = lambda: b.NOW + timedelta(seconds=after_s)
+        await life.one_pass()
+        return condition(life, reasons.FAILED)
+
+    life.server.add(job(learner={"gpus": 1, "startDeadlineSeconds": 60}))
+    await life.one_pass()
+    pod(life, "learner", 0, b.waiting("learner", "PodInitializing"))
+    loading(life, first, bound_s=0)
+    assert await failed(after_s=600) is None, "the other pod does not exist yet"
+    pod(life, "rollout", 1 - first, node=None)
+    assert await failed(after_s=1200) is None, "the other pod has no node yet"
+    loading(life, 1 - first, bound_s=1200)
+    assert await failed(after_s=1259) is None
+    assert await failed(after_s=1260) == ("True", reasons.START_DEADLINE)
+
+
+async def test_refused_rollout_pod_is_named_beside_one_that_waits(life: Life) -> None:
+    await runs(life, queued=False)
+    refused = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": "no GPU is free",
+        "lastTransitionTime": conditions.timestamp(b.NOW),
+    }
+    for waiting in (1, 0):
+        pod(life, "rollout", waiting, node=None)
+        pod(life, "rollout", 1 - waiting, node=None, conditions=[refused])
+        await life.one_pass()
+        assert condition(life, reasons.ROLLOUT_READY) == ("False", reasons.UNSCHEDULABLE)
+        assert "no GPU is free" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
+
+
+async def test_rollout_pods_whose_claims_exist_are_ready_and_a_missing_claim_is_named(life: Life) -> None:
+    claims = {"resourceClaimTemplate": "one-gpu"}
+    life.server.add(job(rollout={"servers": 4, "serversPerPod": 2, **claims}, learner={"gpus": 1, **claims}))
+    await runs(life, queued=False)
+    template = replicated(life.server.objects["JobSet", JOBSET], "rollout")[1]["template"]["spec"]
+    wanted = {"resourceClaims": template["resourceClaims"]}
+    there = {"resourceClaimStatuses": [{"name": one["name"]} for one in template["resourceClaims"]]}
+    for index in (0, 1):
+        pod(life, "rollout", index, b.up("server-0"), b.up("server-1"), spec=wanted, **there)
+    await life.one_pass()
+    assert condition(life, reasons.ROLLOUT_READY) == ("True", reasons.SERVERS_READY)
+    pod(life, "rollout", 1, node=None, spec=wanted)
+    await life.one_pass()
+    assert condition(life, reasons.ROLLOUT_READY) == ("False", reasons.UNSCHEDULABLE)
+    assert "ResourceClaimTemplate one-gpu" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
+
+
+async def test_later_learner_pod_that_refuses_its_configuration_ends_the_job_with_its_words(life: Life) -> None:
+    life.server.add(job(config=b.job(config=SHARDED)["spec"]["config"], learner={"gpus": 1, "nodes": 2}))
+    await runs(life, queued=False)
+    pod(life, "learner", 0, b.down("learner", 75, "a process of the run is gone"), phase="Failed")
+    pod(life, "learner", 1, b.down("learner", 64, "no such image root"), phase="Failed")
+    ends(life, "Failed", "FailJobSetFailurePolicyAction")
+    await life.one_pass()
+    assert condition(life, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+    assert "no such image root" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
+
+
 async def test_without_jobset_on_the_cluster_the_job_names_the_command_that_installs_it(life: Life) -> None:
     life.server.refused["JobSet"], life.server.refused_with = "404 page not found", 404
     with pytest.raises(RetryLater):
@@ -345,6 +425,16 @@ def listed(life: Life) -> int:
     """The servers that a learner finds, and waits for when it starts."""
     config = yaml.safe_load(life.server.objects["ConfigMap", "job-3v1-config"]["data"][layout.CONFIG_KEY])
     return len(config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("JobSet", JOBSET), ("Job", SERVERS)])
+async def test_servers_that_are_being_deleted_keep_their_number(life: Life, kind: str, name: str) -> None:
+    await runs(life, queued=False)
+    deleted = life.server.objects[kind, name]
+    life.server.put(deleted, deletionTimestamp=conditions.timestamp(b.NOW))
+    scaled(life, 8)
+    await life.one_pass()
+    assert size(life)[0] == 2
 
 
 async def test_somebody_elses_job_of_that_name_keeps_its_pods(life: Life) -> None:

@@ -110,7 +110,7 @@ def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> Non
     again = planned(b.edited(b.with_status(raw, made), ttlSecondsAfterFinished=60), account, observed)
     assert (again.deletions, of_pods(again, observed)) == ((), [])
     stops = planned(b.edited(b.with_status(raw, made), suspend=True), account, observed)
-    assert set(stops.deletions) == {"Job", *({"Deployment"} & recorded["children"].keys())}
+    assert set(stops.deletions) == {"Job", "Deployment", names.JOBSET} & recorded["children"].keys()
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
@@ -152,6 +152,131 @@ def test_an_edit_counts_by_what_its_author_changed() -> None:
     image = b.planned(b.edited(raw, image="another:1"), observed)
     assert image.deletions == ("Job", "Deployment")
     assert image.status["specHash"] == image.status["currentHash"]
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+@pytest.mark.parametrize("hashed", ["as before", "otherwise"])
+def test_an_edit_of_no_pod_in_the_minute_of_an_upgrade_ends_no_pod(recorded: Any, hashed: str) -> None:
+    """No controller ran when somebody set a deadline, and the next one may have other defaults."""
+    raw, observed = running(recorded)
+    if hashed == "otherwise" and "currentHash" in raw["status"]:
+        raw, observed = by_another_version(raw, observed)
+    made = planned(b.edited(raw, activeDeadlineSeconds=86_400), nodes(), observed)
+    assert (made.deletions, of_pods(made, observed)) == ((), [])
+    assert made.status["phase"] == reasons.RUNNING
+
+
+OTHER_HASH = "of-another-version"
+
+
+def by_another_version(raw: b.Object, observed: Observed) -> tuple[b.Object, Observed]:
+    """The same job and children, by a version whose defaults give other hashes of the same spec."""
+    raw, parts = copy.deepcopy(raw), dict(vars(observed))
+    raw["status"] |= {"specHash": OTHER_HASH, "currentHash": OTHER_HASH}
+    for field in ("learner", "deployment", "jobset"):
+        if parts[field] is not None:
+            parts[field] = copy.deepcopy(parts[field])
+            parts[field]["metadata"]["annotations"][names.ANNOTATION_SPEC_HASH] = OTHER_HASH
+    return raw, Observed(**parts)
+
+
+def edits(raw: b.Object, *written: b.Object) -> b.Object:
+    """The job after several writes that no controller saw."""
+    for spec in written:
+        raw = b.edited(raw, **spec)
+    return raw
+
+
+@pytest.fixture
+def upgraded_job() -> tuple[b.Object, Observed]:
+    """A running job of another version of the controller, with status and children of that version."""
+    raw = b.job()
+    observed = b.started(raw)
+    return by_another_version(b.with_status(raw, b.planned(raw, observed)), observed)
+
+
+NO_POD = [
+    [{"activeDeadlineSeconds": 86_400}],
+    [{"activeDeadlineSeconds": 86_400}, {"ttlSecondsAfterFinished": 60}, {"imagePullPolicy": "Always"}],
+    [{"network": {"egress": "Open"}}, {"suspend": False}],
+    [{"suspend": True}, {"suspend": False}],
+    [{"tls": {"enabled": True}, "engine": "Node"}],
+]
+
+
+@pytest.mark.parametrize("written", NO_POD)
+def test_edits_of_no_pod_together_with_an_upgrade_end_no_pod(
+    upgraded_job: tuple[b.Object, Observed], written: list[b.Object]
+) -> None:
+    raw, observed = upgraded_job
+    if "tls" in written[0]:  # what was written has changed, though nothing else: it is the same for one version
+        raw["status"]["currentHash"] = parse(raw, b.SETTINGS).current_hash
+    made = b.planned(edits(raw, *written), observed)
+    assert (made.deletions, of_pods(made, observed)) == ((), [])
+    assert made.status["specHash"] == OTHER_HASH
+    again = b.planned(edits(b.with_status(edits(raw, *written), made), {"ttlSecondsAfterFinished": 1}), observed)
+    assert (again.deletions, of_pods(again, observed)) == ((), [])
+
+
+OF_PODS = [
+    {"image": "another:1"},
+    {"rollout": {"servers": 3, "port": 9000}},
+    {"placement": {"nodeSelector": {"a": "b"}}},
+    {"tls": {"enabled": False}},
+    {"volumes": [{"name": "more", "mountPath": "/more", "emptyDir": {}}]},
+]
+
+
+@pytest.mark.parametrize("written", OF_PODS, ids=lambda spec: next(iter(spec)))
+@pytest.mark.parametrize("by", ["this version", "another version"])
+def test_an_edit_of_its_pods_restarts_a_job_that_was_suspended_and_resumed_unseen(
+    upgraded_job: tuple[b.Object, Observed], written: b.Object, by: str
+) -> None:
+    raw, observed = upgraded_job
+    if by == "this version":
+        raw, observed = b.job(), b.started(b.job())
+        raw = b.with_status(raw, b.planned(raw, observed))
+    made = b.planned(edits(raw, {"suspend": True, **written}, {"suspend": False}), observed)
+    assert (made.deletions, made.status["specHash"]) == (("Job", "Deployment"), made.status["currentHash"])
+
+
+def test_an_edit_that_a_suspension_made_possible_counts_after_an_upgrade() -> None:
+    raw = b.job(suspend=True)
+    raw = b.with_status(raw, b.planned(raw))
+    before = raw["status"]["specHash"]
+    raw, _ = by_another_version(raw, b.NOTHING)
+    made = b.planned(b.edited(raw, image="another:1"))
+    assert made.status["specHash"] not in (before, OTHER_HASH)
+    assert b.planned(b.edited(raw, activeDeadlineSeconds=60)).status["specHash"] == OTHER_HASH
+
+
+def test_an_upgrade_together_with_a_time_to_live_reruns_no_failed_job() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    raw = b.with_status(raw, b.planned(raw, observed))
+    ended = replace(observed, pods=(b.pod(names.ROLE_LEARNER, b.down("learner", 64, "no such file")),))
+    learner = copy.deepcopy(observed.learner) or {}
+    learner["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}]}
+    failed = b.planned(raw, replace(ended, learner=learner))
+    assert failed.status["phase"] == reasons.FAILED
+    raw, ended = by_another_version(b.with_status(raw, failed), replace(ended, learner=learner))
+    made = b.planned(b.edited(raw, ttlSecondsAfterFinished=3600), ended, after_s=60)
+    assert (made.status["phase"], made.status["specHash"]) == (reasons.FAILED, OTHER_HASH)
+    assert b.planned(b.edited(raw, image="right:1"), ended, after_s=60).status["phase"] != reasons.FAILED
+
+
+def test_the_number_of_servers_of_a_jobset_makes_no_pod_of_the_others() -> None:
+    (recorded,) = [json.loads(line) for line in newest() if '"name": "job-jobset"' in line]
+    raw, observed = running(recorded)
+    raw = b.with_status(raw, planned(raw, nodes(), observed))
+    raw, observed = by_another_version(raw, observed)
+    more = {**raw["spec"]["rollout"], "servers": raw["spec"]["rollout"]["servers"] + 8}
+    made = planned(b.edited(raw, rollout=more, activeDeadlineSeconds=60), nodes(), observed)
+    assert (made.deletions, made.status["specHash"]) == ((), OTHER_HASH)
+
+
+def newest() -> list[str]:
+    return STATES[-1].read_text(encoding="utf-8").splitlines()
 
 
 WIDE = {"volumes": [{"name": "data", "mountPath": "/data", "hostPath": {"path": "/nowhere"}}]}

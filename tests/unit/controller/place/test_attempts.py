@@ -124,6 +124,17 @@ def test_the_pause_has_a_longest_one_and_begins_small_again_after_a_success() ->
     assert life.account.snapshot(n.KEY).pause_s == 0
 
 
+@MODES
+def test_attempt_whose_end_is_planned_twice_before_its_pods_are_gone_counts_once(mode: str) -> None:
+    life = Life(mode=mode)
+    observed = half(life.children())
+    for at_s in (REFUSED_S, REFUSED_S + 1):
+        made = life.passes(observed, at_s=at_s)
+        assert made.placement
+        assert made.placement.failed
+    assert life.account.snapshot(n.KEY).pause_s == FIRST_PAUSE_S - 1
+
+
 def test_a_suspended_job_is_tried_at_once_when_it_is_resumed() -> None:
     life = Life()
     life.passes(half(life.children()), at_s=REFUSED_S)

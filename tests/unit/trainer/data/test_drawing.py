@@ -1,8 +1,10 @@
 """Names of data and of answers are drawn whatever they hold: a picture must not end a run."""
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from stage2_cli.data import COLORS
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines, grid
 
 NAMES = ["two\nlines", "\x1b[31mred", "\ud800", "猫" * 5000, "", "\0"]
@@ -35,6 +37,37 @@ def test_a_name_in_any_script_has_a_font_or_is_written_as_code_points(script):
         for text in (name, name[::-1] if len(name) > 1 else chr(ord(name) + 1))
     )
     assert one.tobytes() != other.tobytes()
+
+
+def luminance(colour):
+    linear = np.asarray(colour) / 255
+    linear = np.where(linear <= 0.04045, linear / 12.92, ((linear + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+BACKGROUNDS = [*COLORS, "white", "black", "grey", "#ffff00", "#ff0000"]
+
+
+@pytest.mark.parametrize("kind", ["bbox", "poly"])
+@pytest.mark.parametrize("background", BACKGROUNDS)
+@pytest.mark.parametrize("colour", COLORS)
+def test_outline_is_seen_on_any_background(colour, background, kind):
+    """By WCAG's contrast, 3 to 1, on each of its four sides, inside of the picture and at its edge."""
+    image = Image.new("RGB", (100, 100), background)
+    plain = luminance(image.getpixel((0, 0)))
+    for x1, y1, x2, y2 in ((200, 200, 800, 800), (0, 0, 999, 999), (500, 500, 530, 530)):
+        bins = (x1, y1, x2, y2) if kind == "bbox" else (x1, y1, x2, y1, x2, y2, x1, y2)
+        drawn = luminance(np.asarray(draw_outlines(image, [Outline(kind, bins, "", colour)], width=300)))
+        contrast = (np.maximum(drawn, plain) + 0.05) / (np.minimum(drawn, plain) + 0.05)
+        left, top, right, bottom = (round(number * 0.3) for number in (x1, y1, x2, y2))
+        middle_x, middle_y = (left + right) // 2, (top + bottom) // 2
+        sides = (
+            contrast[middle_y, max(0, left - 3) : left + 4],
+            contrast[middle_y, right - 4 : right + 4],
+            contrast[max(0, top - 3) : top + 4, middle_x],
+            contrast[bottom - 4 : bottom + 4, middle_x],
+        )
+        assert min(side.max() for side in sides) >= 3
 
 
 def test_portraits_landscapes_and_strips_share_a_table():

@@ -51,7 +51,9 @@ def test_few_bytes_do_not_become_many_pixels(tmp_path):
     Image.new("1", (10_000, 10_000)).save(path)
     assert path.stat().st_size < 20_000
     for use in (load_image, image_url, read_header):
-        with pytest.raises(ImageError, match=r"bomb\.png: cannot be read \(10000 x 10000 are 100000000 pixels, above"):
+        with pytest.raises(
+            ImageError, match=r"bomb\.png: cannot be read \(it has more than 90,000,000 pixels: 10000 x"
+        ):
             use(str(path))
 
 
@@ -63,7 +65,7 @@ def test_an_image_is_refused_for_its_shape_where_the_models_processor_refuses_it
         smart_resize(size[1], size[0])
     except ValueError:
         for use in (load_image, image_url, read_header):
-            with pytest.raises(ImageError, match=r"thin\.png: cannot be read \(.*one side is more than 200 times"):
+            with pytest.raises(ImageError, match=r"thin\.png: cannot be read \(one side is more than 200 times"):
                 use(str(path))
     else:
         assert load_image(str(path)).size == size

@@ -53,6 +53,23 @@ def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
     assert loaded.objects[0].bins == (1, 2, 600, 999)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (record(width=None), r"width: is required, as a positive integer"),
+        (record(objects=[{"label": "valve", "bbox_2d": [1, 2, 3, 4]}]), r"desc: .*rename its key label to desc"),
+        (record(units="bins", objects=[BOX | {"bbox_2d": [0, 0, 500, 1000]}]), r"1000; .*1000 becomes 999.*pixels"),
+    ],
+)
+def test_key_of_another_tool_is_named_with_what_to_write(write, line, words):
+    with pytest.raises(ConfigError, match=words):
+        load_records(write(line))
+
+
+def test_a_record_may_have_the_keys_of_another_tool_besides(write):
+    assert load_records(write(record(messages=[], conversations=[])))
+
+
 @pytest.mark.parametrize("poly", [[0, 0, 100, 0, 50, 50], [[0, 0], [100, 0], [50, 50]]])
 def test_a_poly_may_be_flat_or_paired(write, poly):
     (loaded,) = load_records(write(with_object(bbox_2d=None, poly=poly, poly_points=3)))
@@ -227,7 +244,7 @@ def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
 
 def test_of_many_broken_lines_the_first_twenty_are_named(write):
     with pytest.raises(ConfigError) as caught:
-        load_records(write(*["{"] * 25))
+        load_records(write(*["{]"] * 25))
     assert len(caught.value.problems) == 20
 
 
@@ -237,11 +254,11 @@ def test_one_record_is_read_as_among_all(write):
 
 
 def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missing(write):
-    path = write("{", record(images=["b.png"]))
+    path = write("{]", record(images=["b.png"]))
     assert load_record(path, 1, rules=RecordRules(images_exist=False)).images == (str(path.parent / "b.png"),)
     with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
         load_record(path, 1)
-    with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{'; must be JSON"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{\]'; must be JSON"):
         load_record(path, 0)
 
 
@@ -255,7 +272,7 @@ def test_a_position_outside_the_file_is_reported_by_its_option(write, position):
     "changes", [{"sample_id": "\ud800"}, {"metadata": {"a": ["\udfff"]}}, {"images": ["\ud800.png"]}]
 )
 def test_half_a_surrogate_pair_is_named_since_no_file_or_terminal_takes_it(write, changes):
-    with pytest.raises(ConfigError, match=r"train\.jsonl:1: .*; must be text; half of a surrogate pair stands in it"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: .*; must be text, and has half of a surrogate pair"):
         load_records(write(record(**changes)))
     (whole,) = load_records(write(record(sample_id="\U0001f600")))  # in JSON two halves
     assert whole.sample_id == "\U0001f600"

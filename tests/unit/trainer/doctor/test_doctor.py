@@ -112,7 +112,9 @@ def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(c
 
 
 def test_a_model_that_is_not_there_is_reported(config, tmp_path):
-    assert "no folder here" in examine(config(model={"model": str(tmp_path / "lost")}))["model"].status
+    found = examine(config(model={"model": str(tmp_path / "lost")}))["model"]
+    assert "there is no such folder" in found.status
+    assert "train stage 1 first" in found.way_out
 
 
 def test_memory_that_is_too_small_is_reported(config):

@@ -98,7 +98,7 @@ def test_a_reward_sees_the_record_and_the_parsed_answer():
 def test_the_reward_that_the_page_shows_scores_small_objects():
     page = (Path(__file__).parents[4] / "docs" / "grpo.md").read_text()
     names = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    exec(re.search(r"my_rewards\.py <<'END'\n(.*?)END\n", page, re.DOTALL)[1], names)
     for answer, expected in (([EDGE], 1.0), ([CAT], 0.0)):
         assert (
             names["small"](Sample(serialize_objects(answer), Record(0, "one", (), 100, 100, (CAT, EDGE)))) == expected

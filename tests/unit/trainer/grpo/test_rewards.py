@@ -7,7 +7,9 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import Record
-from stage2_trainer.grpo.rewards import ENTRY_POINTS, RewardError, Sample, known_rewards, load_rewards
+from stage2_trainer.grpo.loaded_rewards import RewardError, load_rewards
+from stage2_trainer.grpo.rewards import Sample, known_rewards
+from tests.unit.trainer.grpo.reward_package import install
 from tests.unit.trainer.grpo.summaries import IRRELEVANT, about, answer, irrelevant, sample, scored
 
 EMPTY = Record(6, "train.jsonl:7", (), 96, 96)
@@ -29,34 +31,24 @@ def infinite(sample):
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A function that installs a package with rewards under the entry point, by their names."""
-
-    def install(**names):
-        (tmp_path / "their_rewards.py").write_text(PACKAGE)
-        information = tmp_path / "theirs-1.0.dist-info"
-        information.mkdir()
-        (information / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-        lines = "\n".join(f"{name} = {target}" for name, target in names.items())
-        (information / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{lines}\n")
-        monkeypatch.syspath_prepend(tmp_path)
-
-    return install
+    return lambda *names: install(tmp_path, monkeypatch, PACKAGE, names)
 
 
 def test_a_package_adds_a_reward_by_an_entry_point(package):
-    package(**{"theirs.brevity": "their_rewards:brevity"})
+    package("brevity")
     (reward,) = load_rewards(["theirs.brevity"], [1.0])
     assert reward(Sample("abc", EMPTY)) == 0.25
 
 
 def test_a_name_that_is_taken_is_refused(package):
-    package(**{"summary.format": "their_rewards:brevity"})
+    package("summary.format=their_rewards:brevity")
     with pytest.raises(ConfigError, match=r"summary\.format.*rename"):
         load_rewards(["summary.format"], [1.0])
 
 
 def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(package):
-    package(**{"theirs.gone": "their_rewards:gone"})
-    with pytest.raises(ConfigError, match=r"theirs\.gone.*their_rewards:gone"):
+    package("gone")
+    with pytest.raises(ConfigError, match=r"theirs\.gone.*their_rewards has no `gone`"):
         load_rewards(["theirs.gone"], [1.0])
 
 
@@ -65,7 +57,7 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(packag
     [("area", r"ZeroDivisionError: division by zero.*their_rewards\.py:8"), ("infinite", "inf; must return a finite")],
 )
 def test_a_reward_that_fails_is_named_with_its_line_the_record_and_the_answer(package, target, words):
-    package(**{f"theirs.{target}": f"their_rewards:{target}"})
+    package(target)
     (reward,) = load_rewards([f"theirs.{target}"], [1.0])
     with pytest.raises(RewardError, match=words) as failed:
         reward(Sample("abc", EMPTY))

@@ -1,6 +1,8 @@
 """The trainer against TRL's own: the same answers make the same advantages and the same loss."""
 
 import json
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
-from stage2_trainer.grpo.rewards import Reward, RewardError
+from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
@@ -185,6 +187,16 @@ def test_a_step_reports_where_its_time_went(make, folder):
     assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= traced
 
 
+def test_a_step_reports_the_seconds_of_its_rewards(make, folder):
+    trainer = make()
+    slow = [Reward("theirs.slow", 1.0, lambda sample: time.sleep(0.1) or 0.5), trainer.components.rewards[1]]
+    trainer.components = replace(trainer.components, rewards=slow)
+    trainer.train()
+    (step,) = read_log(folder)
+    assert 0.4 <= step["step/reward_s"] < step["step/wall_s"], "four answers"
+    assert step["step/other_s"] + step["step/wait_s"] < step["step/wall_s"] - 0.4
+
+
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
 def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(make, effective, needed):
     batches = {"training": {"per_device_train_batch_size": 2, "effective_batch_size": effective}}
@@ -255,6 +267,24 @@ def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
 def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
     trainer = rewarded(make(), lambda sample: 1 / len(sample.objects))
     with pytest.raises(RewardError, match=r"reward summary\.format, record train\.jsonl:[12]: 'ZeroDivisionError"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda sample: sys.exit(3), r"SystemExit: 3.*ends the process at .*test_trainer\.py:\d+"),
+        (lambda sample: None, r"returns None"),
+        (lambda sample: "0.5", r"returns text"),
+        (lambda sample: [0.5, 0.5], r"a value of type list.*once for each answer"),
+        (lambda sample: float("nan"), r"must return a finite number"),
+    ],
+)
+def test_a_reward_without_a_number_ends_the_run_whatever_it_does(make, function, words):
+    trainer = make()
+    wrong = [Reward("theirs.wrong", 1.0, function, "test_trainer:wrong"), trainer.components.rewards[1]]
+    trainer.components = replace(trainer.components, rewards=wrong)
+    with pytest.raises(RewardError, match=words):
         trainer.train()
 
 

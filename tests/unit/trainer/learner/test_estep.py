@@ -10,13 +10,25 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.estep import StepAnswers
+from stage2_trainer.learner.estep import EStep, StepAnswers, Teaching
 from stage2_trainer.learner.listeners import ParseFailureLog, sample_document
-from stage2_trainer.learner.supervise import sample_stats
+from stage2_trainer.learner.supervise import Supervisor, sample_stats
 from stage2_trainer.matching import supervision
 from stage2_trainer.rollouts.rollout_source import Answers
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
-from tests.unit.trainer.learner.harness import ScriptedBackend, build_e_step, only_first, segments_of, shifted
+from tests.unit.trainer.learner.harness import (
+    RecordingPush,
+    ScriptedBackend,
+    build_e_step,
+    fresh_rollouts,
+    only_first,
+    sample_tools,
+    segments_of,
+    shifted,
+)
 
 
 @pytest.fixture
@@ -38,6 +50,52 @@ def test_there_is_a_segment_for_each_record_in_order(e_step, records):
     segments, seen = e_step(only_first)
     assert [matched.record for matched in seen] == records
     assert [len(segment) for segment in segments] == [segment.stats.encoded_len for segment in segments]
+
+
+def test_pipeline_asks_for_the_next_step_one_ahead_and_for_what_a_run_without_asks_for(encoder, model, records):
+    def run(*, pipelined):
+        backend, segments = ScriptedBackend(encoder, records, only_first), []
+        e_step = build_e_step(encoder, model, backend, lambda *_: None)
+        for step in (0, 1, 3):  # the run resumes at 3, whose records nobody has asked for
+            following = [records[step + 1 : step + 2]] if pipelined and step < 3 else ()
+            batches = [records[step % 3 : step % 3 + 1]]
+            answers = e_step.sync_and_request(batches, following, global_step=step, stopwatch=Stopwatch())
+            segments += [segment for micro_step in answers.micro_steps() for segment in micro_step]
+        return segments, backend.seeds
+
+    ahead, asked_ahead = run(pipelined=True)
+    plain, asked = run(pipelined=False)
+    assert asked_ahead[:2] == asked[:2]
+    assert asked_ahead[-1] == asked[-1]
+    assert [one.sample_id for one in ahead] == [one.sample_id for one in plain]
+    assert [one.stats.staleness for one in ahead] == [0, 1, 0]
+
+
+class Slowing(RecordingPush):
+    """A push that takes as many seconds as there were pushes."""
+
+    def push(self, model, *, version):
+        report = super().push(model, version=version)
+        return report.model_copy(update={"seconds": float(len(self.versions))})
+
+
+class LosesFirst(ScriptedBackend):
+    """A backend whose first request loses its server."""
+
+    def generate(self, requests, **options):
+        self.plans.append(options["seed_plan"])
+        if len(self.plans) == 1:
+            raise ServerError("scripted", "rollout", "went away")
+        return super().generate(requests, **options)
+
+
+def test_push_that_a_lost_server_made_necessary_is_the_one_that_the_step_reports(encoder, model, records):
+    backend = LosesFirst(encoder, records, only_first)
+    rollouts = fresh_rollouts(backend, Slowing(), Reporter(), lambda error: None)
+    e_step = EStep(model, Teaching(rollouts, Supervisor(sample_tools(encoder), model)))
+    answers = e_step.sync_and_request([records[:1]], global_step=0, stopwatch=Stopwatch())
+    assert len([*answers.micro_steps()]) == 1
+    assert answers.report.seconds == 2
 
 
 def test_what_the_rollout_missed_is_appended_and_taught(e_step, encoder, matcher):

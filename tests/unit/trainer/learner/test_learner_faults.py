@@ -98,7 +98,7 @@ def images(tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "spoil", "cause"),
-    [(1, cut_off, "truncated"), (2, cut_off, "truncated"), (3, emptied, "no image format that is known")],
+    [(1, cut_off, "truncated"), (2, cut_off, "truncated"), (3, emptied, "it is empty")],
     ids=["a PNG that is cut off", "a JPEG that is cut off", "an empty file"],
 )
 def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(learn, images, place, spoil, cause):

@@ -293,6 +293,18 @@ def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
     assert (logits.grad[0, others] < 0).all()
 
 
+@pytest.mark.parametrize("weights", [None, torch.linspace(-1, 1.5, 12)])
+def test_repeated_row_adds_no_loss_and_no_gradient(weights):
+    hidden, weight, wanted = random_case()
+    inputs = [one.requires_grad_() for one in (hidden, weight)]
+    repeated = replace(wanted, weights=weights).without_loss().divided_by(ce=12, coord=9)
+    parts = stage2_loss_from_hidden(hidden[repeated.logit_positions], weight, repeated, COORD_IDS, RolloutMatching())
+    parts.total.backward()
+    assert parts.total == 0
+    assert (parts.ce_count, parts.coord_prefix_count, parts.coord_tail_count) == (0, 0, 0)
+    assert not any(one.grad.any() for one in inputs)
+
+
 def test_weights_of_one_are_no_weights():
     hidden, weight, wanted = random_case()
     logits = hidden @ weight.T

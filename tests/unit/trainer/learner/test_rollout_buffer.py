@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.learner.step import CurrentStep, KeptRows
+from stage2_trainer.telemetry.timeline import Stopwatch
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 
@@ -27,6 +29,26 @@ def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
 def test_rows_are_reused_by_the_steps_that_follow_as_often_as_agreed(step, served):
     assert KeptRows(5, 3, [], [RowGroup(0, [], {}, [])]).serves(step) is served
     assert not KeptRows(5, 3, []).serves(step), "their own step was not finished"
+
+
+class Piece(list):
+    """A segment as long as it is."""
+
+    stats = None
+
+
+def test_checkpoint_in_the_midst_of_a_step_keeps_the_segments_that_waited_before_it():
+    """The resumed run makes the rollouts of that step again."""
+    before, new = Piece([1] * 6), Piece([1] * 7)
+    answers = SimpleNamespace(micro_steps=lambda: [[new]], stopwatch=Stopwatch(), report=None)
+    planner = PackedRowPlanner(10, capacity=8, min_fill=0.1)
+    planner.wait([before])
+    current = CurrentStep(SimpleNamespace(sync_and_request=lambda *_, **__: answers), planner)
+    current.set_batches([[Record(1, "a", (), 8, 8)]], global_step=3, uses=1)
+    (group,) = current.rows(Stopwatch())
+    assert group.rows == [(before,)]
+    assert list(current.waiting(3)) == [before]
+    assert list(current.waiting(4)) == [new]
 
 
 @pytest.fixture
@@ -69,7 +91,10 @@ def test_each_window_is_generated_once_and_trained_on_m_times(make):
     assert [step["rollout/buffer_reuse"] for step in steps] == [0, 1, 0, 1, 0]
     assert [step["rollout/buffer_window_step0"] for step in steps] == [0, 0, 2, 2, 4]
     assert [step["rollout/buffer_completed_steps"] for step in steps] == [0, 1, 0, 1, 0]
-    assert [step["time/rollout_generate_s"] > 0 for step in steps] == [True, False, True, False, True]
+    for what in ("rollout_generate", "rollout_parse_match", "rollout_teacher_encode"):
+        assert [step[f"time/{what}_s"] > 0 for step in steps] == [True, False, True, False, True], what
+    assert [step["sync/version"] for step in steps] == [0, 0, 2, 2, 4]
+    assert [step["sync/bytes"] for step in steps] == [10, 0, 10, 0, 10], "what a step has pushed itself"
 
 
 def test_one_step_for_each_window_is_no_reuse(make):

@@ -11,8 +11,9 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
 from stage2_trainer.learner.listeners import log_held_out_rollouts
 from stage2_trainer.matching import GTObject, serialize_objects
+from stage2_trainer.scores.answer_file import read_rollouts
 from stage2_trainer.scores.answer_scores import AnswerScores
-from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.rollout_file import Rollouts, places_in
 from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from itertools import chain
 
 import pytest
 import torch
@@ -135,6 +136,17 @@ def test_a_row_of_a_step_has_its_number_from_its_place_whenever_its_segments_com
     assert all(len(row) == 1 and row[0][0] == lengths[place] for place, row in in_order.items())
 
 
+def test_segments_of_a_checkpoint_go_into_the_first_step_alone():
+    planner = StepRowPlanner(20)
+    planner.wait([Piece(4)])
+
+    def trained_on():
+        planned = planner.rows(Arriving([Piece(7)], [0]))
+        return sorted(len(piece) for group in planned for row in group.rows for piece in row)
+
+    assert (trained_on(), list(planner.waiting), trained_on()) == ([4, 7], [], [7])
+
+
 def test_without_packing_nothing_can_wait():
     with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
         SingleRowPlanner().wait([Piece(3)])
@@ -238,6 +250,23 @@ def test_a_segment_comes_back_as_it_was(tmp_path):
     assert (found.images, found.sample_id) == (("a.png",), "train.jsonl:3")
     assert torch.equal(found.placed.position_ids, segment().placed.position_ids)
     assert {type(part) for part in (found, found.placed, found.placed.encoding, found.meta, found.stats)} == set(PARTS)
+
+
+@pytest.mark.parametrize(("processes", "all_in_first"), [(1, False), (2, False), (5, False), (2, True)])
+def test_waiting_segments_of_three_processes_are_taken_once_by_as_many_as_there_are(
+    tmp_path, monkeypatch, processes, all_in_first
+):
+    def loaded_by(process):
+        monkeypatch.setattr("stage2_trainer.learner.rows.rank", lambda: process)
+        return [one.sample_id for one in load_waiting(tmp_path, all_in_first=all_in_first)]
+
+    for process, name in enumerate("abc"):
+        monkeypatch.setattr("stage2_trainer.learner.rows.rank", lambda process=process: process)
+        save_waiting(tmp_path, [replace(segment(), sample_id=name)])
+    monkeypatch.setattr("stage2_trainer.learner.rows.world_size", lambda: processes)
+    taken = [loaded_by(process) for process in range(processes)]
+    assert sorted(chain.from_iterable(taken)) == ["a", "b", "c"]
+    assert taken[0] == ["a", "b", "c"] if all_in_first else max(map(len, taken)) == -(-3 // processes)
 
 
 def test_a_file_that_names_anything_else_is_refused_before_it_runs(tmp_path):

@@ -90,6 +90,11 @@ def test_the_dummies_price_what_is_left_out(rows, columns, seed):
     assert (1.3 - costs[i, j]).sum() == pytest.approx(best)
 
 
+def test_infeasible_pair_is_not_made_however_dear_it_is_to_leave_objects_out():
+    rows, columns = assign(np.array([[np.nan, 0.4], [np.nan, np.nan]]), fp_cost=1e7, fn_cost=1e7)
+    assert (rows.tolist(), columns.tolist()) == ([0], [1])
+
+
 def test_every_key_of_the_configuration_reaches_the_matching():
     keys = {
         "assignment": "dynamic", "matched_text_weight": 0.5,

@@ -40,6 +40,13 @@ def test_large_canvases_have_the_same_overlaps():
     assert mask_iou(shapes, shapes, pairs, resolution=4096) == pytest.approx([0.5, 1.0, 0.5], abs=2e-3)
 
 
+@pytest.mark.parametrize("resolution", [32, 256])
+def test_stretched_canvas_holds_both_outlines_whichever_is_larger(resolution):
+    small, large = poly(100, 100, 200, 100, 200, 200, 100, 200), poly(100, 100, 300, 100, 300, 300, 100, 300)
+    for pair in ((small, large), (large, small)):
+        assert iou(*pair, resolution=resolution, mode="supersample") == pytest.approx(0.25, abs=2 / resolution)
+
+
 def test_box_iou_of_boxes_without_area_is_zero():
     empty = np.array([5, 5, 5, 5])
     assert box_iou(empty, empty) == 0

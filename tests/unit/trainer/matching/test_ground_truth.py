@@ -26,6 +26,12 @@ def test_coordinates_may_be_tokens_numbers_or_pairs():
     assert [one.bins for one in ground_truth(payload).objects] == [(1, 2, 3, 4, 5, 6)] * 2
 
 
+@pytest.mark.parametrize(("given", "bins"), [([5, 7, 5, 7], (5, 7, 5, 7)), ([0.6, 1.4, 2.6, 999.4], (1, 1, 3, 999))])
+def test_box_may_be_a_point_and_numbers_are_rounded_to_bins(given, bins):
+    (one,) = ground_truth({"object_1": {**BOX, "bbox_2d": given}}).objects
+    assert one.bins == bins
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -49,6 +55,7 @@ def test_coordinates_may_be_tokens_numbers_or_pairs():
         ({"desc": "x", "poly": [[1, 2, 3], [4, 5, 6]]}, "coordinates_are_no_bins"),
         ({**BOX, "line": [1, 2, 3, 4]}, "geometry_is_not_of_this_format"),
         ({"desc": "x", "bbox_2d": [30, 20, 10, 40]}, "corners_are_reversed"),
+        ({"desc": "x", "bbox_2d": [10, 40, 30, 20]}, "corners_are_reversed"),
         ({"desc": "x", "poly": [1, 2, 3, 4, 5, 6], "poly_points": 4}, "poly_points_differ"),
     ],
 )

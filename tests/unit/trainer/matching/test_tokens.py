@@ -1,12 +1,14 @@
 """Token pieces and coordinate tokens."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from stage2_api.coordinates import coord_bin, coord_token, to_bin
-from stage2_trainer.matching.tokens import CoordVocab
+from stage2_trainer.matching.tokens import CoordVocab, cut_before, vision_ids
 
 
 def test_every_bin_has_its_token(vocab):
@@ -76,3 +78,10 @@ def test_the_token_at_a_character_skips_tokens_without_text(vocab):
 
 def test_the_last_pixel_edge_falls_into_the_last_bin():
     assert (to_bin(0, 96), to_bin(48, 96), to_bin(96, 96)) == (0, 500, 999)
+
+
+def test_answer_is_cut_before_each_token_that_stands_for_pixels():
+    ids = {"<|image_pad|>": 5, "<|video_pad|>": 6, "<|vision_start|>": 7, "<|vision_end|>": 8, "a": 1}
+    ends = vision_ids(SimpleNamespace(get_vocab=lambda: ids))
+    assert [cut_before([1, end, 1], ends) for end in (5, 6, 7, 8)] == [[1]] * 4
+    assert cut_before([1, 1], ends) == [1, 1]

@@ -122,11 +122,18 @@ def test_too_few_segments_for_the_rows_are_refused_with_the_way_out():
         pack_window([1, 1], 10, 3)
 
 
-def test_too_many_tokens_are_refused_with_the_numbers():
-    with pytest.raises(
-        PackingError, match=r"3 segments of 18 tokens in all \(longest 6\) for 2 rows of 10; they need at least 3"
-    ):
-        pack_window([6, 6, 6], 10, 2)
+@pytest.mark.parametrize(
+    ("lengths", "rows", "needed"),
+    [
+        ([6, 6, 6], 2, 3),  # none of them shares a row
+        ([5, 5, 5], 1, 2),  # one token more than a row would need another one
+        ([8, 6, 6, 3, 3, 3], 3, 4),  # 8 stands alone, and beside each 6 there is room for one 3
+    ],
+)
+def test_too_many_tokens_are_refused_with_the_numbers(lengths, rows, needed):
+    words = rf"{len(lengths)} segments of {sum(lengths)} tokens in all \(longest {max(lengths)}\) for {rows} rows of 10"
+    with pytest.raises(PackingError, match=f"{words}; they need at least {needed} rows"):
+        pack_window(lengths, 10, rows)
 
 
 def small_cases(count, *, most):

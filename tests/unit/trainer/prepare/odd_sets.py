@@ -7,8 +7,10 @@ import yaml
 from PIL import Image
 
 from stage2_api.coordinates import coord_bin
+from stage2_trainer.data.signatures import REPLACE
+from stage2_trainer.prepare import record_writer
 from stage2_trainer.prepare.annotations import Tally
-from stage2_trainer.prepare.record_writer import RecordChoice, write_records
+from stage2_trainer.prepare.record_writer import NothingKept, RecordChoice, write_records
 from stage2_trainer.prepare.voc import VocChoice, read_voc
 from stage2_trainer.prepare.yolo import read_yolo
 
@@ -60,13 +62,23 @@ def voc(folder: Path, annotations: dict[str, str], *, size=SIZE, file_name=None,
     return folder
 
 
+def unreadable(fault: str, way_out: str = REPLACE) -> str:
+    """Return the reason of an image that cannot be read."""
+    return f"{record_writer.UNREADABLE}: {fault}; {way_out}"
+
+
 class Imported:
-    """The records of an import, and what it counted."""
+    """The records of an import, and what it counted; no records where no object was kept."""
 
     def __init__(self, output: Path, read, **choice) -> None:
         self.tally = Tally()
         self.output = output
-        write_records(read(self.tally), output, RecordChoice(**choice), self.tally)
+        self.records = []
+        try:
+            write_records(read(self.tally), output, RecordChoice(**choice), self.tally)
+        except NothingKept:
+            assert not output.exists()
+            return
         self.records = [json.loads(line) for line in output.read_text().splitlines()]
 
     @property

@@ -1,6 +1,7 @@
 """COCO's annotations become records, and what is left out is counted by its reason; odd files: test_odd_files."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pycocotools import mask as reference
 from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import annotations, coco, record_writer
+from stage2_trainer.prepare import annotations, coco, record_writer, shapes
 from stage2_trainer.prepare.annotations import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.outlines import area, mask_of_runs, outlines_of_mask, simplified
@@ -59,6 +60,61 @@ def test_an_id_is_the_same_as_a_number_and_as_a_text(tmp_path):
     assert [one["desc"] for one in record["objects"]] == ["cat", "cat"]
 
 
+SAME_IDS = [(1, 1.0), (1.0, 1), (1.0, "1"), (1, "1.0"), ("1", 1.0), (1, " 1 "), ("000001", 1), (0, "0"), (-3, "-3.0")]
+SAME_IDS += [
+    (2**53 + 1, 2**53 + 1),
+    (2**53 + 1, str(2**53 + 1)),
+    (10**30, str(10**30)),
+    ("a-1", "a-1"),
+    (float(2**52), 2**52),
+]
+
+
+@pytest.mark.parametrize(("listed", "named"), SAME_IDS, ids=repr)
+def test_ids_are_compared_as_numbers_where_both_are(tmp_path, listed, named):
+    categories = [{"id": listed, "name": "cat"}]
+    lists = {"neg_category_ids": [named]}
+    data = DataSet(tmp_path, [annotation(1, image=named, category=named)], ((listed, "1.png"),), categories, **lists)
+    (record,) = data.records()
+    assert [one["desc"] for one in record["objects"]] == ["cat"]
+    assert record["metadata"] == {"neg_category_ids": ["cat"]}
+    assert (record["sample_id"], data.tally.changed) == (str(listed).removesuffix(".0"), {})
+
+
+@pytest.mark.parametrize(
+    "named", [1.5, True, None, "1.5", "1e0", "one", float("nan"), float("inf"), "１", [1], ""], ids=repr
+)
+def test_what_is_not_the_same_number_is_another_id(tmp_path, named):
+    data = DataSet(tmp_path, [annotation(1, image=named), annotation(2)])
+    assert len(data.records()[0]["objects"]) == 1
+    (reason,) = data.tally.objects_left_out.elements()
+    (shown,) = data.tally.names[reason]
+    assert shown.startswith("annotation 1: ")
+
+
+@pytest.mark.parametrize("named", [float(2**53), float(2**53 + 2), 1e300], ids=repr)
+def test_float_that_may_have_been_rounded_is_no_id(tmp_path, named):
+    """It equals the number of another image."""
+    images = ((2**53, "1.png"), (2**53 + 1, "2.png"), (2**53 + 2, "3.png"), (1, "4.png"))
+    data = DataSet(tmp_path, [annotation(1, image=named), annotation(2)], images)
+    assert [len(record["objects"]) for record in data.records()] == [0, 0, 0, 1]
+    assert data.tally.objects_left_out == {annotations.ROUNDED_ID: 1}
+
+
+def test_texts_of_one_number_are_two_ids_and_each_is_found_by_its_own_spelling(tmp_path):
+    images = (("7", "1.png"), ("007", "2.png"))
+    data = DataSet(tmp_path, [annotation(1, "007"), annotation(2, "7"), annotation(3, "007"), annotation(4, 7)], images)
+    assert [len(record["objects"]) for record in data.records()] == [1, 2]
+    assert data.tally.names[coco.NO_IMAGE] == ["annotation 4: image_id: 7"]
+
+
+@pytest.mark.parametrize("second", [1, 1.0])
+def test_two_images_of_one_number_are_refused(tmp_path, second):
+    data = DataSet(tmp_path, [annotation(1)], ((1, "1.png"), (second, "2.png")))
+    with pytest.raises(ConfigError, match=r"images\[1\]\.id: .*an id that no other has"):
+        data.records()
+
+
 def test_a_box_becomes_bins_of_its_image_and_its_category_the_description(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18, bbox=(0, 0, 100, 200))])
     (record,) = data.records(order="file")
@@ -80,6 +136,17 @@ def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
     assert [bins(one)[0] for one in data.records(order="file")[0]["objects"]] == [500, 600, 50]
 
 
+@pytest.mark.parametrize("geometry", ["bbox", "poly"])
+def test_objects_on_a_shelf_are_listed_from_left_to_right_though_their_tops_differ(tmp_path, geometry):
+    draw = random.Random(1)
+    shelves = [[(5 + 19 * column, 10 + 65 * shelf + draw.randint(0, 3), 15, 44) for column in range(5)]
+               for shelf in range(3)]  # fmt: skip
+    mixed = draw.sample([box for shelf in shelves for box in shelf], 15)
+    data = DataSet(tmp_path, [annotation(i, bbox=box) for i, box in enumerate(mixed)])
+    (record,) = data.records(geometry=geometry)
+    assert [bins(one)[0] for one in record["objects"]] == 3 * [50 + 190 * column for column in range(5)]
+
+
 @pytest.mark.parametrize("word", ["0", "false", "False", 0.0, None, ""])
 def test_other_spellings_of_false_are_no_crowd(tmp_path, word):
     data = DataSet(tmp_path, [annotation(1, iscrowd=word)])
@@ -93,11 +160,12 @@ LEFT_OUT = {
     "a list as category": (annotation(1, category=[3]), annotations.NO_CATEGORY),
     "no image": (annotation(1, image=9), coco.NO_IMAGE),
     "three numbers": (annotation(1, bbox=(1, 2, 3)), annotations.BROKEN_BOX),
+    "five numbers": (annotation(1, bbox=(50, 50, 40, 20, 30)), annotations.FIVE_NUMBERS),
     "a text": (annotation(1, bbox=("1", 2, 3, 4)), annotations.BROKEN_BOX),
     "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), annotations.BROKEN_BOX),
     "no width": (annotation(1, bbox=(1, 2, 0, 4)), record_writer.NO_AREA),
-    "negative": (annotation(1, bbox=(1, 2, -3, 4)), record_writer.NO_AREA),
-    "outside": (annotation(1, bbox=(101, 2, 3, 4)), record_writer.NO_AREA),
+    "negative": (annotation(1, bbox=(1, 2, -3, 4)), record_writer.REVERSED),
+    "outside": (annotation(1, bbox=(101, 2, 3, 4)), record_writer.BEYOND),
 }
 
 
@@ -121,13 +189,61 @@ def test_classes_limit_and_most_objects(tmp_path):
     assert data.tally.images_left_out == {record_writer.CROWDED: 1}
 
 
+def test_segmentation_may_be_one_polygon_without_a_list_and_an_empty_one_is_none(tmp_path):
+    found = [
+        annotation(1, segmentation=SQUARE),
+        annotation(2, segmentation=[[]]),
+        annotation(3, segmentation=[[], SQUARE]),
+    ]
+    data = DataSet(tmp_path, found)
+    square = [100, 50, 600, 50, 600, 300, 100, 300]
+    assert list(map(bins, data.records(geometry="poly", order="file")[0]["objects"])) == [square] * 3
+    assert data.tally.changed == {coco.NO_OBJECT: 1}
+
+
+@pytest.mark.parametrize("box", [None, [], [0, 0, 0, 0], ()])
+def test_mask_without_a_box_has_the_bounds_of_its_pixels(tmp_path, box):
+    mask = np.zeros((200, 100), np.uint8)
+    mask[20:100, 10:60] = 1
+    runs = reference.encode(np.asfortranarray(mask))
+    runs["counts"] = runs["counts"].decode()
+    data = DataSet(tmp_path, [annotation(1, bbox=box or (), segmentation=runs)])
+    data.document["annotations"][0]["bbox"] = box
+    assert list(map(bins, data.records()[0]["objects"])) == [[100, 100, 600, 500]]
+    assert data.tally.changed[shapes.FROM_OUTLINE] == 1
+
+
+def test_mask_of_another_size_gives_no_box_either(tmp_path):
+    data = DataSet(
+        tmp_path, [annotation(1, bbox=(), segmentation={"size": [20, 10], "counts": [0, 200]}), annotation(2)]
+    )
+    assert len(data.records()[0]["objects"]) == 1
+    assert data.tally.objects_left_out == {annotations.OTHER_MASK: 1}
+
+
+@pytest.mark.parametrize("segmentation", [None, [], [[]], {}])
+def test_object_with_neither_a_box_nor_an_outline_is_left_out(tmp_path, segmentation):
+    data = DataSet(tmp_path, [annotation(1, bbox=(), segmentation=segmentation), annotation(2)])
+    assert len(data.records()[0]["objects"]) == 1
+    assert data.tally.objects_left_out == {shapes.NO_SHAPE: 1}
+
+
+def test_outline_in_shares_beside_a_box_in_pixels_is_named(tmp_path):
+    outline = [[0.1, 0.1, 0.6, 0.1, 0.6, 0.5]]
+    data = DataSet(tmp_path, [annotation(1, segmentation=outline), annotation(2)])
+    assert len(data.records(geometry="poly")[0]["objects"]) == 1
+    assert data.tally.objects_left_out == {annotations.SHARES: 1}
+
+
 @pytest.mark.parametrize("split", ["box", "largest", "drop"])
 def test_an_object_of_several_parts_is_written_as_the_option_says_and_counted_once(tmp_path, split):
     small, smaller = [70, 70, 80, 70, 80, 80], [1, 1, 3, 1, 3, 3]
-    data = DataSet(tmp_path, [annotation(1, bbox=[0, 0, 80, 80], segmentation=[small, SQUARE, smaller])])
-    objects = data.records(geometry="poly", split_objects=split)[0]["objects"]
-    written = {"box": [[0, 0, 800, 0, 800, 400, 0, 400]], "largest": [[100, 50, 600, 50, 600, 300, 100, 300]]}
-    assert list(map(bins, objects)) == written.get(split, [])
+    several = annotation(1, bbox=[0, 0, 80, 80], segmentation=[small, SQUARE, smaller])
+    data = DataSet(tmp_path, [several, annotation(2, segmentation=[SQUARE])])
+    square = [100, 50, 600, 50, 600, 300, 100, 300]
+    objects = data.records(geometry="poly", split_objects=split, order="file")[0]["objects"]
+    written = {"box": [[0, 0, 800, 0, 800, 400, 0, 400]], "largest": [square]}
+    assert list(map(bins, objects)) == [*written.get(split, []), square]
     assert (data.tally.objects_left_out if split == "drop" else data.tally.changed)[record_writer.SPLIT[split]] == 1
 
 
@@ -144,19 +260,19 @@ def test_an_object_of_several_parts_is_written_as_the_option_says_and_counted_on
     ],
 )
 def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
-    data = DataSet(tmp_path, [annotation(1, segmentation=segmentation)])
-    assert data.records(geometry="poly")[0]["objects"] == []
+    data = DataSet(tmp_path, [annotation(1, segmentation=segmentation), annotation(2)])
+    assert len(data.records(geometry="poly")[0]["objects"]) == 1
     assert data.tally.objects_left_out == {annotations.BROKEN_OUTLINE: 1}
 
 
 def test_lists_of_lvis_are_kept_by_name(tmp_path):
     lists = {"neg_category_ids": [18], "not_exhaustive_category_ids": [3, 99]}
-    data = DataSet(tmp_path, [], **lists)
+    data = DataSet(tmp_path, [annotation(1)], **lists)
     assert data.records()[0]["metadata"] == {"neg_category_ids": ["dog"], "not_exhaustive_category_ids": ["cat"]}
 
 
 def test_an_image_of_lvis_is_named_by_its_address(tmp_path):
-    data = DataSet(tmp_path, [], file_name=None, coco_url="http://images.example/train2017/1.png")
+    data = DataSet(tmp_path, [annotation(1)], file_name=None, coco_url="http://images.example/train2017/1.png")
     assert data.records()[0]["images"] == ["../images/1.png"]
 
 
@@ -184,6 +300,20 @@ def test_a_file_that_is_no_json_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ConfigError, match="must be JSON"):
         list(read_coco(tmp_path / "x.json", tmp_path, Tally()))
+
+
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        (b'{"messages": [], "images": []}\n{"messages": [], "images": []}\n', "chat messages"),
+        (b'[{"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.5}]', "COCO's results"),
+        (b'{"shapes": [], "imagePath": "a.png"}', "LabelMe's annotations"),
+    ],
+)
+def test_file_of_another_tool_is_named_by_its_form(tmp_path, content, form):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"it has the form of {form}"):
+        read_coco(tmp_path / "x.json", tmp_path, Tally())
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -62,8 +62,8 @@ def test_the_annotations_sizes_decide_and_no_size_needs_a_word(tmp_path):
     (tmp_path / "out" / "x.jsonl").unlink()
     assert imported(tmp_path, STORED[::-1]).tally.changed == {}
     (tmp_path / "out" / "x.jsonl").unlink()
-    assert imported(tmp_path, None).tally.images_left_out == {record_writer.TURNED: 1}
-    (tmp_path / "out" / "x.jsonl").unlink()
+    for nothing in (None, (0, 0), (-1, -1)):
+        assert imported(tmp_path, nothing).tally.images_left_out == {record_writer.TURNED: 1}
     assert imported(tmp_path, None, exif="shown").tally.records == 1
 
 

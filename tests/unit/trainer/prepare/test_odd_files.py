@@ -8,18 +8,20 @@ import io
 import json
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.data.images import SCALE, ImageError, load_image
 from stage2_trainer.data.records import load_records
 from stage2_trainer.data.run_records import size_fault
+from stage2_trainer.data.signatures import CONVERT, FETCH
 from stage2_trainer.prepare import annotations as rules
 from stage2_trainer.prepare import coco, record_writer, voc, yolo
 from stage2_trainer.prepare.coco import read_coco
 from tests.unit.trainer.prepare import odd_sets
-from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, voc_object
+from tests.unit.trainer.prepare.odd_sets import Imported, import_voc, import_yolo, picture, unreadable, voc_object
 
 SIZE = (100, 200)
 PLACE = [100, 100, 600, 500]  # bins; pixels 10 to 60 and 20 to 100
@@ -32,6 +34,13 @@ def encoded(mode="RGB", form="PNG", size=SIZE, orientation=None, **options):
         exif[274] = orientation
         options["exif"] = exif
     Image.new(mode, size).save(file, format=form, **options)
+    return file.getvalue()
+
+
+def dim():
+    """An image of 16 bits whose upper four are empty."""
+    file = io.BytesIO()
+    Image.fromarray(np.full(SIZE[::-1], 4095, np.uint16)).save(file, format="PNG")
     return file.getvalue()
 
 
@@ -50,6 +59,11 @@ def test_a_name_that_is_no_text_leaves_its_image_out(tmp_path):
 
 
 KEPT = None
+HEIC = b"\0\0\0\x18ftypheic" + bytes(40)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"
+FLOATS = "its pixels are floats of more than 16 bits, and nothing says which of them is white"
+EMPTY_BITS = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
+TOO_THIN = "one side is more than 200 times the other, which the model's image processor refuses"
 BOMB = b"BM" + (0).to_bytes(8, "little") + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
 BOMB += (60_000).to_bytes(4, "little") * 2 + b"\x01\0\x18\0" + bytes(24)
 
@@ -62,11 +76,15 @@ IMAGES = {
     "an animation": (animated(), KEPT),
     "a PNG under the name of a JPEG": (encoded(), KEPT),
     "a JPEG that is cut off behind its header": (encoded(form="JPEG")[:-30], KEPT),
-    "a PNG that is cut off within its header": (encoded()[:20], record_writer.UNREADABLE),
-    "an empty file": (b"", record_writer.UNREADABLE),
-    "a web page that says 404": (b"<html>Not found</html>", record_writer.UNREADABLE),
-    "an image of 3.6 gigapixels": (BOMB, record_writer.UNREADABLE),
-    "a line of one pixel": (encoded(size=(1, 201)), record_writer.UNREADABLE),
+    "a PNG that is cut off within its header": (encoded()[:20], unreadable("it is a damaged PNG file")),
+    "an empty file": (b"", unreadable("it is empty")),
+    "a web page that says 404": (b"<html>Not found</html>", unreadable("it is HTML, no image")),
+    "HEIC under the name of a JPEG": (HEIC, unreadable("it is HEIC, which is not read", CONVERT)),
+    "a pointer of Git LFS": (POINTER, unreadable("it is a pointer of Git LFS, not the image", FETCH)),
+    "floats": (encoded("F", "TIFF"), unreadable(FLOATS, SCALE)),
+    "12 bits in 16": (dim(), unreadable(EMPTY_BITS, SCALE)),
+    "an image of 3.6 gigapixels": (BOMB, unreadable("it has more than 90,000,000 pixels", "make it smaller")),
+    "a line of one pixel": (encoded(size=(1, 201)), unreadable(TOO_THIN, "cut it into pieces")),
     "no file": (None, record_writer.MISSING),
     "turned, where annotations say the shown size": (
         encoded(form="JPEG", size=(200, 100), orientation=6),

@@ -1,11 +1,12 @@
 """Pascal VOC's annotations become records, each oddity by its rule."""
 
 import os
+import re
 
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotations, record_writer, voc
+from stage2_trainer.prepare import annotations, record_writer, shapes, voc
 from stage2_trainer.prepare.voc import VocChoice
 from tests.unit.trainer.prepare.odd_sets import import_voc, picture, voc_object
 from tests.unit.trainer.prepare.odd_sets import voc as written
@@ -35,9 +36,9 @@ OBJECTS = {
     "three numbers": (voc_object(box=(1, 2, 3)), {annotations.BROKEN_BOX: 1}),
     "words": (voc_object(box=("a", 2, 3, 4)), {annotations.BROKEN_BOX: 1}),
     "infinite": (voc_object(box=(1, 2, "inf", 4)), {annotations.BROKEN_BOX: 1}),
-    "no box": ("<object><name>cat</name></object>", {annotations.BROKEN_BOX: 1}),
-    "reversed": (voc_object(box=(50, 50, 10, 90)), {record_writer.NO_AREA: 1}),
-    "outside": (voc_object(box=(200, 10, 300, 90)), {record_writer.NO_AREA: 1}),
+    "no box": ("<object><name>cat</name></object>", {shapes.NO_SHAPE: 1}),
+    "reversed": (voc_object(box=(50, 50, 10, 90)), {record_writer.REVERSED: 1}),
+    "outside": (voc_object(box=(200, 10, 300, 90)), {record_writer.BEYOND: 1}),
 }
 
 
@@ -99,10 +100,170 @@ def test_an_image_whose_name_goes_on_is_another(tmp_path):
 
 def test_a_folder_is_listed_once_for_all_names_that_are_not_there(tmp_path, monkeypatch):
     source = written(tmp_path / "voc", {str(number): GOOD for number in range(9)}, file_name="a")
-    listed, listdir = [], os.listdir
-    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or listdir(folder))
+    listed, walk = [], os.walk
+    monkeypatch.setattr(os, "walk", lambda folder, **how: listed.append(folder) or walk(folder, **how))
     assert len(import_voc(tmp_path, source).records) == 9
-    assert len(listed) <= 3  # annotations, images by name, and those that are left
+    assert len(listed) == 2  # annotations and images
+
+
+def boxes(names):
+    """Annotations by name, each with a box of its own width."""
+    return {name: voc_object(name, (1, 1, 10 * number, 50)) for number, name in enumerate(names, start=1)}
+
+
+def widths(found):
+    """The image and the width of the box, in tenths, of each record."""
+    return {
+        record["sample_id"]: (record["images"][0].removeprefix("../voc/"), one[1][2] // 100)
+        for record, one in zip(found.records, found.objects, strict=True)
+    }
+
+
+def renamed(source, **names):
+    """Change the image that each annotation file names."""
+    for name, file_name in names.items():
+        path = source / "Annotations" / f"{name}.xml"
+        path.write_text(re.sub("<filename>.*</filename>", f"<filename>{file_name}</filename>", path.read_text()))
+    return source
+
+
+def test_image_of_another_annotation_file_is_not_taken_where_there_is_an_own_one(tmp_path):
+    source = renamed(written(tmp_path / "voc", boxes("abc")), b="a.jpg", c="a.jpg")
+    found = import_voc(tmp_path, source)
+    assert widths(found) == {name: (f"JPEGImages/{name}.jpg", n) for n, name in enumerate("abc", start=1)}
+    assert found.counts == {voc.OWN_IMAGE: 2}
+    assert found.tally.names[voc.OWN_IMAGE] == ["b.xml: b.jpg", "c.xml: c.jpg"]
+
+
+def test_image_that_two_annotation_files_name_is_taken_by_neither_that_has_its_own(tmp_path):
+    source = renamed(written(tmp_path / "voc", boxes("bc"), images="abc"), b="a.jpg", c="a.jpg")
+    found = import_voc(tmp_path, source)
+    assert widths(found) == {"b": ("JPEGImages/b.jpg", 1), "c": ("JPEGImages/c.jpg", 2)}
+    assert found.counts == {voc.OWN_IMAGE: 2, voc.NO_ANNOTATION: 1}
+
+
+def test_crossed_names_give_each_its_own_image(tmp_path):
+    found = import_voc(tmp_path, renamed(written(tmp_path / "voc", boxes("ab")), a="b.jpg", b="a.jpg"))
+    assert widths(found) == {"a": ("JPEGImages/a.jpg", 1), "b": ("JPEGImages/b.jpg", 2)}
+
+
+def test_named_image_that_no_other_claims_is_taken_and_counted(tmp_path):
+    found = import_voc(tmp_path, renamed(written(tmp_path / "voc", boxes("a"), images="ab"), a="b.jpg"))
+    assert widths(found) == {"a": ("JPEGImages/b.jpg", 1)}
+    assert found.counts == {voc.NAMED_IMAGE: 1}
+
+
+def test_image_with_two_annotation_files_is_counted(tmp_path):
+    source = renamed(written(tmp_path / "voc", boxes(["a", "copy of a"]), images="a"), **{"copy of a": "a.jpg"})
+    found = import_voc(tmp_path, source)
+    assert widths(found) == {"a": ("JPEGImages/a.jpg", 1), "copy of a": ("JPEGImages/a.jpg", 2)}
+    assert found.counts == {voc.SHARED_IMAGE: 1}
+
+
+@pytest.mark.parametrize("split", [None, "train"])
+def test_folders_below_are_read_and_counted(tmp_path, split):
+    names = ["a", "x/a", "x/y/b"]
+    (tmp_path / "voc" / "Annotations" / "x" / "y").mkdir(parents=True)
+    source = written(tmp_path / "voc", boxes(names))
+    for name in names:
+        renamed(source, **{name: f"{name[-1]}.jpg"})
+    (source / voc.SPLITS).mkdir(parents=True)
+    (source / voc.SPLITS / "train.txt").write_text("a\nx/a\nb\n")
+    found = import_voc(tmp_path, source, VocChoice(split))
+    assert widths(found) == {name: (f"JPEGImages/{name}.jpg", n) for n, name in enumerate(names, start=1)}
+    assert found.counts == {voc.BELOW: 2}
+    assert found.tally.names[voc.BELOW] == ["x", "x/y"]
+
+
+def test_folders_of_images_and_annotations_below_are_read(tmp_path):
+    """As tools export splits, side by side."""
+    source = written(tmp_path / "voc", boxes("a"))
+    for part in ("train", "valid"):
+        (tmp_path / "set" / part).mkdir(parents=True)
+        (tmp_path / "set" / part / "a.xml").write_text((source / "Annotations" / "a.xml").read_text())
+        picture(tmp_path / "set" / part / "a.jpg")
+    found = import_voc(tmp_path, tmp_path / "set")
+    assert [record["images"] for record in found.records] == [["../set/train/a.jpg"], ["../set/valid/a.jpg"]]
+    assert found.counts == {voc.BELOW: 2}
+
+
+def test_images_in_a_flat_folder_are_found_for_annotations_below(tmp_path):
+    (tmp_path / "voc" / "Annotations" / "x").mkdir(parents=True)
+    source = written(tmp_path / "voc", boxes(["x/a"]), images=["a"])
+    found = import_voc(tmp_path, renamed(source, **{"x/a": "gone.jpg"}))
+    assert widths(found) == {"x/a": ("JPEGImages/a.jpg", 1)}
+
+
+def test_folder_of_several_data_sets_is_refused_with_their_names(tmp_path):
+    for year in ("VOC2007", "VOC2012"):
+        written(tmp_path / "devkit" / year, {"a": GOOD})
+    with pytest.raises(ConfigError, match=r"data sets in VOC2007, VOC2012; give .*devkit/VOC2007"):
+        import_voc(tmp_path, tmp_path / "devkit")
+
+
+def test_split_may_name_images_with_their_ending(tmp_path):
+    source = written(tmp_path / "voc", {"a": GOOD, "b": GOOD})
+    (source / voc.SPLITS).mkdir(parents=True)
+    (source / voc.SPLITS / "train.txt").write_text("a.jpg\nb.jpg 1\n")
+    found = import_voc(tmp_path, source, VocChoice("train"))
+    assert ([record["sample_id"] for record in found.records], found.counts) == (["a", "b"], {})
+
+
+FLAT = "<bndbox><xmin>11</xmin><ymin>91</ymin><xmax>90</xmax><ymax>110</ymax></bndbox>"  # 80 x 20 about (50, 100)
+SHAPES = {
+    "rotated, by roLabelImg": (
+        "<robndbox><cx>50</cx><cy>100</cy><w>80</w><h>20</h><angle>1.5707963</angle></robndbox>",
+        [400, 300, 600, 700],
+        [600, 300, 600, 700, 400, 700, 400, 300],
+        {shapes.ROTATED: 1},
+    ),
+    "rotated, by CVAT": (
+        f"<attributes><attribute><name>rotation</name><value>90.0</value></attribute></attributes>{FLAT}",
+        [400, 300, 600, 700],
+        [600, 300, 600, 700, 400, 700, 400, 300],
+        {shapes.ROTATED: 1},
+    ),
+    "not rotated, by CVAT": (
+        f"<attributes><attribute><name>rotation</name><value>0.0</value></attribute></attributes>{FLAT}",
+        [100, 450, 900, 550],
+        [100, 450, 900, 450, 900, 550, 100, 550],
+        {},
+    ),
+    "a polygon beside the box": (
+        f"<polygon><x1>10</x1><y1>90</y1><x2>90</x2><y2>90</y2><x3>50</x3><y3>110</y3></polygon>{FLAT}",
+        [100, 450, 900, 550],
+        [100, 450, 900, 450, 500, 550],
+        {},
+    ),
+    "a polygon alone": (
+        "<polygon><pt><x>10</x><y>90</y></pt><pt><x>90</x><y>90</y></pt><pt><x>50</x><y>110</y></pt></polygon>",
+        [100, 450, 900, 550],
+        [100, 450, 900, 450, 500, 550],
+        {shapes.FROM_OUTLINE: 1},
+    ),
+    "a polygon that is no polygon": (
+        "<polygon><x1>a</x1><y1>90</y1></polygon>",
+        None,
+        None,
+        {annotations.BROKEN_OUTLINE: 1},
+    ),
+    "a polygon without a point": ("<polygon/>", None, None, {shapes.NO_SHAPE: 1}),
+    "rotated by words": (
+        "<robndbox><cx>50</cx><cy>100</cy><w>80</w><h>20</h><angle>left</angle></robndbox>",
+        None,
+        None,
+        {annotations.BROKEN_BOX: 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_rotated_boxes_and_polygons_become_bounds_or_outlines(tmp_path, case):
+    inner, box, outline, counts = SHAPES[case]
+    source = written(tmp_path / "voc", {"a": f"<object><name>cat</name>{inner}</object>{GOOD}"})
+    for geometry, bins in (("bbox", box), ("poly", outline)):
+        found = import_voc(tmp_path / geometry, source, geometry=geometry, order="file")
+        assert (found.objects[:-1], found.counts) == ([("cat", bins)] if bins else [], counts)
 
 
 def test_an_ending_may_be_in_capitals(tmp_path):

@@ -40,12 +40,27 @@ LABELS = {
     "a class that there is not": (f"7 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NO_CATEGORY: 1}),
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
-    "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
+    "four corners": (
+        "0 0.5 0.1 0.9 0.3 0.5 0.5 0.1 0.3",
+        [("cat", [100, 100, 900, 500])],
+        {yolo.FOUR_POINTS: 1},
+    ),
     "three numbers": (f"0 0.5 0.5 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "words": (f"cat 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
-    "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
-    "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
-    "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
+    "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
+    "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotations.NOT_SHARES: 1}),
+    "rounded out of the image": (
+        "0 -0.0009 0.25 0.2 0.1\n0 1.0009 0.25 0.2 0.1",
+        [("cat", [0, 200, 99, 300]), ("cat", [901, 200, 999, 300])],
+        {record_writer.CLIPPED: 2},
+    ),
+    "farther out than rounding": (
+        f"0 -0.0011 0.25 0.2 0.1\n0 1.0011 0.25 0.2 0.1\n{BOX}",
+        [("cat", BINS)],
+        {annotations.NOT_SHARES: 2},
+    ),
     "no area": (f"0 0.5 0.5 0 0.1\n{BOX}", [("cat", BINS)], {record_writer.NO_AREA: 1}),
     "a box that reaches out": ("0 0.05 0.25 0.2 0.1", [("cat", [0, 200, 150, 300])], {record_writer.CLIPPED: 1}),
 }
@@ -54,9 +69,9 @@ LABELS = {
 @pytest.mark.parametrize("case", LABELS)
 def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
     labels, objects, counts = LABELS[case]
-    found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels}))
-    assert (found.objects, found.counts) == (objects, counts)
-    assert len(found.records) == 1
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels, "b.png": BOX}))
+    assert (found.objects, found.counts) == ([*objects, ("cat", BINS)], counts)
+    assert len(found.records) == 2
 
 
 def test_a_split_that_is_named_twice_and_images_of_one_name_are_counted(tmp_path):
@@ -74,7 +89,7 @@ def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
 
 def test_labels_without_an_image_are_counted(tmp_path):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": BOX, "lost.png": BOX}, images=["a.png"]))
-    assert (len(found.records), found.counts) == (1, {record_writer.MISSING: 1})
+    assert (len(found.records), found.counts) == (1, {yolo.NO_IMAGE: 1})
 
 
 def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
@@ -98,7 +113,7 @@ def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"names": None}, "names: nothing; must list the classes"),
+        ({"names": None}, "names: must list the classes"),
         ({"names": {0: ""}}, r"names\.0: ''; must be a number in decimal digits"),
         ({"names": {"a": "b"}}, r"names\.a"),
         ({"names": {True: "a"}}, r"names\.true"),
@@ -107,6 +122,7 @@ def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
         ({"names": [["a", "b"]]}, r"names\.0: \['a', 'b'\]; must be a number in decimal digits"),
         ({"path": [10]}, r"path: \['10'\]; must be the path of a folder"),
         ({"train": 3}, "train: '3'; is not under"),
+        ({"train": "images\\train"}, r"train: .*; is not under .*; write / for"),
         ({"train": {"a": "images/train"}}, "train: .*; must be the path of a folder or a list"),
         ({"nc": 3}, "nc: '3'; must be the number of names, 2"),
         ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
@@ -155,7 +171,7 @@ def test_names_that_are_none_are_refused(tmp_path, names):
 def test_the_file_merges_no_keys(tmp_path):
     data = written(tmp_path, {"a.png": BOX})
     data.write_text("base: &base {names: {0: cat}}\n<<: *base\ntrain: images/train\n")
-    with pytest.raises(ConfigError, match="names: nothing; must list the classes"):
+    with pytest.raises(ConfigError, match="names: must list the classes"):
         import_yolo(tmp_path, data)
 
 
@@ -179,7 +195,7 @@ def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
     (there / "labels" / "train" / "c.txt").write_text(BOX)
     found = import_yolo(tmp_path, data)
     assert [record["sample_id"] for record in found.records] == ["images/train/a", "images/train/linked/b"]
-    assert found.counts == {record_writer.MISSING: 1}
+    assert found.counts == {yolo.NO_IMAGE: 1}
     assert len(found.objects) == 2
 
 

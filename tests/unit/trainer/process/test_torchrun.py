@@ -60,7 +60,7 @@ def machine(index: int, port: int, folder: Path, *, host: str = "127.0.0.1", cou
 
 def until_it_waits(started: subprocess.Popen[str]) -> None:
     assert started.stderr is not None
-    assert any("waits for the learner's other machines" in line for line in started.stderr)
+    assert any("waiting for the learner's other machines" in line for line in started.stderr)
     time.sleep(4)  # until it waits, or has gone on
 
 

@@ -2,14 +2,17 @@
 
 import json
 import math
+import subprocess
 
 import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching import serialize_objects
-from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
-from stage2_trainer.scores.scored_image import count_coordinates
+from stage2_trainer.scores.answer_file import Reading, read_rollouts
+from stage2_trainer.scores.answer_scores import AnswerScores, without_nan
+from stage2_trainer.scores.rollout_file import SWIFT_LINES, Rollouts, places_in
+from stage2_trainer.scores.scored_image import count_coordinates, scored_images
 from tests.unit.trainer.scores.scenes import box, write_data, write_rollouts
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
@@ -21,16 +24,34 @@ def data(tmp_path):
     return write_data(tmp_path, [[CAT], [DOG]], sample_ids=["a", "b"])
 
 
-def read(folder, data, lines, **options):
+def read(folder, data, lines, reading=None, **options):
     records = load_records(data, rules=RecordRules(images_exist=False))
-    return read_rollouts(Rollouts(write_rollouts(folder, lines), **options), records, places_in(data))
+    return read_rollouts(
+        Rollouts(write_rollouts(folder, lines), **options), records, places_in(data), reading or Reading()
+    )
 
 
-@pytest.mark.parametrize("name", [{"sample_id": "b"}, {"sample_id": "data.jsonl:2"}, {"image": "1.jpg"}])
+NAMES = (
+    {"sample_id": "b"},
+    {"sample_id": "data.jsonl:2"},
+    {"image": "1.jpg"},
+    {"image_id": "b"},
+    {"image_id": "1.jpg"},
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_line_names_its_record(tmp_path, data, name):
     found = read(tmp_path, data, [{**name, "text": TEXT}])
     assert [len(one.objects) for one in found.answers] == [0, 2]
     assert found.missing == ["a"]
+
+
+@pytest.mark.parametrize("value", [17, "17", 17.0, "17.0"])
+def test_an_id_is_a_number_or_its_text(tmp_path, value):
+    data = write_data(tmp_path, [[CAT], [DOG]], sample_ids=["17", "18"])
+    assert read(tmp_path, data, [{"sample_id": value, "text": TEXT}]).missing == ["18"]
+    assert read(tmp_path, data, [{"image_id": value, "text": TEXT}]).missing == ["18"]
 
 
 def test_an_image_is_found_by_its_path_too(tmp_path, data):
@@ -115,12 +136,12 @@ def test_a_step_is_named_behind_the_file(tmp_path):
     ("lines", "message"),
     [
         ([{"sample_id": "c", "text": ""}], r"rollouts.jsonl:1 sample_id: 'c'; names none of the records"),
-        ([{"text": ""}], r"rollouts.jsonl:1 image: nothing; must name a record"),
-        ([{"sample_id": "a"}], r"rollouts.jsonl:1 text: nothing; must be a string"),
+        ([{"text": ""}], r"rollouts.jsonl:1 image: must name a record"),
+        ([{"sample_id": "a"}], r"rollouts.jsonl:1 text: must be a string"),
         ([{"sample_id": "a", "text": "{}"}] * 2, r"rollouts.jsonl:2 sample_id: 'a'; is answered by an earlier line"),
         ([{"sample_id": "a", "text": TEXT, "logprobs": []}], "has 0 coordinate tokens, and the text has 8"),
         ([{"sample_id": "a", "text": TEXT, "logprobs": [{"token": "a"}]}], r"rollouts.jsonl:1 logprobs: .*logprob"),
-        ([[]], r"rollouts.jsonl:1: \[\]; must be a JSON object"),
+        ([{"sample_id": "a", "text": "{}"}, []], r"rollouts.jsonl:2: \[\]; must be a JSON object"),
         ([], r"rollouts.jsonl: 'none'; must hold answers"),
     ],
 )
@@ -135,6 +156,125 @@ def test_what_is_no_json_is_named_by_its_line(tmp_path, data):
     records = load_records(data, rules=RecordRules(images_exist=False))
     with pytest.raises(ConfigError, match=r"rollouts.jsonl:2: '\{half'; must be JSON"):
         read_rollouts(Rollouts(tmp_path / "rollouts.jsonl"), records, places_in(data))
+
+
+def plain(*objects, factors=(1, 1), labels="label"):
+    """Objects as Qwen3-VL lists them; factors: to multiply x and y with."""
+    boxes = [[round(value * factors[place % 2]) for place, value in enumerate(one.bins)] for one in objects]
+    entries = [{"bbox_2d": box, labels: one.desc} for box, one in zip(boxes, objects, strict=True)]
+    return f"```json\n{json.dumps(entries, ensure_ascii=False)}\n```"
+
+
+PIXELS = {"factors": (0.64, 0.48)}  # of images of 640 by 480
+
+
+@pytest.mark.parametrize("labels", ["label", "desc"])
+@pytest.mark.parametrize("form", ["auto", "qwen"])
+@pytest.mark.parametrize("unit", [None, "bins"])
+def test_qwens_answers_have_the_figures_of_the_same_answers_in_tokens(tmp_path, data, form, unit, labels):
+    answered = [[CAT, DOG], [DOG]]
+    figures = []
+    for write, reading in ((serialize_objects, None), (lambda one: plain(*one, labels=labels), Reading(form, unit))):
+        lines = [{"sample_id": name, "text": write(one)} for name, one in zip("ab", answered, strict=True)]
+        found = read(tmp_path, data, lines, reading)
+        records = load_records(data, rules=RecordRules(images_exist=False))
+        document = AnswerScores.from_images(scored_images(records, found.answers)).document()
+        figures.append(without_nan(document))
+    assert (found.form, found.unit) == ("qwen", "bins")
+    assert figures[0] == figures[1]
+    assert figures[0]["precision@0.5"] == pytest.approx(2 / 3)
+
+
+def test_units_that_only_one_reading_fits_are_recognised(tmp_path, data):
+    found = read(tmp_path, data, [{"sample_id": "a", "text": plain(CAT)}, {"sample_id": "b", "text": plain(DOG)}])
+    assert found.unit == "bins"
+    assert found.notes == (f"plain numbers are bins, because some exceed their image (900 of 640 pixels in "
+                           f"{tmp_path}/rollouts.jsonl:2)",)  # fmt: skip
+    large = write_data(tmp_path, [[CAT], [DOG]], sample_ids=["a", "b"], images=["2000x3000.jpg", "2000x1500.jpg"])
+    texts = [plain(CAT, factors=(2, 3)), plain(DOG, factors=(2, 1.5))]
+    found = read(tmp_path, large, [{"sample_id": name, "text": text} for name, text in zip("ab", texts, strict=True)])
+    assert found.unit == "pixels"
+    assert [one.box for answer in found.answers for one in answer.objects] == [(0, 0, 400, 600), (1000, 750, 800, 600)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (plain(CAT), "all numbers fit both bins .0 to 1000. and the pixels of the images"),
+        (
+            '[{"bbox_2d": [5, 5, 705, 1101], "label": "a"}]',
+            "neither all bins .1101 in .*:1. nor all pixels .705 of 640",
+        ),
+        ('[{"bbox_2d": [5, 5, 704, 528], "label": "a"}]', "all numbers fit both bins"),
+        ('[{"bbox_2d": [0, 0.1, 0.5, 1], "label": "a"}]', "all numbers lie between 0 and 1: they are shares"),
+    ],
+)
+def test_units_are_not_guessed(tmp_path, data, text, words):
+    lines = [{"sample_id": "a", "text": text}]
+    with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*{words}.*--answer-units bins"):
+        read(tmp_path, data, lines)
+    for unit, right in (("bins", 0.64), ("pixels", 1)):
+        (one,) = read(tmp_path, data, lines, Reading("auto", unit)).answers[0].objects
+        assert one.box[2] == pytest.approx(
+            right * (json.loads(text.strip("`json\n"))[0]["bbox_2d"][2] - one.box[0] / right)
+        )
+
+
+def test_answers_without_a_box_have_no_unit(tmp_path, data):
+    found = read(tmp_path, data, [{"sample_id": name, "text": "```json\n[]\n```"} for name in "ab"])
+    assert (found.form, found.unit, found.notes) == ("qwen", None, ("no answer has numbers",))
+    assert all(one.parsed for one in found.answers)
+
+
+def test_the_form_that_reads_most_answers_is_taken_and_the_others_are_said(tmp_path, data):
+    lines = [{"sample_id": "a", "text": TEXT}, {"sample_id": "b", "text": plain(DOG)}]
+    found = read(tmp_path, data, lines)
+    assert (found.form, [len(one.objects) for one in found.answers]) == ("stage2", [2, 0])
+    (note,) = found.notes
+    assert note.startswith("1 answer with JSON of another form")
+    assert "rollouts.jsonl:2" in note
+    by_name = read(tmp_path, data, lines, Reading("qwen"))
+    assert [len(one.objects) for one in by_name.answers] == [2, 1], "tokens are read too"
+
+
+def test_a_learners_answers_are_in_tokens_even_where_all_are_broken(tmp_path, data):
+    found = read(tmp_path, data, [learners_line(3, name, "A cat.") for name in "ab"])
+    assert (found.form, found.answers[0].parsed) == ("stage2", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("There is a cat.", "text without JSON"),
+        ('[{"point_2d": [1, 2], "label": "cat"}]', "points .point_2d., where boxes"),
+        ('[{"box": [1, 2, 3, 4], "name": "cat"}]', "JSON whose entries have no label with bbox_2d"),
+        ("<|box_start|>(1,2),(3,4)<|box_end|>", r"boxes marked by <\|box_start\|>"),
+        ("", "no text"),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_named(tmp_path, data, text, seen):
+    lines = [{"sample_id": "a", "text": text}, {"sample_id": "b", "text": ""}]
+    with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*can be read in no form; seen: {seen}"):
+        read(tmp_path, data, lines)
+    assert not read(tmp_path, data, lines, Reading("stage2")).answers[0].parsed
+
+
+def test_lines_of_other_tools_are_named_with_the_command_that_rewrites_them(tmp_path, data):
+    swift = [{"images": [{"path": f"/x/{place}.jpg"}], "response": TEXT, "labels": ""} for place in range(2)]
+    with pytest.raises(ConfigError, match=r":1 text: .*the line has images, response, labels, as ms-swift writes; jq"):
+        read(tmp_path, data, swift)
+    for lines in (swift, [{**one, "images": [one["images"][0]["path"]]} for one in swift]):
+        path = write_rollouts(tmp_path, lines, name="swift.jsonl")
+        rewritten = subprocess.run(["jq", "-c", SWIFT_LINES, path], capture_output=True, check=True, text=True).stdout
+        assert read(tmp_path, data, [*map(json.loads, rewritten.splitlines())]).missing == []
+    document = {"images": [], "annotations": [], "categories": []}
+    with pytest.raises(ConfigError, match=r":1 text: .*as COCO's annotation file"):
+        read(tmp_path, data, [document])
+
+
+def test_an_image_that_two_lines_answer_is_refused_in_each_form(tmp_path, data):
+    with pytest.raises(ConfigError, match=r"rollouts.jsonl:2 image: '0.jpg'; is answered by an earlier line too"):
+        read(tmp_path, data, [{"sample_id": "a", "text": plain(DOG)}, {"image": "0.jpg", "text": plain(DOG)}])
 
 
 def test_coordinates_are_counted_as_they_are_read():

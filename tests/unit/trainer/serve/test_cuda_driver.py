@@ -46,7 +46,7 @@ def installation(**changes):
         ({"driver": "570.86.15", "starts": True}, None),
         ({"torch_cuda": "12.9", "driver": "570.86.15"}, None),
         ({"torch_cuda": "12.9", "driver": "515.1"}, "needs driver 525"),
-        ({"driver": None}, "nothing; must be loaded and given to this process"),
+        ({"driver": None}, "must be loaded and given to this process"),
         ({"torch_cuda": None, "driver": None}, "built for CUDA None"),
         ({"torch_cuda": "14.1"}, None),
     ],

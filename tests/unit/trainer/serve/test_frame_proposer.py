@@ -53,6 +53,7 @@ def draft(frame, tokenizer, text, most=MOST):
         (ANSWER[: ANSWER.index('"]}, "object_2"')], '"]}, "object_2": {"desc": "'),
         (ANSWER[: ANSWER.index('"]}, "object_10"')], '"]}, "object_10": {"desc": "cat", "bbox_2d": ["'),
         (ANSWER[: ANSWER.index('"], ["<|coord_20|>", "<|coord_30')], '"], ["'),
+        (ANSWER[:-1] + ', "object_12": {"desc": "traffic', ' light", "poly": [["'),
         (ANSWER, "<|im_end|>"),
     ],
 )

@@ -79,6 +79,12 @@ def test_a_server_that_kept_its_old_weights_is_found_where_limits_alone_would_do
     assert not isinstance(caught.value, DoubtfulProof)
 
 
+def test_weights_that_moved_by_less_than_two_limits_are_not_told_apart_from_those_before(own):
+    previous = off_by(own, 1.8 * TOLERANCE)
+    with pytest.raises(DoubtfulProof):
+        judge({"server a:1": previous}, own, previous, tolerance=TOLERANCE)
+
+
 def test_weights_that_hardly_moved_look_like_those_before(own):
     previous = off_by(own, 0.5 * TOLERANCE)
     assert len(judge({"server a:1": previous}, own, previous, tolerance=TOLERANCE)) == 1

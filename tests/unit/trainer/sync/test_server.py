@@ -1,5 +1,6 @@
 """A sync session tells its server to forget what was computed with weights that moved, and nothing else."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,10 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import HeldVersions
 from stage2_trainer.wire.calls import is_met
-from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.errors import LinkError, ServerError
+from tests.ports import free_port
+from tests.unit.trainer.sync.transports import ends
+from tests.unit.trainer.sync.transports.ends import LIMIT, arrives, metas_of, tcp_receiver
 
 
 class Client:
@@ -243,6 +247,22 @@ def test_an_error_of_our_own_in_a_push_gives_every_server_up(fleet):
     with pytest.raises(KeyError), fleet.update():
         raise KeyError
     assert left(fleet) == [1, 1]
+
+
+def test_server_off_the_list_is_sent_nothing_more_and_its_port_is_free_again(token):
+    addresses = [ServerAddress(f"http://127.0.0.1:{port}", port) for port in (free_port(), free_port())]
+    fleet = Fleet(addresses, token=token, timeout_s=10.0, device=torch.device("cpu"), bucket_bytes=LIMIT)
+    workers = [tcp_receiver(), tcp_receiver()]
+    for session, worker in zip(fleet.sessions, workers, strict=True):
+        session.client = ends.Client([worker])
+        session.connect()
+    (stays, leaves), groups = addresses, [session.transfer.group for session in fleet.sessions]
+    fleet.set_servers([stays])
+    socket.create_server(("127.0.0.1", leaves.group_port)).close()
+    with pytest.raises(LinkError, match="closed"):
+        workers[1].receive(metas_of({"a": torch.ones(3)}), print, groups[1])
+    arrives(fleet.sessions[0].transfer, workers[0])
+    fleet.close()
 
 
 def test_with_the_group_of_all_servers_what_they_hold_is_forgotten(fleet):

@@ -336,7 +336,6 @@ class Fleet:
             self.leave_ended_group()
         known = dict(zip(self._servers, self.sessions, strict=True))
         for address in known.keys() - set(servers):
-            known[address].lose()
             known[address].transfer.close()
         self._servers = tuple(servers)
         self.sessions = [known.get(address) or self._session(address) for address in servers]

@@ -1,0 +1,59 @@
+"""The page on GRPO: the package with a reward that it shows can be built and installed, and stage2 uses it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from PIL import Image
+
+from stage2_trainer.matching import GTObject
+from stage2_trainer.matching.ground_truth import serialize_objects
+from tests.unit.api.wrong_jobs import merge_patch
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "grpo.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("### A reward of your own")[2].partition("### ")[0]
+BLOCKS = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
+PIP = r"""
+pip() {  # builds the wheel with the package's own backend, without the registry, and unpacks it where Python looks
+    [ "$1" = install ] || return 1
+    (cd "$2" && python -c "
+import sys, tomllib, zipfile
+from importlib import import_module
+backend = import_module(tomllib.load(open('pyproject.toml', 'rb'))['build-system']['build-backend'])
+zipfile.ZipFile(f'dist/{backend.build_wheel(\"dist\")}').extractall('$PYTHONPATH')
+")
+}
+"""
+
+
+def test_the_package_of_the_page_installs_and_scores(tmp_path: Path) -> None:
+    Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
+    small, large = GTObject("bolt", "bbox", (0, 0, 40, 40)), GTObject("plate", "bbox", (100, 100, 900, 900))
+    objects = [{"desc": one.desc, "bbox_2d": list(one.bins)} for one in (small, large)]
+    record = {"images": ["a.png"], "width": 96, "height": 96, "units": "bins", "objects": objects}
+    for name in ("train", "held-out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+    job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
+    rewards = {"reward_funcs": ["objects.f1_class", "mine.small"], "reward_weights": [1.0, 2.0]}
+    custom = {"train_jsonl": "train.jsonl", "val_jsonl": "held-out.jsonl"}
+    run = merge_patch(job["spec"]["config"], {"rlhf": rewards, "custom": custom})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    (tmp_path / "answer.txt").write_text(serialize_objects([small]))
+    (tmp_path / "site").mkdir()
+    install, inspect = BLOCKS
+    script = "\n".join(["set -e", PIP, install, "stage2 validate run.yaml", inspect.rstrip() + " --json"])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mine.small: score the first record's answer" in done.stdout
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["rewards"]["mine.small"] == 1.0, "the small object is found; the large one does not count"
+    assert found["rewards"]["objects.f1_class"] == 2 / 3

@@ -1,0 +1,49 @@
+"""Long commands say what they do and how much there is of it, also where nobody sees a spinner."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from local_cluster import steps
+from local_cluster.steps import Steps
+
+
+def test_outside_a_terminal_each_step_is_a_line_with_its_number() -> None:
+    printed = io.StringIO()
+    made = Steps(Console(file=printed, width=20), 2)
+    with made.step("building kubernetes from source"):
+        pass
+    with made.step("building [stage2/trainer:dev]", prints=True):
+        pass
+    assert printed.getvalue() == "1 of 2: building kubernetes from source\n2 of 2: building [stage2/trainer:dev]\n"
+
+
+def test_a_step_that_takes_long_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "AGAIN_S", 0.05)
+    printed = io.StringIO()
+    made = Steps(Console(file=printed), 1)
+    with made.step("linking"):
+        deadline = time.monotonic() + 30
+        while printed.getvalue().count("\n") < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert printed.getvalue().splitlines()[1] == "1 of 1: linking: 0 s so far"
+
+
+def test_a_step_that_fails_ends_its_reminders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "AGAIN_S", 0.05)
+    printed = io.StringIO()
+    with pytest.raises(OSError), Steps(Console(file=printed), 1).step("linking"):
+        raise OSError
+    said = printed.getvalue()
+    time.sleep(0.3)
+    assert printed.getvalue() == said == "1 of 1: linking\n"
+
+
+def test_on_a_terminal_a_spinner_has_the_number() -> None:
+    printed = io.StringIO()
+    with Steps(Console(file=printed, force_terminal=True), 3).step("linking"):
+        time.sleep(0.2)
+    assert "1 of 3: linking" in printed.getvalue()

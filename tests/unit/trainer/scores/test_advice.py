@@ -1,0 +1,41 @@
+"""What the advice of an evaluation depends on, on either side of each threshold."""
+
+from collections import Counter
+
+import pytest
+
+from stage2_trainer.data.profile import FEWEST_NEIGHBOURS, ORDERS, ObjectOrder
+from stage2_trainer.scores.advice import advice
+
+
+def order(share):
+    """The order of objects of which so many neighbours follow each of the known ones."""
+    names = dict.fromkeys(ORDERS, 100 * FEWEST_NEIGHBOURS)
+    return ObjectOrder(Counter(names), Counter({name: round(count * share) for name, count in names.items()}))
+
+
+MISSING, READING = order(0.5), order(1.0)
+
+
+def advised(*, whole=1.0, f1=0.8, without_duplicates=0.8, objects=READING):
+    found = {"parse_rate": whole, "f1@0.5": f1, "without_duplicates": {"f1@0.5": without_duplicates}}
+    return [sentence.split(",")[0].split(":")[0] for sentence in advice(found, objects)]
+
+
+@pytest.mark.parametrize(("whole", "broken"), [(97 / 100, False), (969 / 1000, True)])
+def test_model_that_breaks_three_answers_of_a_hundred_may_go_on(whole, broken):
+    found = advised(whole=whole, without_duplicates=0.9)
+    assert (found == ["continue stage 1"]) is broken
+
+
+@pytest.mark.parametrize(("without", "advised_to"), [(0.806, True), (0.804, False), (0.8, False), (0.7, False)])
+def test_duplicates_are_to_be_removed_where_that_gains_half_a_hundredth(without, advised_to):
+    assert (
+        "remove duplicates from the answers where you use them" in advised(without_duplicates=without)
+    ) is advised_to
+
+
+@pytest.mark.parametrize(("f1", "sentences"), [(0.5, 1), (0.49, 2)])
+def test_stage_1_comes_first_below_an_f1_of_a_half_where_objects_have_no_order(f1, sentences):
+    assert len(advised(f1=f1, without_duplicates=f1, objects=MISSING)) == sentences
+    assert advised(f1=f1, without_duplicates=f1) == ["continue stage 1 while it improves; with annotations in an order"]

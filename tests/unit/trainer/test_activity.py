@@ -1,0 +1,126 @@
+"""What a process is doing: who waits for it gets a line in time, with the parts that are done, and none too many."""
+
+import threading
+import time
+
+import pytest
+
+from stage2_trainer.activity import Activity
+
+EVERY_S = 0.2
+
+
+@pytest.fixture
+def activity():
+    return Activity(every_s=EVERY_S)
+
+
+def wait_for(lines, count, *, within_s=10.0):
+    """Wait for so many lines that are not empty, and return them."""
+    end = time.monotonic() + within_s
+    while len(found := [line for line in lines if line]) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    return found[:count]
+
+
+def test_what_lasts_is_reported_again_and_again_with_its_seconds(activity):
+    lines = []
+    with activity.reported(lines.append), activity.doing("loading the model"):
+        start = time.monotonic()
+        assert len(wait_for(lines, 3)) == 3
+        assert time.monotonic() - start >= 3 * EVERY_S
+    assert {line.rpartition(" (")[0] for line in lines if line} == {"loading the model"}
+    assert all(line.endswith(" s)") for line in lines if line)
+
+
+def test_a_line_has_all_that_is_under_way_and_the_parts_that_are_done(activity):
+    with activity.doing("step 3 of 60"), activity.doing("generating", total=2000, unit="answers") as generating:
+        assert activity.line() == "step 3 of 60; generating: 0 of 2,000 answers (0 s)"
+        generating.advance()
+        generating.advance(1500)
+        assert activity.line() == "step 3 of 60; generating: 1,501 of 2,000 answers (0 s)"
+        generating.what = "waiting for servers"
+        assert "waiting for servers: 1,501 of" in activity.line()
+    assert activity.line() == ""
+
+
+def test_parts_are_counted_by_several_threads(activity):
+    with activity.doing("scoring", total=4000) as scoring:
+        threads = [threading.Thread(target=lambda: [scoring.advance() for _ in range(1000)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert activity.line() == "scoring: 4,000 of 4,000 (0 s)"
+
+
+def test_what_another_thread_does_is_reported_until_that_ends(activity):
+    lines, ended = [], threading.Event()
+
+    def work():
+        with activity.doing("encoding"):
+            ended.wait(10)
+
+    thread = threading.Thread(target=work)
+    with activity.reported(lines.append):
+        thread.start()
+        assert wait_for(lines, 1)[0].startswith("encoding")
+        ended.set()
+        thread.join()
+        assert activity.line() == ""
+
+
+def test_an_error_ends_what_was_under_way(activity):
+    with pytest.raises(OSError, match="lost"), activity.doing("reading"):
+        raise OSError("lost")
+    assert activity.line() == ""
+
+
+def test_nothing_is_reported_while_nothing_is_under_way_and_the_last_line_is_withdrawn(activity):
+    lines = []
+    with activity.reported(lines.append):
+        with activity.doing("loading"):
+            wait_for(lines, 1)
+        time.sleep(4 * EVERY_S)
+        assert lines[-1] == ""
+        assert lines.count("") == 1
+
+
+def test_a_step_that_is_logged_is_a_line_too(activity):
+    lines = []
+    with activity.reported(lines.append), activity.doing("step 1 of 2"):
+        for _ in range(20):
+            time.sleep(EVERY_S / 10)
+            activity.said()
+        assert lines == []
+        wait_for(lines, 1)
+        activity.said()
+        assert lines[-1] == "", "the line is older than what was said"
+
+
+def test_only_the_innermost_listener_hears_and_the_first_line_may_come_sooner(activity):
+    outer, inner = [], []
+    with activity.reported(outer.append), activity.doing("training"):
+        with activity.reported(inner.append, first_s=0.0):
+            start = time.monotonic()
+            wait_for(inner, 1)
+            assert time.monotonic() - start < EVERY_S
+            wait_for(inner, 2)
+        assert outer == []
+        assert wait_for(outer, 1)
+
+
+def test_a_listener_that_cannot_be_reached_is_asked_again(activity):
+    lines = []
+
+    def closed(line):
+        lines.append(line)
+        raise BrokenPipeError
+
+    with activity.reported(closed), activity.doing("exporting"):
+        assert len(wait_for(lines, 2)) == 2
+
+
+def test_a_name_from_the_data_cannot_control_a_terminal(activity):
+    with activity.doing("reading \x1b[31m\n.jsonl"):
+        assert activity.line() == "reading \\x1b[31m\\n.jsonl (0 s)"

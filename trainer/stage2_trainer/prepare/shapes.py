@@ -1,0 +1,84 @@
+"""The box and the outline of an object, from whichever of the two its annotation has, rotated where it says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stage2_trainer.prepare.annotations import AnnotatedObject, Box, LeftOut, Outline, Outlines, four_numbers, is_number
+from stage2_trainer.prepare.outlines import outlines_of
+
+NO_SHAPE = "it has neither a box nor an outline"
+FROM_OUTLINE = "an object without a box has the bounds of its outline"
+ROTATED = "a rotated box was replaced by its bounds, or with --geometry poly by its outline"
+ROTATED_SHARES = "its box is rotated, and its coordinates are shares, of which a rotation has no angle"
+
+
+def shaped_object(
+    desc: str,
+    annotation: Mapping[str, Any],
+    box: Any,
+    corners: Callable[[Box], Box],
+    *,
+    outlines: bool,
+    shares: bool = False,
+) -> AnnotatedObject:
+    """Return the object of an annotation with `segmentation` and `rotation` as in COCO, and this box.
+
+    corners: turns the box's four numbers into x1, y1, x2, y2. outlines: the segmentation is read also where there is a
+    box. Raises LeftOut.
+    """
+    segmentation = annotation.get("segmentation")
+    if segmentation and _is_blank(box):
+        parts = outlines_of(segmentation)
+        if not parts.parts:
+            raise LeftOut(NO_SHAPE)
+        return AnnotatedObject(desc, bounds(parts), parts, (FROM_OUTLINE,))
+    if box is None or box == []:
+        raise LeftOut(NO_SHAPE)
+    x1, y1, x2, y2 = corners(four_numbers(box))
+    parts = outlines_of(segmentation) if outlines else Outlines()
+    if not (degrees := _rotation(annotation)) % 180:
+        return AnnotatedObject(desc, (x1, y1, x2, y2), parts)
+    if shares:
+        raise LeftOut(ROTATED_SHARES)
+    return rotated_object(desc, (x1, y1, x2, y2), math.radians(degrees), parts)
+
+
+def rotated_object(desc: str, box: Box, angle: float, outlines: Outlines) -> AnnotatedObject:
+    """Return the object of a box that is rotated clockwise about its centre, by an angle in radians.
+
+    Its outline is the rotated box, unless there are others.
+    """
+    x1, y1, x2, y2 = box
+    x, y, right, down = (x1 + x2) / 2, (y1 + y2) / 2, (x2 - x1) / 2, (y2 - y1) / 2
+    cos, sin = math.cos(angle), math.sin(angle)
+    corners: Outline = [
+        (x + cos * along - sin * across, y + sin * along + cos * across)
+        for along, across in ((-right, -down), (right, -down), (right, down), (-right, down))
+    ]
+    outline = Outlines([corners])
+    return AnnotatedObject(desc, bounds(outline), outlines if outlines.parts else outline, (ROTATED,))
+
+
+def bounds(outlines: Outlines) -> Box:
+    """Return the smallest box around all parts."""
+    xs, ys = zip(*(point for part in outlines.parts for point in part), strict=True)
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def _is_blank(box: Any) -> bool:
+    """Whether a box is missing; some tools write zeros then."""
+    return box is None or (isinstance(box, list | tuple) and not any(box))
+
+
+def _rotation(annotation: Mapping[str, Any]) -> float:
+    """Return the degrees by which a box is rotated: CVAT's attribute, or the annotation's own key."""
+    attributes = annotation.get("attributes")
+    value = attributes.get("rotation") if isinstance(attributes, Mapping) else None
+    try:
+        degrees = float(annotation.get("rotation") if value is None else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return degrees if is_number(degrees) else 0.0

@@ -1,0 +1,252 @@
+"""The answers in a file, in whichever form they were written.
+
+A text is stage2's form, with coordinate tokens, or that of other models, with plain numbers (`plain_answers`). A file
+that is one JSON list has COCO's results (`coco_results`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from stage2_api.coordinates import BINS, coord_bin
+from stage2_api.errors import counted, refused
+from stage2_trainer.data.records import Record, lines
+from stage2_trainer.matching.ground_truth import Unit
+from stage2_trainer.scores.coco_results import Annotations, Finders, Results
+from stage2_trainer.scores.plain_answers import PlainAnswer, read_plain_answer, seen_form
+from stage2_trainer.scores.rollout_file import WAY_OUT, Index, Line, Rollouts, is_of_a_run, lines_of
+from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, count_coordinates, read_answer
+
+Form = Literal["stage2", "qwen", "coco"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the answers of a file are read.
+
+    form: `auto` recognises it. unit: of plain numbers in answers; None takes that which all numbers fit, if there is
+    only one. annotations: COCO's annotation file, for results.
+    """
+
+    form: Literal["auto"] | Form = "auto"
+    unit: Unit | None = None
+    annotations: Path | None = None
+
+
+AS_RECOGNISED = Reading()
+BEYOND = 1.1  # times the largest number of a unit: greater ones are not of that unit
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers in the order of the records. missing: ids of records without an answer.
+
+    of_a_run: they are a learner's own, which was asked about the answered records alone. form: in which they were read.
+    unit: of their plain numbers. notes: what should be known about them.
+    """
+
+    answers: list[ReadAnswer]
+    missing: list[str]
+    of_a_run: bool = False
+    form: Form = "stage2"
+    unit: Unit | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_rollouts(
+    rollouts: Rollouts, records: Sequence[Record], places: Sequence[str], reading: Reading = AS_RECOGNISED
+) -> Answered:
+    """Return the answer to each record, empty if there is none. places: FILE:LINE of the records.
+
+    Raises ConfigError if a line is malformed, or answers an unknown record, or one that an earlier line answers, and if
+    the form of the answers, or the unit of their numbers, is not clear.
+    """
+    index = Index(records, places)
+    document = _document(rollouts.path) if reading.form in ("auto", "coco") else None
+    if reading.form == "coco" or document is not None:
+        return _read_results(rollouts.path, document, records, index, reading)
+    of_a_run = is_of_a_run(rollouts)
+    answered: dict[int, Line] = {}
+    for line in lines_of(rollouts):
+        line.check_text()
+        place = index.find(line)
+        if place in answered:
+            raise line.wrong(line.naming_key, "is answered by an earlier line too", "leave one answer to each record")
+        answered[place] = line
+    if not answered:
+        raise refused(str(rollouts.path), "none", "must hold answers", WAY_OUT)
+    form = "stage2" if of_a_run and reading.form == "auto" else reading.form
+    texts = _Texts(answered, {place: (records[place].width, records[place].height) for place in answered})
+    return texts.answered(records, replace(reading, form=form), of_a_run=of_a_run)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a file, by the position of their records, and the sizes of these records' images."""
+
+    lines: Mapping[int, Line]
+    sizes: Mapping[int, tuple[int, int]]
+
+    def answered(self, records: Sequence[Record], reading: Reading, *, of_a_run: bool) -> Answered:
+        """Return the answers, read in one form."""
+        form = reading.form if reading.form in ("stage2", "qwen") else self._recognised_form()
+        unit, notes = None, []
+        if form == "qwen":
+            unit, reason = (reading.unit, "as --answer-units says") if reading.unit else self._recognised_unit()
+            notes.append(f"plain numbers are {unit}, {reason}" if unit else "no answer has numbers")
+            answers = {
+                place: one.measured(unit or "bins", self.sizes[place], self.lines[place].finish_reason)
+                for place, one in self._plain.items()
+            }
+        else:
+            answers = self._in_tokens
+            if others := [place for place, one in self._plain.items() if one.objects and not answers[place].objects]:
+                notes.append(
+                    f"{counted(len(others), 'answer')} with JSON of another form, such as that of"
+                    f" {self.lines[others[0]].place}, count as broken; --answers qwen reads them"
+                )
+        every = [answers.get(place, NO_ANSWER) for place in range(len(records))]
+        missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
+        return Answered(_with_comparable_scores(every), missing, of_a_run, form, unit, tuple(notes))
+
+    @cached_property
+    def _in_tokens(self) -> dict[int, ReadAnswer]:
+        return {place: _answer(line) for place, line in self.lines.items()}
+
+    @cached_property
+    def _plain(self) -> dict[int, PlainAnswer]:
+        return {place: read_plain_answer(line.text) for place, line in self.lines.items()}
+
+    def _recognised_form(self) -> Form:
+        """Return the form in which the answers can be read. Raises ConfigError that names the one that was seen."""
+        in_tokens, plain = (
+            sum(bool(one.objects) for one in answers.values()) for answers in (self._in_tokens, self._plain)
+        )
+        if in_tokens or plain:
+            return "stage2" if 2 * in_tokens >= plain else "qwen"
+        texts = {line.text.strip() for line in self.lines.values()}
+        if texts == {"{}"} or any(count_coordinates(text) for text in texts):
+            return "stage2"
+        told = [(place, one) for place, one in self._plain.items() if self.lines[place].text.strip()]
+        seen = next(((place, one) for place, one in told if one.invalid or not one.found_json), None)
+        if told and seen is None:
+            return "qwen"  # empty lists
+        line = self.lines[seen[0]] if seen else next(iter(self.lines.values()))
+        rule = f"can be read in no form; seen: {seen_form(line.text)}"
+        way_out = (
+            "give answers with coordinate tokens, or a JSON list of bbox_2d and label; --answers stage2 scores any"
+        )
+        raise refused(f"{line.place} text", line.text[:80], rule, way_out)
+
+    def _recognised_unit(self) -> tuple[Unit | None, str]:
+        """Return the one unit that all plain numbers fit, and why; None without numbers.
+
+        A box may extend a little beyond its image, so such numbers prove nothing. Raises ConfigError where the numbers
+        fit both units, or neither.
+        """
+        numbers = [
+            (number, side, self.lines[place].place)
+            for place, answer in self._plain.items()
+            for number, side in answer.numbers(self.sizes[place])
+        ]
+        if not numbers:
+            return None, ""
+        first = numbers[0][2]
+        way_out = "give --answer-units bins (0 to 1000, as Qwen3-VL writes them) or pixels (of the image)"
+        if all(0 <= number <= 1 for number, _, _ in numbers) and any(number % 1 for number, _, _ in numbers):
+            rule = "all numbers lie between 0 and 1: they are shares of the image, which are not read"
+            raise refused(f"{first} text", None, rule, "multiply them by 1000, and give --answer-units bins")
+        no_bin = next((f"{number:g} in {where}" for number, _, where in numbers if number > BEYOND * BINS), None)
+        no_pixel = next(
+            (f"{number:g} of {side} pixels in {where}" for number, side, where in numbers if number > BEYOND * side),
+            None,
+        )
+        if no_bin and no_pixel:
+            rule = f"numbers are neither all bins ({no_bin}) nor all pixels ({no_pixel})"
+            raise refused(f"{first} text", None, rule, way_out)
+        if not no_bin and not no_pixel:
+            rule = "all numbers fit both bins (0 to 1000) and the pixels of the images, so their unit is not clear"
+            raise refused(f"{first} text", None, rule, way_out)
+        return (
+            ("pixels", f"because some exceed 1000 ({no_bin})")
+            if no_bin
+            else ("bins", f"because some exceed their image ({no_pixel})")
+        )
+
+
+def _document(path: Path) -> Any:
+    """Return the JSON document that a file is as a whole; None for JSON lines, and for what is no JSON."""
+    first = next(iter(lines(path)), None)
+    if first is None or isinstance(_parsed(first.text), dict):
+        return None
+    return _parsed(path.read_bytes())
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_results(path: Path, document: Any, records: Sequence[Record], index: Index, reading: Reading) -> Answered:
+    """Return the answers of COCO's results. A record without a detection has an empty answer."""
+    if not isinstance(document, list) or not document:
+        first = document if document is not None else _parsed(next((line.text for line in lines(path)), b""))
+        seen = "no JSON" if first is None else "a JSON list without entries" if first == [] else "no list"
+        if isinstance(first, dict):
+            lined = "lines, first " if document is None else ""
+            seen = f"{lined}a JSON object with {', '.join(map(repr, [*first][:5]))}"
+        rule = f"must be COCO's results, a JSON list of detections; seen: {seen}"
+        raise refused(str(path), None, rule, "give the results, or another --answers")
+    annotations = Annotations.from_file(reading.annotations) if reading.annotations else None
+    sizes = [(record.width, record.height) for record in records]
+    answers = Results(path, document).answers(Finders(index.places_of, index.places_of_stem), sizes, annotations)
+    every = [answers.get(place, NO_ANSWER) for place in range(len(records))]
+    missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
+    return Answered(every, missing, form="coco", unit="pixels")
+
+
+def _answer(line: Line) -> ReadAnswer:
+    return read_answer(line.text, _logprobs(line, line.text), line.finish_reason)
+
+
+def _logprobs(line: Line, text: str) -> list[float] | None:
+    """Return the log-probabilities of an answer's coordinate tokens, in order; None if it has none."""
+    pairs = _token_logprobs(line)
+    if pairs is None:
+        return None
+    found = [logprob for token, logprob in pairs if coord_bin(token) is not None]
+    if len(found) != (wanted := count_coordinates(text)):
+        rule = f"has {len(found)} coordinate tokens, and the text has {wanted}"
+        raise line.wrong("text", rule, "give the tokens of this text, or leave their log-probabilities out")
+    return found
+
+
+def _token_logprobs(line: Line) -> list[tuple[str, float]] | None:
+    content = line.content
+    try:
+        if content.get("logprobs") is not None:
+            logprobs = content["logprobs"]
+            logprobs = logprobs["content"] if isinstance(logprobs, dict) else logprobs
+            return [(str(one["token"]), float(one["logprob"])) for one in logprobs]
+        if content.get("token_logprobs") is not None:
+            pairs = zip(content["tokens"], content["token_logprobs"], strict=True)
+            return [(str(token), float(logprob)) for token, logprob in pairs]
+    except (KeyError, TypeError, ValueError) as error:
+        key = "logprobs" if content.get("logprobs") is not None else "token_logprobs"
+        rule = f"must have a token and its log-probability for each token of the text ({error!r})"
+        raise line.wrong(key, rule, 'write [{"token": ..., "logprob": ...}, ...], or leave it out') from error
+    return None
+
+
+def _with_comparable_scores(answers: list[ReadAnswer]) -> list[ReadAnswer]:
+    """Return the answers, without scores if any answer with objects lacks them, since they could not be compared."""
+    if all(one.scores is not None for one in answers if one.objects):
+        return answers
+    return [replace(one, scores=None) for one in answers]
