@@ -31,6 +31,7 @@ from tests.cluster.controller.conftest import (
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
+from tests.turns import in_turn
 
 pytestmark = pytest.mark.alone  # the definition is the whole cluster's
 CHART = ROOT / "charts" / "stage2"
@@ -256,7 +257,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.mark.parametrize("state", STATES, indirect=True)
+@pytest.mark.parametrize("state", in_turn(STATES), indirect=True)
 def test_an_upgrade_and_its_rollback_lose_and_lock_no_job(
     releases: tuple[Release, Release],
     state: Path,
