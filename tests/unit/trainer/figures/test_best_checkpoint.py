@@ -62,6 +62,8 @@ def test_run_that_finds_nothing_at_first_has_f1_0_and_keeps_the_checkpoint_that_
     assert [one["rollout/following"] for one in harness.lines("step")] == [6, 6, 0, 0]
     assert checkpoints.best_whole(tmp_path) == tmp_path / "checkpoint-3"
     assert harness.lines("best_checkpoint")[-1]["score"] == 1
+    status = harness.trainer.components.reporter.current
+    assert (status.best_step, status.best_score) == (3, 1)
 
 
 def test_null_is_no_score_and_fails_no_run(run, image_paths, tmp_path):

@@ -72,7 +72,7 @@ FIRST = record_of(
 SECOND = record_of(
     seconds={"rollout_generate": 1.0, "forward": 5.0, "rollout_parse_match": 0.5, "post_rollout_pack": 0.125},
     passes=[losses(2.0, 0.0, 2.0, prefix=[1.0], tail=[3.0])], rows=[row(0.75, 75.0, 3.0, 1.0)], wall=10.0, cpu=4.0,
-    wait=4.0, forward=5.0, other=1.0, servers=[ServerTime("a", 0.75, 2.0), ServerTime("b", 0.0, 0.0)],
+    wait=3.5, reward=0.5, forward=5.0, other=1.0, servers=[ServerTime("a", 0.75, 2.0), ServerTime("b", 0.0, 0.0)],
 )  # fmt: skip
 PHASES = {"connect": 0.5, "begin": 0.25, "pack": 1.0, "send": 2.0, "load": 1.0, "finish": 0.125, "prove": 3.0}
 PUSH = SyncReport.create(
@@ -102,7 +102,8 @@ OF_RECORDS = {
     "step/wall_s": 10.0,
     "step/cpu_s": (8 + 4) / 2,
     "step/generate_s": (2 + 0) / 2,
-    "step/wait_s": (0 + 4) / 2,
+    "step/wait_s": (0 + 3.5) / 2,
+    "step/reward_s": (0 + 0.5) / 2,
     "step/encode_s": 0.0,
     "step/match_s": 0.0,
     "step/pack_s": 0.0,
@@ -271,6 +272,8 @@ def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encode
     assert [one["rollout/gen_tokens_per_s"] is None for one in steps] == [False, True, False, True]
     assert len({one["rollout/gen_new_tokens_total"] for one in steps}) == 1, "the counts of the rollouts in use"
     assert all(one["memory/peak_bytes"] > 1e8 and one["servers"] == [] for one in steps)
+    status = run.trainer.components.reporter.current
+    assert (status.step, status.loss, status.tokens_per_second) == (4, steps[-1]["loss"], None)
 
 
 def test_steps_on_the_ground_truth_are_counted(tmp_path, model, encoder, image_paths):
