@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerState
 
 from stage2_api.runconfig import BEST_METRIC
-from stage2_trainer.matching import GTObject, serialize_objects
+from stage2_trainer.matching import GTObject, MatchOptions, serialize_objects
 from stage2_trainer.process import checkpoints
 from stage2_trainer.process.best_checkpoint import FOLLOWING, ComparableBest
+from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
 
-RECOMMENDED = {"assignment": "dynamic", "unmatched_objects": "dropped", "matched_text_weight": 1.0}
+RECOMMENDED = asdict(MatchOptions.from_config(run_config(matching={"recipe": "recommended"}).rollout_matching))
 EVALUATED = {
     "eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True, "save_strategy": "steps", "save_steps": 1,
     "learning_rate": 0.0,
@@ -53,6 +54,7 @@ def run(tmp_path, model, encoder, image_paths):
 
 @pytest.mark.parametrize("metric", [BEST_METRIC, F1, "rollout_f1_iou50"])
 def test_run_that_finds_nothing_at_first_has_f1_0_and_keeps_the_checkpoint_that_finds_most(run, metric, tmp_path):
+    assert RECOMMENDED["assignment"] == "dynamic"
     harness = run([far, far, only_first, perfect, far], metric_for_best_model=metric)
     evaluations = {one["step"]: one for one in harness.lines("evaluation")}
     scores = {step: [one[key] for key in (F1, BEST_METRIC)] for step, one in evaluations.items()}
