@@ -39,7 +39,7 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
             " recommended; a model that has always answered so needs stage 1 with this prompt"
         )
         return
-    if 1 - found["parse_rate"] > MOST_BROKEN:
+    if found["parse_rate"] < 1 - MOST_BROKEN:
         yield (
             "continue stage 1, or raise max_new_tokens if the answers are only long: stage 2 and GRPO need a model"
             f" that breaks at most {MOST_BROKEN:.0%} of its answers"
