@@ -295,7 +295,7 @@ def _print_notes(console: Console, one: dict[str, Any], said: Sequence[str], mar
     ]
     worst = one["worst_image"]
     lines.append(
-        f"{mark}worst image: {worst['sample_id']}, F1 {worst['f1_class@0.5']:.3f} with class,"
+        f"{mark}worst image: {worst['sample_id']}, F1 {_figure(worst['f1_class@0.5'], None, '.3f')} with class,"
         f" {worst['predictions']:,} objects answered, {worst['objects']:,} true"
     )
     for line in lines:

@@ -151,22 +151,29 @@ def describe(record: dict[str, Any]) -> str | None:
     if record["event"] == "bad_sample":
         return f"sample {record['sample_id']} is set aside: {record['reason']}"
     if record["event"] == "evaluation" and "eval_reward" in record:
-        return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
+        return f"evaluation at step {record['step']}: mean reward {_score(record['eval_reward'])}"
     if record["event"] == "evaluation":
-        named = record.get("eval_rollout_f1_class_iou50")
-        with_class = "" if named is None else f"F1 with class {named:.3f}, "
-        matched = f"F1 of training's matching {record['eval_rollout_f1_iou50']:.3f}"
-        return f"evaluation at step {record['step']}, IoU 0.5: {with_class}{matched}"
+        scores = {"F1 with class": "f1_class_iou50", "F1 of training's matching": "f1_iou50"}
+        texts = [
+            f"{title} {_score(record[key])}"
+            for title, name in scores.items()
+            if (key := f"eval_rollout_{name}") in record
+        ]
+        return f"evaluation at step {record['step']}, IoU 0.5: {', '.join(texts)}"
     return None
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _describe_step(step: dict[str, Any]) -> str:
     if "reward" in step:
-        what = f"mean reward {step['reward']:.3f}"
+        what = f"mean reward {_score(step['reward'])}"
     elif "supervised/objects" in step:
         what = f"{step['supervised/objects']:.0f} objects"
     else:
-        found, true = (step.get(f"rollout/{key}", 0) for key in ("matched_for_supervision", "gt_objects"))
+        found, true = (step.get(f"rollout/{key}", 0) for key in ("matched_maskiou_count", "gt_objects"))
         what = f"matched {found:.0f} of {true:.0f} objects"
     lost = int(step.get("bad_samples_total", 0))
     aside = f"; {counted(lost, 'sample')} set aside so far" if lost else ""

@@ -97,7 +97,8 @@ class ChartLine:
     """One line of a chart.
 
     stretches: its points, `x,y` in the SVG's units, separate where a number is missing; of very many points they are
-    means, and `spread` has the lowest and highest. last: its last value.
+    means, and `spread` has the lowest and highest. marks: points to mark, for a stretch of one point has no line.
+    last: its last value.
     """
 
     label: str
@@ -219,16 +220,22 @@ def _axes(points: Points, limits: tuple[float, float] | None) -> tuple[_Axis, _A
 
 def _line(label: str, points: Points, x: _Axis, y: _Axis) -> ChartLine:
     last, spread = _text(points[-1][1]), decimated(points)
-    if len(spread) < len(points):
-        return ChartLine(label, _stretches(averaged(points, SMOOTH), x, y), (), last, _stretches(spread, x, y))
-    marks = [(x.position(step), y.position(value)) for step, value in points if math.isfinite(value)]
-    return ChartLine(label, _stretches(points, x, y), marks if len(marks) <= MARKED else (), last)
+    many = len(spread) < len(points)
+    drawn = averaged(points, SMOOTH) if many else points
+    parts = [list(part) for finite, part in groupby(drawn, key=_is_finite) if finite]
+    marked = [part for part in parts if len(part) == 1 or sum(map(len, parts)) <= MARKED]
+    marks = [(x.position(step), y.position(value)) for part in marked for step, value in part]
+    return ChartLine(label, _stretches(drawn, x, y), marks, last, _stretches(spread, x, y) if many else ())
+
+
+def _is_finite(point: tuple[int, float]) -> bool:
+    return math.isfinite(point[1])
 
 
 def _stretches(points: Points, x: _Axis, y: _Axis) -> list[str]:
     return [
         " ".join(f"{x.position(step)},{y.position(value)}" for step, value in part)
-        for finite, part in groupby(points, key=lambda point: math.isfinite(point[1]))
+        for finite, part in groupby(points, key=_is_finite)
         if finite
     ]
 

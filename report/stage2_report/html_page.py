@@ -28,7 +28,7 @@ from stage2_report.run_history import REWARD, RunHistory, folder_of_images, read
 from stage2_report.sample_cards import StepChoice, choose_samples, sample_card
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import aside_of, check_file, check_place
-from stage2_trainer.scores.image_counts import sample_f1
+from stage2_trainer.scores.image_counts import rank_of, sample_f1
 
 MOST_RUNS, MOST_STEPS = 2, 6
 MOST_CARD_BYTES = 9_000_000
@@ -135,7 +135,7 @@ def _samples(runs: Sequence[RunHistory]) -> _Samples | None:
 
 def _rank(name: str, last: Sequence[EvaluatedStep]) -> float:
     """Return what samples are chosen by: their F1; of two runs, by how much the second is better."""
-    scores = [sample_f1(one.images[name]) for one in last]
+    scores = [rank_of(sample_f1(one.images[name])) for one in last]
     return scores[-1] if len(scores) == 1 else scores[1] - scores[0]
 
 

@@ -6,6 +6,7 @@ The keys of the JSON are a promise.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stage2_api.errors import counted
-from stage2_trainer.matching import CoordVocab, MatchedTarget
+from stage2_trainer.matching import CoordVocab, MatchedTarget, Pair
 from stage2_trainer.matching.parse import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
 
 KEY_OF_KIND: dict[Kind, str] = {kind: key for key, kind in KIND_OF_KEY.items()}
@@ -39,18 +40,22 @@ def document(target: MatchedTarget) -> dict[str, Any]:
             {"desc": one.desc, "type": KEY_OF_KIND[one.kind], "bins": list(one.bins)}
             for one in target.ground_truth.objects
         ],
-        "matches": [
-            {"pred": parsed.valid_objects[pair.pred].key, "gt": pair.gt, "iou": pair.iou, "cost": pair.cost}
-            for pair in target.matching.pairs
-        ],
+        "matches": _pairs(target, target.matching.pairs),
+        "following": _pairs(target, target.matching.following),
         "gating_rejections": target.matching.gating_rejections,
         "false_negatives": list(target.false_negatives),
+        "appended": list(target.appended),
         "append_text": target.append_text,
         "y_train_ids": list(target.y_train_ids),
         "y_train_text": target.y_train_text,
         "labels": list(target.labels),
         "coord_targets": {str(position): target_bin for position, target_bin in sorted(target.coord_targets.items())},
     }
+
+
+def _pairs(target: MatchedTarget, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    objects = target.parsed.valid_objects
+    return [{"pred": objects[one.pred].key, "gt": one.gt, "iou": one.iou, "cost": one.cost} for one in pairs]
 
 
 def _object(one: ParsedObject) -> dict[str, Any]:
@@ -65,8 +70,12 @@ def _object(one: ParsedObject) -> dict[str, Any]:
     }
 
 
-_MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
-_ANSWER_LEGEND = {"matched": _MATCHED, "unmatched": _UNMATCHED, "dropped": _DROPPED, "cut off": _CUT, "missed": _TAIL}
+_MATCHED, _FOLLOWING, _UNMATCHED, _DROPPED = "green", "blue", "yellow", "red"
+_CUT, _TAIL = "dim strike", "bold cyan"
+_ANSWER_LEGEND = {
+    "matched": _MATCHED, "following": _FOLLOWING, "unmatched": _UNMATCHED, "dropped": _DROPPED, "cut off": _CUT,
+    "appended": _TAIL,
+}  # fmt: skip
 LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
 # Control characters become visible symbols, so that an answer cannot control the terminal; newlines stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
@@ -99,8 +108,8 @@ def show(inspection: Inspection) -> None:
         legend = Text("  ").join(Text(meaning, style) for meaning, style in _ANSWER_LEGEND.items())
         subtitle = None if console.color_system is None else legend
         console.print(Panel(answer_text(target), title="Answer and appended tail", subtitle=subtitle))
-        tables = [supervision_table(inspection), matches_table(target), unmatched_table(target)]
-        tables += [dropped_table(target), missed_table(target)]
+        tables = [supervision_table(inspection), matches_table(target), following_table(target)]
+        tables += [unmatched_table(target), dropped_table(target), missed_table(target)]
     for table in tables:
         if table.row_count:
             console.print(table)
@@ -117,12 +126,15 @@ def summary(inspection: Inspection) -> Text:
         return Text(f"sample {inspection.sample}, stage 1: the ground truth, {what}")
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
+    following = len(target.matching.following)
+    follow = f", {following} of them following a true one" if following else ""
+    followed = f", {following} of them followed" if following else ""
     lines = [
         f"sample {inspection.sample}, answer from {inspection.origin}",
         f"answer: {state}; {counted(len(parsed.objects), 'object')}: {counters['matched_pairs']} matched, "
-        f"{counters['fp_count']} unmatched, {parsed.dropped_invalid} dropped; "
+        f"{counters['fp_count']} unmatched{follow}, {parsed.dropped_invalid} dropped; "
         f"{target.matching.gating_rejections} of {target.matching.candidates} candidate pairs below the gate",
-        f"ground truth: {counted(len(target.ground_truth.objects), 'object')}, {len(target.false_negatives)} missed",
+        f"ground truth: {counted(len(target.ground_truth.objects), 'object')}, {counters['fn_count']} missed{followed}",
         f"y_train: {target.prefix_len} prefix + {target.train_len - target.prefix_len} appended tokens",
     ]
     return Text("\n".join(lines))
@@ -160,18 +172,27 @@ def supervision_table(inspection: Inspection) -> Table:
 
 def matches_table(target: MatchedTarget) -> Table:
     """Return each match, with the descriptions of both sides."""
-    table = _table("Matches", "predicted", "true", "IoU", "cost", "predicted desc", "true desc")
-    for pair in target.matching.pairs:
+    return _pair_table("Matches", target, target.matching.pairs, _MATCHED)
+
+
+def following_table(target: MatchedTarget) -> Table:
+    """Return each box that matches nothing and is trained towards a true one; it finds nothing."""
+    return _pair_table("Boxes that follow a true one, and match nothing", target, target.matching.following, _FOLLOWING)
+
+
+def _pair_table(title: str, target: MatchedTarget, pairs: Sequence[Pair], style: str) -> Table:
+    table = _table(title, "predicted", "true", "IoU", "cost", "predicted desc", "true desc")
+    for pair in pairs:
         pred, true = target.parsed.valid_objects[pair.pred], target.ground_truth.objects[pair.gt]
         figures = (f"{pair.iou:.4f}", f"{pair.cost:.4f}")
-        table.add_row(pred.key, str(pair.gt), *figures, _plain(pred.desc), _plain(true.desc), style=_MATCHED)
+        table.add_row(pred.key, str(pair.gt), *figures, _plain(pred.desc), _plain(true.desc), style=style)
     return table
 
 
 def unmatched_table(target: MatchedTarget) -> Table:
-    """Return the valid objects of the answer without a match."""
+    """Return the valid objects of the answer that neither match nor follow a true one."""
     table = _table("Unmatched predictions", "predicted", "type", "bins", "desc")
-    for i in target.matching.false_positives:
+    for i in target.matching.unmatched:
         one = target.parsed.valid_objects[i]
         table.add_row(one.key, _type(one), _bins(one.bins), _plain(one.desc), style=_UNMATCHED)
     return table
@@ -180,30 +201,29 @@ def unmatched_table(target: MatchedTarget) -> Table:
 def dropped_table(target: MatchedTarget) -> Table:
     """Return the objects of the answer that cannot be matched, and why."""
     table = _table("Dropped objects", "predicted", "reason", "stays in the prefix", "desc")
-    rewritten = target.prefix_text != target.parsed.prefix_text
+    is_whole = target.prefix_text == target.parsed.prefix_text  # a rewritten answer has valid objects only
     for one in target.parsed.objects:
         if one.reason:
-            stays = "yes, unsupervised" if one.in_prefix and not rewritten else "no"
+            stays = "yes, unsupervised" if one.in_prefix and is_whole else "no"
             table.add_row(one.key, one.reason, stays, _plain(one.desc), style=_DROPPED)
     return table
 
 
 def missed_table(target: MatchedTarget) -> Table:
-    """Return the true objects that the answer missed, as they are appended."""
+    """Return the true objects that the answer missed, as they are appended; one that a box follows is not."""
     table = _table("Missed objects (false negatives)", "true", "appended as", "type", "bins", "desc")
-    keys = json.loads("{" + target.append_text.removeprefix(", "))
-    for key, i in zip(keys, target.false_negatives, strict=True):
+    keys = dict(zip(target.appended, json.loads("{" + target.append_text.removeprefix(", ")), strict=True))
+    for i in target.false_negatives:
         one = target.ground_truth.objects[i]
-        geometry = KEY_OF_KIND[one.kind]
-        table.add_row(str(i), key, geometry, _bins(one.bins), _plain(one.desc), style=_TAIL)
+        key, style = keys.get(i, "no, a box follows it"), _TAIL if i in keys else _FOLLOWING
+        table.add_row(str(i), key, KEY_OF_KIND[one.kind], _bins(one.bins), _plain(one.desc), style=style)
     return table
 
 
 def _object_styles(target: MatchedTarget) -> list[str]:
-    valid = iter(
-        _MATCHED if i in {pair.pred for pair in target.matching.pairs} else _UNMATCHED
-        for i in range(len(target.parsed.valid_objects))
-    )
+    styles = dict.fromkeys((pair.pred for pair in target.matching.following), _FOLLOWING)
+    styles |= dict.fromkeys((pair.pred for pair in target.matching.pairs), _MATCHED)
+    valid = iter(styles.get(i, _UNMATCHED) for i in range(len(target.parsed.valid_objects)))
     return [next(valid) if one.valid else _DROPPED for one in target.parsed.objects]
 
 

@@ -16,12 +16,12 @@ from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record as DataRecord
 from stage2_trainer.matching import MatchedTarget
 from stage2_trainer.scores.answer_picture import COLORS, TRUE, answered_outlines, true_outlines
-from stage2_trainer.scores.image_counts import sample_f1, verdicts
+from stage2_trainer.scores.image_counts import rank_of, sample_f1, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
 
 _MAX_ROWS = 6
 _INSPECTED_WIDTH = 480  # pixels of each of the two images
-_MISSED, _MATCHED, _UNMATCHED = "#bc4c00", "#0969da", "#cf222e"
+_MISSED, _MATCHED, _FOLLOWING, _UNMATCHED = "#bc4c00", "#0969da", "#8250df", "#cf222e"
 
 
 def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | None) -> None:
@@ -70,7 +70,7 @@ def _columns(runs: Sequence[EvaluatedRun], path: Path) -> list[tuple[str, Evalua
 
 def _gain(name: str, columns: Sequence[tuple[str, EvaluatedStep]]) -> float:
     """Return how much better the last column's answer is than the one before; its F1, if there is no other."""
-    scores = [sample_f1(one.images[name]) for _, one in columns]
+    scores = [rank_of(sample_f1(one.images[name])) for _, one in columns]
     return scores[-1] - scores[-2] if len(scores) > 1 else scores[0]
 
 
@@ -84,7 +84,8 @@ def _bar(images: Sequence[ScoredImage]) -> Image.Image:
     right = sum(verdicts(image).answered.count("right") for image in images)
     truth = sum(int((~image.crowds).sum()) for image in images)
     share = right / truth if truth else 0.0
-    return draw_bar(share, f"{share:.0%} of {truth} objects found and named", COLORS["right"])
+    text = f"{share:.0%} of {truth} objects found and named" if truth else "there are no true objects"
+    return draw_bar(share, text, COLORS["right"])
 
 
 def _row(name: str, columns: Sequence[tuple[str, EvaluatedStep]], images: Path | None) -> list[Image.Image]:
@@ -101,17 +102,18 @@ def write_picture(record: DataRecord, target: MatchedTarget, path: Path, *, answ
     """Draw the record's first image twice into a PNG: with the ground truth on the left, with the answer on the right.
 
     Ground truth is green where it was found and orange where it was missed; the answer's valid objects are blue where
-    they matched and red where they did not. Not answered, as in stage 1: the ground truth alone, in green. Raises
-    ConfigError where the file cannot be written, ImageError where the image cannot be read.
+    they matched, violet where they follow a true one, and red elsewhere. Not answered, as in stage 1: the ground truth
+    alone, in green. Raises ConfigError where the file cannot be written, ImageError where the image cannot be read.
     """
     missed = set(target.false_negatives) if answered else set()
-    matched = {pair.pred for pair in target.matching.pairs}
+    colors = dict.fromkeys((pair.pred for pair in target.matching.following), _FOLLOWING)
+    colors |= dict.fromkeys((pair.pred for pair in target.matching.pairs), _MATCHED)
     truth = [
         Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED if i in missed else TRUE)
         for i, one in enumerate(target.ground_truth.objects)
     ]
     answer = [
-        Outline(one.kind, one.bins, f"{one.key} {one.desc}", _MATCHED if i in matched else _UNMATCHED)
+        Outline(one.kind, one.bins, f"{one.key} {one.desc}", colors.get(i, _UNMATCHED))
         for i, one in enumerate(target.parsed.valid_objects)
         if one.kind
     ]

@@ -7,6 +7,7 @@ log of a week does not fit into memory as objects. Lines that are no records, or
 from __future__ import annotations
 
 import json
+import math
 import os
 from array import array
 from collections import defaultdict
@@ -70,18 +71,18 @@ def reward_means(step: Record) -> dict[str, str]:
 
 
 class SeriesStore:
-    """Numbers by key and step, 16 bytes each. A step that was trained twice counts as the second time."""
+    """Numbers by key and step, 16 bytes each; NaN for null. A step that was trained twice counts as the second time."""
 
     def __init__(self) -> None:
         self._steps: dict[str, array[int]] = defaultdict(lambda: array("q"))
         self._values: dict[str, array[float]] = defaultdict(lambda: array("d"))
 
     def add(self, step: int, figures: Record) -> None:
-        """Keep the numbers among these figures."""
+        """Keep the numbers among these figures, and nulls: a chart has a gap there."""
         for key, value in figures.items():
-            if isinstance(value, (int, float)):
+            if value is None or isinstance(value, (int, float)):
                 self._steps[key].append(step)
-                self._values[key].append(value)
+                self._values[key].append(math.nan if value is None else value)
 
     def keys(self) -> list[str]:
         """Return the keys in the order in which they came."""

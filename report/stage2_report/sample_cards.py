@@ -18,7 +18,7 @@ from stage2_trainer.data.files import ROOTS_VARIABLE, leads_inside
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.scores.image_counts import f1_of, image_counts, verdicts
+from stage2_trainer.scores.image_counts import f1_of, image_counts, rank_of, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
 
 SIDE = 480  # pixels of a thumbnail's longer side
@@ -143,8 +143,8 @@ def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | 
     return CardView(
         truth=_pane("ground truth", images[-1].truth, ["found" if one else "missed" for one in found], picture),
         answers=answers,
-        f1=scores[-1],
-        gain=scores[-1] - scores[0],
+        f1=rank_of(scores[-1]),
+        gain=rank_of(scores[-1]) - rank_of(scores[0]),
         duplicates=int(last.duplicates),
         misses=int(last.truth - last.class_right),
         wrong=int(last.class_judged - last.class_right),
@@ -153,9 +153,15 @@ def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | 
 
 
 def _answer(
-    label: str, rollout: HeldOutRollout, image: ScoredImage, judged: Sequence[str], score: float, picture: Thumbnail
+    label: str,
+    rollout: HeldOutRollout,
+    image: ScoredImage,
+    judged: Sequence[str],
+    score: float | None,
+    picture: Thumbnail,
 ) -> Pane:
-    note = f"{counted(len(judged), 'object')}, F1 {score:.2f}" + (", cut off" if image.answer.truncated else "")
+    f1 = "–" if score is None else f"{score:.2f}"
+    note = f"{counted(len(judged), 'object')}, F1 {f1}" + (", cut off" if image.answer.truncated else "")
     text = rollout.text[:TEXT_CHARACTERS] + ("…" if len(rollout.text) > TEXT_CHARACTERS else "")
     return _pane(label, image.answer.objects, judged, picture, text=text, note=note)
 

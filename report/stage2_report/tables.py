@@ -41,8 +41,9 @@ _SYNC_COLUMNS = (("sync s", "sync/seconds", "{:.2f}"), ("sync MB", "sync/bytes",
 _STEP_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
     ("parsed", "rollout/valid_pred_objects", "{:.0f}"),
-    ("matched", "rollout/matched_for_supervision", "{:.0f}"),
-    ("missed", "rollout/fn_appended", "{:.0f}"),
+    ("matched", "rollout/matched_maskiou_count", "{:.0f}"),
+    ("following", "rollout/following", "{:.0f}"),
+    ("missed", "rollout/fn", "{:.0f}"),
     ("roll s", "time/rollout_generate_s", "{:.2f}"),
     ("fwd s", "time/forward_s", "{:.2f}"),
     *_SYNC_COLUMNS,
@@ -162,33 +163,41 @@ class StepRows:
 
 
 class TimeMeans:
-    """Where the wall time of the steps went: means over steps, one row for each part and for each server."""
+    """Where the wall time of the steps went, one row for each part and for each server.
+
+    Seconds are means over steps, and shares are of the whole time: a long step counts as much as it took.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._sums: dict[str, float] = {}
-        self._servers: dict[str, tuple[int, float, float]] = {}
+        self._idle = 0.0  # seconds
+        self._servers: dict[str, tuple[float, float, float]] = {}  # seconds: known, busy, in flight times requests
 
     def add(self, step: Record) -> None:
         """Add a step; steps of older logs have no times."""
-        if _WALL not in step:
+        wall = step.get(_WALL)
+        if not wall:
             return
         if not self._count:
             parts = [key for key in step if key.startswith("step/") and key.endswith("_s") and key not in (_WALL, _CPU)]
-            self._sums = dict.fromkeys((_WALL, *parts, _IDLE), 0.0)
+            self._sums = dict.fromkeys((_WALL, *parts), 0.0)
         self._count += 1
         for key in self._sums:
             self._sums[key] += step[key]
+        self._idle += step[_IDLE] * wall
         for one in step.get("servers", ()):  # GRPO's steps name none
-            count, busy, in_flight = self._servers.get(one["server"], (0, 0.0, 0.0))
-            self._servers[one["server"]] = (count + 1, busy + one["busy_share"], in_flight + one["in_flight"])
+            known, busy, in_flight = self._servers.get(one["server"], (0.0, 0.0, 0.0))
+            self._servers[one["server"]] = (
+                known + wall, busy + one["busy_share"] * wall, in_flight + one["in_flight"] * wall
+            )  # fmt: skip
 
     def table(self) -> Table | None:
         """Return the table; None where no step has times."""
         if not self._count:
             return None
         means = {key: total / self._count for key, total in self._sums.items()}
-        wall, idle = means.pop(_WALL), means.pop(_IDLE)
+        wall, idle = means.pop(_WALL), self._idle / self._sums[_WALL]
         table = Table(title="Where the time went", header_style="bold")
         for column in ("", "s a step", "share"):
             table.add_column(column, justify="left" if not column else "right", overflow="fold")
@@ -196,8 +205,8 @@ class TimeMeans:
             table.add_row(key.removeprefix("step/").removesuffix("_s"), f"{mean:.2f}", f"{mean / wall:.0%}")
         table.add_row("whole step", f"{wall:.2f}", "100%", end_section=True)
         table.add_row("learner idle", "", f"{idle:.0%}")
-        for server, (count, busy, in_flight) in self._servers.items():
-            table.add_row(f"{server} busy, {in_flight / count:.1f} requests at once", "", f"{busy / count:.0%}")
+        for server, (known, busy, in_flight) in self._servers.items():
+            table.add_row(f"{server} busy, {in_flight / known:.1f} requests at once", "", f"{busy / known:.0%}")
         return table
 
 
@@ -217,7 +226,7 @@ class EvaluationRows:
             self._keys = {prefix + name: title for name, title in known.items() if prefix + name in evaluation}
         if "eval_rollout_f1" in evaluation:
             self.steps.add(evaluation["step"])
-        self._rows.append([str(evaluation["step"]), *(f"{evaluation[key]:.3f}" for key in self._keys)])
+        self._rows.append([str(evaluation["step"]), *(_cell(evaluation.get(key), key, "{:.3f}") for key in self._keys)])
 
     def table(self) -> Table | None:
         """Return the table; None where nothing was evaluated."""

@@ -1,6 +1,7 @@
 """`stage2 evaluate`: figures of one or several rollout files, and invalid checkpoints."""
 
 import json
+from math import nan
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_what_is_no_checkpoint_is_refused_before_torch_is_imported(tmp_path):
     assert "lost/trainer_state.json: No such file or directory\n" in done.stderr
     assert loaded & HEAVY == set()
 
+
+OF_TRUTH = {"recall@0.5": nan, "objects_per_truth": nan, "desc_exact": nan}
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
 
@@ -197,6 +200,7 @@ def test_a_run_s_own_rollouts_are_scored_over_what_it_was_asked(files):
 
 def figures(**changed):
     found = {"recall@0.5": 0.9, "duplicate_rate": 0.1, "desc_exact": 0.8, "parse_rate": 1.0, "f1@0.5": 0.8}
+    found["objects_per_truth"] = 1.0
     return {**found, "without_duplicates": {"f1@0.5": 0.8}, **changed}
 
 
@@ -220,6 +224,10 @@ def order(*, missing):
             ["sort the objects", "continue stage 1 before"],
         ),
         (figures(), False, ["continue stage 1 while"]),
+        (figures(objects_per_truth=75.0), False, ["the answers run away, with 75.0 objects for each true one"]),
+        (figures(objects_per_truth=75.0, parse_rate=0.2), True, ["the answers run away"]),
+        (figures(**OF_TRUTH, **{"f1@0.5": nan}), False, ["add records with objects"]),
+        (figures(**OF_TRUTH, parse_rate=0.5), False, ["continue stage 1, or raise"]),
     ],
 )
 def test_the_advice_follows_from_the_mistakes(found, missing, expected):
@@ -227,7 +235,33 @@ def test_the_advice_follows_from_the_mistakes(found, missing, expected):
     assert [line[: len(start)] for line, start in zip(given, expected, strict=True)] == expected
 
 
-@pytest.mark.parametrize(("recall", "named"), [(0.0, False), (0.5, True)])
-def test_names_are_no_mistakes_where_no_object_is_in_place(recall, named):
-    found = {"recall@0.5": recall, "duplicate_rate": 0.0, "desc_exact": 0.0, "parse_rate": 1.0}
-    assert ("of those in place have another description" in summary(found)) == named
+@pytest.mark.parametrize(
+    ("changed", "left_out"),
+    [
+        ({}, ()),
+        ({"recall@0.5": 0.0, "desc_exact": nan}, ("in place",)),
+        ({"duplicate_rate": nan, "desc_exact": nan}, ("answered ones", "in place")),
+        ({"recall@0.5": nan, "desc_exact": nan}, ("true objects", "in place")),
+    ],
+    ids=["all", "nothing in place", "nothing answered", "nothing true"],
+)
+def test_share_of_nothing_is_no_mistake(changed, left_out):
+    sentence = summary(figures(**changed))
+    every = ("true objects", "answered ones", "in place", "of the answers are broken")
+    assert [text for text in every if text not in sentence] == [*left_out]
+    assert "nan" not in sentence
+
+
+def test_right_answers_to_images_without_objects_have_null_figures_and_no_mistakes(tmp_path):
+    write_data(tmp_path, [[], []])
+    write_rollouts(tmp_path, [{"image": f"{place}.jpg", "text": "{}"} for place in range(2)], name="empty.jsonl")
+    words = ("evaluate", "--rollouts", "empty.jsonl", "--records", "data.jsonl")
+    done, _ = stage2(tmp_path, *words, "--json")
+    found = json.loads(done.stdout)
+    nothing = ("f1@0.5", "recall@0.5", "precision@0.5", "f1_class@0.5", "desc_exact", "objects_per_truth", "AP")
+    assert [name for name in nothing if found[name] is not None or name in found["intervals"]] == []
+    assert (found["parse_rate"], found["misses"], found["duplicates"]) == (1.0, 0, 0)
+    shown, _ = stage2(tmp_path, *words)
+    assert "mistakes: 0% of the answers are broken" in shown.stdout
+    assert "advice: add records with objects" in shown.stdout
+    assert "worst image: data.jsonl:1, F1 - with class" in shown.stdout

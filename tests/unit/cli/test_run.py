@@ -31,8 +31,10 @@ EVALUATION = {"event": "evaluation", "step": 3}
     [
         ({**STEP, "supervised/objects": 31.0}, "step 1: loss 2.000, 31 objects"),
         ({**STEP, "reward": 0.2}, "step 1: loss 2.000, mean reward 0.200"),
+        ({**STEP, "reward": None}, "step 1: loss 2.000, mean reward –"),
+        ({**EVALUATION, "eval_reward": None}, "evaluation at step 3: mean reward –"),
         (
-            {**STEP, "rollout/matched_for_supervision": 2.0, "rollout/gt_objects": 5.0},
+            {**STEP, "rollout/matched_maskiou_count": 2.0, "rollout/gt_objects": 5.0},
             "step 1: loss 2.000, matched 2 of 5 objects",
         ),
         (
@@ -47,6 +49,10 @@ EVALUATION = {"event": "evaluation", "step": 3}
         (
             {**EVALUATION, "eval_rollout_f1": 0.9, "eval_rollout_f1_iou50": 0.25, "eval_rollout_f1_class_iou50": 0.125},
             "evaluation at step 3, IoU 0.5: F1 with class 0.125, F1 of training's matching 0.250",
+        ),
+        (
+            {**EVALUATION, "eval_rollout_f1_iou50": None, "eval_rollout_f1_class_iou50": None},
+            "evaluation at step 3, IoU 0.5: F1 with class –, F1 of training's matching –",
         ),
         ({"event": "start", "step": 0, "max_steps": 9}, None),
         ({"event": "start", "step": 6, "max_steps": 9}, "resumed after step 6 of 9"),

@@ -8,10 +8,11 @@ from PIL import Image
 from stage2_api.errors import ConfigError
 from stage2_cli.main import report
 from stage2_report import html_page, sample_cards
-from stage2_report.charts import averaged, decimated
+from stage2_report.charts import averaged, decimated, run_charts
 from stage2_report.html_page import PageRequest, render_page, write_html
+from stage2_report.run_history import read_history
 from tests.unit.cli.test_light_start import HEAVY, stage2
-from tests.unit.report.reported import HOSTILE, PageParser, evaluation, page_of, rollout, step, write_run
+from tests.unit.report.reported import HOSTILE, PageParser, evaluation, page_of, rollout, step, write_lines, write_run
 from tests.unit.trainer.scores.scenes import box
 
 
@@ -188,3 +189,36 @@ def test_the_command_writes_it_without_anything_heavy(tmp_path):
     assert loaded & HEAVY == set()
     table, _ = stage2(tmp_path, "report", "run")
     assert "Training steps" in table.stdout
+
+
+def test_null_is_a_gap_in_a_curve_and_a_point_between_two_gaps_is_marked(tmp_path):
+    folder = write_run(tmp_path / "run", steps=())
+    values = [0.5, 0.25, None, 0.75, None, *([0.5] * 60)]
+    lines = [step(number, **{"rollout/precision": value}) for number, value in enumerate(values, 1)]
+    write_lines(folder / "stage2_log.jsonl", lines)
+    (chart,) = [one for one in run_charts([read_history(folder)]) if one.title == "Training rollouts: matches"]
+    (line,) = chart.lines
+    assert [len(part.split()) for part in line.stretches] == [2, 1, 60]
+    assert ([f"{x},{y}" for x, y in line.marks], line.last) == ([line.stretches[1]], "0.5")
+
+
+def test_empty_answer_to_an_image_without_objects_has_no_f1_and_ranks_with_the_best(tmp_path):
+    folder = write_run(tmp_path / "run", samples=2)
+    right = rollout(2, 7, [], [])
+    write_lines(
+        folder / "rollouts.jsonl",
+        [*map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines()), {**right, "step": 0}, right],
+    )
+    page = page_of(folder)
+    notes = [text for _, text in page.all("span") if ", F1 " in text]
+    assert [note for note in notes if note.startswith("0 objects")] == ["0 objects, F1 –"] * 2
+    assert [text for _, text in page.all("bdi") if text.startswith("val")][-1] == "val.jsonl:8"
+
+
+def test_evaluation_without_a_true_object_is_an_evaluation(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_lines(folder / "stage2_log.jsonl", [step(1), evaluation(0, None), step(2), evaluation(2, None)])
+    history = read_history(folder)
+    assert (history.evaluated, history.num_evaluations) == ([0, 2], 2)
+    page = page_of(folder)
+    assert [text for own, text in page.all("option") if own["value"] in ("0", "1")] == ["step 0", "step 2"]

@@ -4,8 +4,11 @@ import io
 import itertools
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from stage2_report.inspection import (
@@ -15,15 +18,39 @@ from stage2_report.inspection import (
     document,
     dropped_table,
     missed_table,
+    show,
     supervision_table,
 )
-from stage2_trainer.matching import segment_meta, serialize_objects, supervision
+from stage2_report.picture import write_picture
+from stage2_trainer.data.records import Record
+from stage2_trainer.matching import (
+    GroundTruth,
+    GTObject,
+    MatchOptions,
+    build_target,
+    segment_meta,
+    serialize_objects,
+    supervision,
+)
 from stage2_trainer.matching.masks import IGNORED
-from tests.unit.report.inspected import ANSWERS, COMPLETE, GARBAGE, NEAR_RED, SCENE, TRUNCATED, target_of, tiny_spelling
+from tests.unit.report.inspected import (
+    ANSWERS,
+    COMPLETE,
+    GARBAGE,
+    GREEN,
+    NEAR_RED,
+    NOWHERE,
+    RED,
+    SCENE,
+    TRUNCATED,
+    target_of,
+    tiny_spelling,
+)
 
 KEYS = [
-    "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "gating_rejections",
-    "false_negatives", "append_text", "y_train_ids", "y_train_text", "labels", "coord_targets",
+    "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "following",
+    "gating_rejections", "false_negatives", "appended", "append_text", "y_train_ids",
+    "y_train_text", "labels", "coord_targets",
 ]  # fmt: skip
 
 
@@ -39,7 +66,7 @@ def test_the_keys_are_frozen_and_the_document_is_json(answer):
     for one in found["objects"]:
         assert list(one) == ["key", "valid", "reason", "desc", "type", "bins", "token_positions"]
     assert all(list(one) == ["desc", "type", "bins"] for one in found["ground_truth"])
-    assert all(list(one) == ["pred", "gt", "iou", "cost"] for one in found["matches"])
+    assert all(list(one) == ["pred", "gt", "iou", "cost"] for one in [*found["matches"], *found["following"]])
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
@@ -186,3 +213,73 @@ def test_control_characters_are_shown_and_not_obeyed():
     for text in (answer_text(one.target).plain, printed(supervision_table(one))):
         assert "␛[2J␇" in text
         assert "\x1b" not in text
+
+
+FAR = GTObject("owl", "bbox", (700, 100, 900, 300))
+
+
+def following(answered, truth, **options):
+    vocab = tiny_spelling().vocab
+    ids = vocab.encode(serialize_objects(answered))
+    return build_target(ids, GroundTruth(tuple(truth)), vocab, MatchOptions(assignment="dynamic", **options))
+
+
+def test_box_that_follows_a_true_one_is_no_match():
+    target = following([FAR, RED], [RED, GREEN])
+    found = document(target)
+    assert [(one["pred"], one["gt"]) for one in found["matches"]] == [("object_2", 0)]
+    assert found["following"] == [{"pred": "object_1", "gt": 1, "iou": 0.0, "cost": 1.0}]
+    assert (found["false_negatives"], found["appended"]) == ([1], [])
+    text = answer_text(target)
+    assert [part[:10] for part in styled(text, "blue")] == ['"object_1"']
+    assert [part[:10] for part in styled(text, "green")] == ['"object_2"']
+
+
+def test_terminal_shows_which_true_objects_are_missed_though_a_box_follows_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    show(Inspection("scene", "a test", following([FAR, RED], [RED, GREEN]), tiny_spelling().vocab, None))
+    lines = [" ".join(re.sub("[│┃]", " ", line).split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(
+        line.startswith("answer: closed; 2 objects: 1 matched, 1 unmatched, 1 of them following") for line in lines
+    )
+    assert "ground truth: 2 objects, 1 missed, 1 of them followed" in lines
+    assert "Boxes that follow a true one, and match nothing" in lines
+    assert "object_1 1 0.0000 1.0000 owl green ellipse" in lines
+    assert "object_2 0 1.0000 0.0000 red box red box" in lines
+    assert "1 no, a box follows it bbox_2d 50 600 250 800 green ellipse" in lines
+
+
+def test_missed_objects_are_shown_under_the_keys_by_which_they_are_appended():
+    """Of a rewritten answer, too: its keys count from 1."""
+    answered = [FAR, NOWHERE, replace(NOWHERE, desc="x")]
+    target = build_target(
+        tiny_spelling().vocab.encode(serialize_objects(answered)),
+        GroundTruth((RED, GREEN)),
+        tiny_spelling().vocab,
+        MatchOptions(unmatched_objects="dropped"),
+    )
+    assert (
+        list(missed_table(target).columns[1].cells) == list(json.loads(target.y_train_text)) == ["object_1", "object_2"]
+    )
+
+
+def colours_of(path):
+    picture = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    return {f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in np.unique(picture, axis=0)}
+
+
+@pytest.mark.parametrize(
+    ("answered", "truth", "there", "absent"),
+    [
+        ([FAR], [RED], {"#8250df", "#bc4c00"}, {"#0969da", "#1a7f37", "#cf222e"}),
+        ([RED], [RED], {"#0969da", "#1a7f37"}, {"#8250df", "#bc4c00", "#cf222e"}),
+        ([RED, FAR], [RED], {"#0969da", "#1a7f37", "#cf222e"}, {"#8250df", "#bc4c00"}),
+    ],
+    ids=["follows", "found", "found, and one too many"],
+)
+def test_picture_paints_as_found_what_is_found(answered, truth, there, absent, tmp_path):
+    Image.new("RGB", (96, 96), "#dddddd").save(tmp_path / "scene.png")
+    record = Record(0, "scene", (str(tmp_path / "scene.png"),), 96, 96, tuple(truth))
+    write_picture(record, following(answered, truth), tmp_path / "out.png", answered=True)
+    colours = colours_of(tmp_path / "out.png")
+    assert (there - colours, absent & colours) == (set(), set())

@@ -45,15 +45,19 @@ def printed_lines(capsys):
 
 
 def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
-    steps = [timed_step(1, 4.0, generate=3.0, forward=1.0), timed_step(2, 6.0, generate=1.0, backward=5.0)]
+    idle = [ServerTime("http://127.0.0.1:8000", 0.25, 0.5)]
+    steps = [
+        timed_step(1, 4.0, generate=3.0, forward=1.0),
+        timed_step(2, 6.0, servers=idle, generate=1.0, backward=5.0),
+    ]
     report_runs([write_log(tmp_path, steps)])
     lines = printed_lines(capsys)
     assert "generate 2.00 40%" in lines
     assert "backward 2.50 50%" in lines
     assert "whole step 5.00 100%" in lines
     assert not any(line.startswith("cpu") for line in lines)
-    assert "learner idle 46%" in lines
-    assert "http://127.0.0.1:8000 busy, 10.5 requests at once 75%" in lines
+    assert "learner idle 40%" in lines, "all but forward and backward"
+    assert "http://127.0.0.1:8000 busy, 4.5 requests at once 45%" in lines, "of 10 seconds, and not of two steps"
 
 
 @pytest.mark.parametrize(
@@ -214,3 +218,16 @@ def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_imag
         )
     assert rows == [GREEN, BLUE, RED]
     assert (before, after) == (pytest.approx(96, abs=2),) * 2
+
+
+def test_columns_of_matches_count_pairs_by_the_gate_and_nulls_are_blank(tmp_path, capsys):
+    counts = {"valid_pred_objects": 3.0, "matched_maskiou_count": 1.0, "following": 1.0, "fn": 4.0, "fn_appended": 0.0}
+    figures = {f"rollout/{name}": value for name, value in counts.items()}
+    nulls = {key: None for key in OLD_EVALUATION if key.startswith("eval_")}
+    evaluations = [{**OLD_EVALUATION, "step": 0}, {**OLD_EVALUATION, **nulls}]
+    report_runs([write_log(tmp_path, [{**timed_step(1, 4.0), **figures}, *evaluations])])
+    lines = printed_lines(capsys)
+    assert any("parsed matched following missed" in line.replace("┃ ", "") for line in lines)
+    assert any(line.startswith("1 1.000 3 1 1 4") for line in lines)
+    assert "0 0.250 0.250 0.250 0.250 0.250 0.250" in lines
+    assert "3" in lines, "a row of blanks"

@@ -34,7 +34,7 @@ class SharedBatch:
     sync: SyncReport | None
     seconds: dict[str, float]
     tokens: int
-    drafts: dict[str, float]
+    drafts: dict[str, float | None]
 
 
 class SharedRollouts:

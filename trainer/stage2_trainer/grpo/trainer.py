@@ -6,6 +6,7 @@ divergence in the loss.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.held_out_rewards import REWARD, held_out_rewards
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
 from stage2_trainer.grpo.rewards import Sample
@@ -28,6 +30,7 @@ from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
 from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
+from stage2_trainer.process.best_checkpoint import ComparableBest
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
@@ -37,9 +40,10 @@ from stage2_trainer.telemetry.answer_tables import AnswerTables, HeldOutAnswer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE, StepTime
-from stage2_trainer.wire.requests import Outcome, Refused, Rollout
+from stage2_trainer.wire.requests import Outcome, Refused, Rollout, share
 
 _SPEED = "rollout/gen_tokens_per_s"
+_OF_ENDED = tuple(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
 
 
@@ -79,7 +83,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             train_dataset=components.rows.dataset(),
             eval_dataset=components.held_out.dataset() if components.held_out else None,
             processing_class=processing_class,
-            callbacks=[_Epochs(components.rows)],
+            callbacks=[_Epochs(components.rows), ComparableBest()],
         )
         self.beta = components.rlhf.beta
         self.components = components
@@ -90,7 +94,9 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._sync_words: dict[str, str] = {}
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
+        self._nulls: dict[str, set[str]] = defaultdict(set)  # figures since the last log that are ratios of nothing
         self._evaluations = 0
+        self._bad = 0  # samples set aside since the last log, in all processes
         self._held_out: list[HeldOutAnswer] = []  # of the current evaluation, in this process
         self._left_out: dict[int, BadSample] = {}  # of the current evaluation, in this process
         self._trained: float | None = None  # when the step's last gradient was there
@@ -108,8 +114,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Tensor | int | None]:
         """Begin an optimizer step with its batches."""
         TIMELINE.begin()
-        found: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(*args)
-        return found
+        return super().get_batch_samples(*args)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Train on a micro-batch, unless the run was asked to stop."""
@@ -128,8 +133,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             TIMELINE.note("optimizer", self._trained)
             self._trained = None
             time = StepTime.joined(gathered(TIMELINE.end(self.state.global_step)))
-            for name, value in time.figures().items():
-                self._metrics["train"][name].append(value)
+            self._add("train", time.figures())
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -141,6 +145,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         rlhf = self.components.rlhf
         with TIMELINE.measure("score"):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            self._drop_lengths_of_nothing()
             if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
                 output["advantages"] = self._advantages(output)
             self._leave_out_bad(output)
@@ -184,7 +189,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         asked -= {index for indices, _ in earlier for index in indices}
         bad = [one for index, one in found.items() if not any(index in others for _, others in earlier)]
         self.components.bad.note(bad, step=self.state.global_step, of=len(asked))
-        self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
+        self._bad += sum(gathered(len(bad)))
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and report the samples that the evaluation left out.
@@ -197,7 +202,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             output: Any = super().evaluation_loop(*args, **kwargs)
         of = len(self.components.held_out.records) if self.components.held_out else 0
         bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
-        self._metrics["eval"]["bad_samples"] = [float(bad)]
+        for name, figure in {**held_out_rewards(self._held_out), "bad_samples": float(bad)}.items():
+            self._metrics["eval"][name] = [figure]
         self.components.tables(self.state.global_step, self._held_out)
         return output
 
@@ -225,16 +231,30 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
     def _note(self, found: SharedBatch) -> None:
         mode = "train" if self._policy.training else "eval"
-        for name, seconds in found.seconds.items():
-            self._metrics[mode][f"time/{name}_s"].append(seconds)
-        for name, figure in found.drafts.items():
-            self._metrics[mode][f"rollout/{name}"].append(figure)
-        if waited := found.seconds.get("rollout_generate"):
-            self._metrics[mode][_SPEED].append(found.tokens / waited)
+        times = {f"time/{name}_s": seconds for name, seconds in found.seconds.items()}
+        drafts = {f"rollout/{name}": figure for name, figure in found.drafts.items()}
+        self._add(mode, {**times, **drafts, _SPEED: share(found.tokens, found.seconds.get("rollout_generate", 0.0))})
         if found.sync is not None:
             self._sync_words = sync_words(found.sync)
-            for name, figure in {**sync_figures(found.sync), "sync/version": float(found.sync.version)}.items():
+            self._add(mode, {**sync_figures(found.sync), "sync/version": float(found.sync.version)})
+
+    def _add(self, mode: str, figures: Mapping[str, float | None]) -> None:
+        """Add figures to those whose mean TRL logs. A ratio of nothing is null in the run's log alone."""
+        for name, figure in figures.items():
+            if figure is None:
+                self._nulls[mode].add(name if mode == "train" else f"eval_{name}")
+            else:
                 self._metrics[mode][name].append(figure)
+
+    def _drop_lengths_of_nothing(self) -> None:
+        """Make the lengths of answers that ended by themselves null where none did: TRL says 0."""
+        mode = "train" if self._policy.training else "eval"
+        for name in _OF_ENDED:
+            if self._metrics[mode][name][-1] == 0.0:
+                self._metrics[mode][name].pop()
+                self._add(mode, {name: None})
+            if not self._metrics[mode][name]:
+                del self._metrics[mode][name]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *args: Any) -> Tensor:
         """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures.
@@ -302,8 +322,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _own(self, everywhere: Tensor, output: Mapping[str, Any]) -> Tensor:
         """Return this process's part of gathered values."""
         count = len(output["completion_ids"])
-        start = self.accelerator.process_index * count
-        return everywhere[start : start + count]
+        return everywhere[self.accelerator.process_index * count :][:count]
 
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self.steps_in_backward:
@@ -362,16 +381,19 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             }
             self.components.rollout_log.write(document)
             if part == "held-out":
-                figures = {"reward": reward, **document["rewards"]}
+                figures = {REWARD: reward, **document["rewards"]}
                 self._held_out.append(HeldOutAnswer(record, document["answer"], answer.finish_reason, figures))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers and to the run's log: each step, and each evaluation."""
         if "loss" in logs:
-            logs["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
+            logs |= {"memory/peak_bytes": float(max(gathered(peak_bytes(self.args.device)))), "bad_samples": self._bad}
+            self._bad = 0
         super().log(logs, start_time)
-        figures = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
-        if "loss" in logs:
+        mode = "train" if "loss" in logs else "eval"
+        figures: dict[str, Any] = dict.fromkeys(sorted(self._nulls.pop(mode, ())))
+        figures |= {name: value for name, value in logs.items() if value is None or isinstance(value, (int, float))}
+        if mode == "train":
             words = self._sync_words if "sync/version" in figures else {}
             self.components.log.write("step", {"step": self.state.global_step, **figures, **words})
             speed = logs.get(_SPEED)

@@ -34,7 +34,7 @@ from stage2_trainer.learner.rows import (
     StepRowPlanner,
     WindowRowPlanner,
 )
-from stage2_trainer.learner.step_record import RunawayWatch
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import MatchOptions
@@ -258,7 +258,7 @@ def _answer(trainer: RolloutMatchingTrainer, checkpoint: Path, records: RunRecor
     with ACTIVITY.doing(f"answering with {checkpoint}"):
         found = trainer.components.evaluation(records.held_out, model.eval(), global_step=version)
     logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), found["runtime"])
-    return int(found["bad_samples"])
+    return int(found["bad_samples"] or 0)
 
 
 def _load(trainer: RolloutMatchingTrainer, checkpoint: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,12 +12,13 @@ from torch import nn
 
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.step_record import evaluation_metrics
+from stage2_trainer.learner.step_record import Figures, evaluation_metrics
 from stage2_trainer.learner.supervise import Matched, SampleTools, sample_stats, with_origin
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence, RolloutSource
-from stage2_trainer.scores.answer_scores import AnswerScores
+from stage2_trainer.scores.answer_scores import AnswerScores, without_nan
+from stage2_trainer.scores.image_counts import COUNTS
 from stage2_trainer.scores.scored_image import ReadAnswer, from_parsed, scored_images
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Outcome, Refused
@@ -51,7 +51,7 @@ class Evaluation:
     batch_size: int
     on_matched: Callable[[int, Sequence[Matched]], None]
 
-    def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> dict[str, float]:
+    def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> Figures:
         """Return `runtime`, `samples_per_second`, `steps_per_second`, `bad_samples` and `rollout_*`, without a prefix.
 
         Raises:
@@ -63,13 +63,15 @@ class Evaluation:
         bad = self.tools.bad.note_held_out(found, step=global_step, of=len(records))
         self.on_matched(global_step, matched)
         answers = {one.record.index: from_parsed(one.target.parsed, one.rollout.finish_reason) for one in matched}
-        everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched], answers))
+        batches = sum(map(bool, asked))
+        everywhere = gathered((perf_counter() - start, batches, [sample_stats(one) for one in matched], answers))
         seconds = max(taken for taken, *_ in everywhere)
-        stats = [one for _, share, _ in everywhere for one in share]
+        batches = batches if self.rollouts.shared else sum(own for _, own, *_ in everywhere)
+        stats = [one for _, _, share, _ in everywhere for one in share]
         return {
             "runtime": seconds,
             "samples_per_second": len(records) / seconds,
-            "steps_per_second": len(asked) / seconds,
+            "steps_per_second": batches / seconds,
             "bad_samples": float(bad),
             **evaluation_metrics(stats, top_k=self.tools.matcher.options.candidate_top_k),
             **answer_metrics(records, {index: one for *_, share in everywhere for index, one in share.items()}),
@@ -122,17 +124,15 @@ def batches_of_rank(records: Sequence[Record], batch_size: int, *, shared: bool)
     return [mine[start : start + batch_size] for start in range(0, most, batch_size)]
 
 
-def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
-    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for a score that is not defined.
+def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> Figures:
+    """Return the `rollout_*` scores of answers, without the evaluation's prefix; None for a score that is not defined.
 
     answers: by the index of their record; a record without one is left out. Records are scored in the order of indices:
     it counts where scores are equal.
     """
     answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
     if not answered:
-        return {f"rollout_{name}": 0.0 for name in METRICS.values()}
+        return {f"rollout_{name}": 0.0 if source in COUNTS else None for source, name in METRICS.items()}
     images = scored_images(answered, [answers[one.index] for one in answered])
-    figures = AnswerScores.from_images(images).figures(np.ones(len(images)))
-    return {
-        f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
-    }
+    figures = without_nan(AnswerScores.from_images(images).figures(np.ones(len(images))))
+    return {f"rollout_{name}": figures[source] for source, name in METRICS.items()}

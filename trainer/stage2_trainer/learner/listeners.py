@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,25 @@ from transformers import AutoModel, AutoTokenizer
 
 from stage2_api.rollout_matching import DescMonitor
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.learner.step_record import Figures
 from stage2_trainer.learner.supervise import Matched
+from stage2_trainer.matching import Pair
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.replay import ids_sha256
 from stage2_trainer.scores.scored_image import UNJUDGED_KEYS, normalised
 from stage2_trainer.telemetry.answer_tables import AnswerTables, HeldOutAnswer
 from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.wire.requests import share
 
 logger = logging.getLogger(__name__)
-Pair = tuple[str, str]
+Names = tuple[str, str]
+"""The description of an answered object, and that of the true object that it matches."""
 TEXTS = ("text", "prefix_text", "appended_text")
-SHOWN = ("text", "prefix_text", "appended_text", "finish_reason", "dropped", "ground_truth", "predictions", "pairs")
+SHOWN = (
+    "text", "prefix_text", "appended_text", "finish_reason", "dropped", "ground_truth", "predictions", "pairs",
+    "following", "missed", "appended", "prefix_target_bins",
+)  # fmt: skip
 HIDDEN = frozenset({"token_ids", "options"})
 CLIPPED_CHARS = 600
 EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
@@ -128,8 +136,13 @@ def sample_document(matched: Matched) -> dict[str, Any]:
             {"desc": one.desc, "kind": one.kind, "bins": list(one.bins), "matched": i in found}
             for i, one in enumerate(target.parsed.valid_objects)
         ],
-        "pairs": [{"prediction": p.pred, "ground_truth": p.gt, "iou": round(p.iou, 4)} for p in target.matching.pairs],
+        "pairs": _pairs(target.matching.pairs),
+        "following": _pairs(target.matching.following),
     }
+
+
+def _pairs(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    return [{"prediction": one.pred, "ground_truth": one.gt, "iou": round(one.iou, 4)} for one in pairs]
 
 
 class SampleDumps:
@@ -175,6 +188,7 @@ class SampleDumps:
             **found,
             **{key: _cut(found[key], self._options.max_text_chars) for key in (*TEXTS, "prompt")},
             "missed": list(target.false_negatives),
+            "appended": list(target.appended),
             "prefix_target_bins": list(target.prefix_coord_target_bins),
         }
 
@@ -188,7 +202,7 @@ def _markdown(step: int, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"# Step {step}\n"
     for sample in samples:
         yield f"## {_ascii(str(sample['sample_id']))}\n"
-        for key in ("image", "prompt", *SHOWN, "missed", "prefix_target_bins"):
+        for key in ("image", "prompt", *SHOWN):
             value = sample[key]
             yield f"{key}:\n"
             text = value if isinstance(value, str) else json.dumps(value)
@@ -215,7 +229,7 @@ class DescriptionAgreement:
     def __init__(self, options: DescMonitor, *, every: int) -> None:
         self._options = options
         self._every = options.every_steps or every
-        self._pairs: list[Pair] = []
+        self._pairs: list[tuple[int, list[Names]]] = []  # of each record, by its index
         self._step = -1
 
     def __call__(self, step: int, matched: Sequence[Matched]) -> None:
@@ -226,30 +240,37 @@ class DescriptionAgreement:
             self._step, self._pairs = step, []
         for one in matched:
             predicted, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
-            self._pairs += [(predicted[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
+            names = [(predicted[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
+            self._pairs.append((one.record.index, names))
 
-    def figures(self, step: int) -> dict[str, float]:
+    def figures(self, step: int) -> Figures:
         """Return the figures of the step that has ended, over all processes; none where it is not compared.
 
-        step: the first is 1. All processes call it.
+        step: the first is 1. A step without fresh rollouts has none. All processes call it.
         """
-        if not self._options.enabled or step % self._every:
+        if not self._options.enabled or step % self._every or self._step != step - 1:
             return {}
-        own = self._pairs if self._step == step - 1 else []  # a step that reuses rollouts has none of its own
-        pairs = [pair for share in gathered(own) for pair in share][: self._options.max_pairs]
-        if not pairs or rank():
+        everywhere = [of_record for own in gathered(self._pairs) for of_record in own]
+        ordered = sorted(everywhere, key=itemgetter(0))  # so the first pairs are those that one process would have
+        pairs = [pair for _, names in ordered for pair in names][: self._options.max_pairs]
+        if rank():
             return {}
-        found = {"desc/pairs": float(len(pairs))}
+        found: Figures = {"desc/pairs": float(len(pairs))}
         if self._options.mode != "semantic":
             found |= _exact(pairs)
-        if self._options.mode != "exact" and (embedder := self._embedder) is not None:
-            found |= self._semantic(pairs, embedder)
+        if self._options.mode != "exact":
+            found |= self._semantic(pairs)
         return found
 
-    def _semantic(self, pairs: Sequence[Pair], embedder: SentenceEmbedder) -> dict[str, float]:
-        close = embedder.similarity([predicted for predicted, _ in pairs], [true for _, true in pairs])
-        same = [value >= self._options.semantic_threshold for value in close]
-        return {"desc/semantic_mean": sum(close) / len(close), "desc/semantic": sum(same) / len(same)}
+    def _semantic(self, pairs: Sequence[Names]) -> Figures:
+        """Return the semantic figures; none where there are pairs and the model cannot be loaded."""
+        close: list[float] = []
+        if pairs:
+            if self._embedder is None:
+                return {}
+            close = self._embedder.similarity([predicted for predicted, _ in pairs], [true for _, true in pairs])
+        same = sum(value >= self._options.semantic_threshold for value in close)
+        return {"desc/semantic_mean": share(sum(close), len(close)), "desc/semantic": share(same, len(close))}
 
     @cached_property
     def _embedder(self) -> SentenceEmbedder | None:
@@ -267,10 +288,10 @@ class DescriptionAgreement:
             return None
 
 
-def _exact(pairs: Sequence[Pair]) -> Mapping[str, float]:
-    exact = sum(predicted == true for predicted, true in pairs) / len(pairs)
-    alike = sum(normalised(predicted) == normalised(true) for predicted, true in pairs) / len(pairs)
-    return {"desc/exact": exact, "desc/normalised": alike}
+def _exact(pairs: Sequence[Names]) -> Figures:
+    exact = sum(predicted == true for predicted, true in pairs)
+    alike = sum(normalised(predicted) == normalised(true) for predicted, true in pairs)
+    return {"desc/exact": share(exact, len(pairs)), "desc/normalised": share(alike, len(pairs))}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
 from stage2_trainer.process.ranks import gathered
+from stage2_trainer.wire.requests import share
 
-LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
 CHUNK_ELEMENTS = 2**26
 _LARGEST_LOGIT = 1e4
 _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
@@ -142,9 +142,52 @@ class LossParts:
         """Return the parts of a row: of its ordinary tokens (this one) and its coordinates; no gradients."""
         return replace(coords, total=self.total.detach() + coords.total.detach(), ce=self.ce, ce_count=self.ce_count)
 
-    def figures(self) -> torch.Tensor:
-        """Return the record's `loss` and `loss/*` in the order of `LOSS_FIGURES`, (5,), where they were computed."""
-        return torch.stack([self.total.detach(), self.ce, self.coord, self.coord_prefix, self.coord_tail])
+    def figures(self) -> LossFigures:
+        """Return the losses for the step's record."""
+        prefix, tail = self.coord_prefix * self.coord_prefix_count, self.coord_tail * self.coord_tail_count
+        values = torch.stack([self.total.detach(), self.ce, self.coord, prefix, tail])
+        return LossFigures(values, self.ce_count, self.coord_prefix_count, self.coord_tail_count)
+
+
+@dataclass(frozen=True)
+class LossFigures:
+    """The losses of a pass, or of a process's part of a whole step, for the log.
+
+    values: the loss, its two parts (cross entropy and coordinates), and the sums over the coordinates of the prefix and
+    of the tail, (5,), where they were computed. The counts are of the positions behind them.
+    """
+
+    values: torch.Tensor
+    ce_count: int
+    prefix_count: int
+    tail_count: int
+
+    @classmethod
+    def read(cls, losses: Sequence[LossFigures]) -> list[LossFigures]:
+        """Return the same with their values in main memory; the device is waited for once."""
+        if not losses:
+            return []
+        values = torch.stack([one.values for one in losses]).cpu()
+        return [replace(one, values=row.clone()) for one, row in zip(losses, values, strict=True)]
+
+
+def step_losses(losses: Sequence[LossFigures]) -> dict[str, float | None]:
+    """Return `loss` and `loss/*` of a step; None for a mean over nothing, and no key without a pass.
+
+    `loss` and its parts are means over passes, for so are the gradients: a pass without coordinates adds nothing to
+    that part. `loss/coord_prefix` and `loss/coord_tail` are means over such coordinates, whatever their pass.
+    """
+    if not losses:
+        return {}
+    total, ce, coord, prefix, tail = torch.stack([one.values for one in losses]).double().sum(0).tolist()
+    in_prefix, in_tail = sum(one.prefix_count for one in losses), sum(one.tail_count for one in losses)
+    return {
+        "loss": total / len(losses),
+        "loss/ce": ce / len(losses) if any(one.ce_count for one in losses) else None,
+        "loss/coord": coord / len(losses) if in_prefix + in_tail else None,
+        "loss/coord_prefix": share(prefix, in_prefix),
+        "loss/coord_tail": share(tail, in_tail),
+    }
 
 
 def stage2_loss(

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from stage2_trainer.learner.estep import EStep, RawBatches, StepAnswers
-from stage2_trainer.learner.loss import LossParts, denominators, window_means
+from stage2_trainer.learner.loss import LossFigures, LossParts, denominators, window_means
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowGroup, RowPlanner
 from stage2_trainer.process.ranks import gathered
@@ -68,14 +68,14 @@ class Passes(Protocol):
 
 def train_step(
     step: CurrentStep, passes: Passes, stopwatch: Stopwatch, *, mean: Mean, divisor: float
-) -> tuple[list[RowGroup], list[torch.Tensor]]:
+) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
     divisor: by which the Trainer divides the loss of each micro-step.
 
     Returns:
-        The row groups by their places, without repeated ones, and the figures of losses, (5,) as `LOSS_FIGURES`: one
-        for each group, or one for a mean over the whole step. All processes call it.
+        The row groups by their places, without repeated ones, and their losses: one entry for each group, or one for a
+        mean over the whole step. All processes call it.
     """
     rows = _timed(step.rows(stopwatch))
     if mean == "step":
@@ -95,7 +95,7 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
 
 def _train_micro_steps(
     rows: Iterator[RowGroup], step: CurrentStep, passes: Passes, *, window: float | None
-) -> tuple[list[RowGroup], list[torch.Tensor]]:
+) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train on each micro-step as soon as its rows are known, or, if a plan or a mean needs all of them, once all are.
 
     There is one group for each raw batch. window: by which the Trainer divides each loss, if the mean is over the
@@ -122,7 +122,7 @@ def _train_micro_steps(
 
 def _train_whole_step(
     rows: Iterator[RowGroup], step: CurrentStep, passes: Passes
-) -> tuple[list[RowGroup], list[torch.Tensor]]:
+) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
     Processes with fewer rows than others repeat their shortest without a loss: all make as many passes. Each group has
@@ -156,26 +156,25 @@ def _train_whole_step(
     return done, [_whole_step_figures(trained, ce, coord)]
 
 
-def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: float, coord: float) -> torch.Tensor:
-    """Return this process's share of the step's `loss` and `loss/*`, (5,) as `LOSS_FIGURES`.
+def _whole_step_figures(trained: Sequence[tuple[LossParts, float, float]], ce: float, coord: float) -> LossFigures:
+    """Return this process's share of the step's losses: their mean over processes is the step's.
 
-    The mean over processes gives the step's loss, ce and coord; prefix and tail are means of the processes' means.
     trained: the loss parts of each row, and what its two sums are divided by already.
     """
+    rows = [parts.figures() for parts, _, _ in trained]
     ordinary = _sum([parts.ce * (divided_by / ce) for parts, divided_by, _ in trained])
     coords = _sum([parts.coord * (divided_by / coord) for parts, _, divided_by in trained])
-    prefix = _mean([(parts.coord_prefix, parts.coord_prefix_count) for parts, _, _ in trained])
-    tail = _mean([(parts.coord_tail, parts.coord_tail_count) for parts, _, _ in trained])
-    return torch.stack([ordinary + coords, ordinary, coords, prefix, tail])
+    prefix, tail = (_sum([row.values[place] for row in rows]) for place in (3, 4))
+    return LossFigures(
+        torch.stack([ordinary + coords, ordinary, coords, prefix, tail]),
+        ce_count=sum(row.ce_count for row in rows),
+        prefix_count=sum(row.prefix_count for row in rows),
+        tail_count=sum(row.tail_count for row in rows),
+    )
 
 
 def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values)).sum()
-
-
-def _mean(means: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor:
-    total = max(sum(count for _, count in means), 1)
-    return _sum([mean * (count / total) for mean, count in means])
 
 
 class CurrentStep:

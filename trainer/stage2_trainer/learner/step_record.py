@@ -1,37 +1,37 @@
-"""Figures of samples, and the record of an optimizer step (semantics, sections 13 and 14)."""
+"""Figures of samples, and the record of an optimizer step (semantics, sections 13 and 14).
+
+A ratio of nothing is None, which the log writes as null: 0 would be a claim about objects that are not there.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
-from stage2_api.errors import Problem
-from stage2_api.rollout_matching import Runaway
-from stage2_trainer.learner.loss import LOSS_FIGURES
-from stage2_trainer.rollouts.errors import RunawayError
+from stage2_trainer.learner.loss import LossFigures, step_losses
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.timeline import StepTime, Stopwatch
-from stage2_trainer.wire.requests import draft_figures
+from stage2_trainer.wire.requests import draft_figures, share
+
+Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class SampleStats:
     """Counts of one rollout and of its training target; lengths are in tokens.
 
-    `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
-    `matched_iou50` of them have a mask IoU of at least 0.5.
+    `matched` pairs passed the gate; `matched_iou50` of them have a mask IoU of at least 0.5; `supervised` of them are
+    trained on. `following`: boxes that match nothing, and are trained towards a true box.
     `staleness`: optimizer steps between the weights that generated it and those that train on it.
     `beam`: it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
     `drafted`, `accepted`: tokens that were drafted for it, and those that the model accepted.
     `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
-    the answer, or trained against. Lengths of training are 0 in an evaluation, which encodes nothing.
-    `sample_id`: of its record.
+    the answer, or trained against. What training makes of an answer is 0 in a skipped sample, and its lengths are in an
+    evaluation, which encodes nothing. `sample_id`: of its record.
     """
 
     prompt_len: int = 0
@@ -44,6 +44,7 @@ class SampleStats:
     gt_objects: int = 0
     matched: int = 0
     supervised: int = 0
+    following: int = 0
     gating_rejections: int = 0
     maskiou_sum: float = 0.0
     matched_iou50: int = 0
@@ -68,19 +69,19 @@ class SampleStats:
     sample_id: str = ""
 
 
-def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+def supervised_metrics(stats: Sequence[SampleStats]) -> Figures:
     """Return the `supervised/*` figures of one optimizer step of stage 1, and `bad_samples`."""
     bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
     trained = [s for s in stats if not s.skipped]
     objects = _sum(trained, lambda s: s.gt_objects)
     lengths = {
         "prompt": [s.prompt_len for s in stats],
-        "train": [s.train_len for s in stats],
-        "encoded": [s.encoded_len for s in stats],
+        "train": [s.train_len for s in trained],
+        "encoded": [s.encoded_len for s in trained],
     }
     return {
         "supervised/objects": objects,
-        "supervised/objects_per_sample": _ratio(objects, len(trained)),
+        "supervised/objects_per_sample": share(objects, len(trained)),
         **{f"supervised/{name}_len_mean": _mean(values) for name, values in lengths.items()},
         **{f"supervised/{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
         "supervised/overlong_skipped": _sum(stats, lambda s: s.skipped),
@@ -88,14 +89,14 @@ def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
     }
 
 
-def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:
+def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> Figures:
     """Return the `rollout/*` figures of the samples of one optimizer step, and `bad_samples`.
 
     `top_k` is how many candidates a prediction has at most, `generate_s` the seconds that generation took. Samples that
     were set aside count as such and in nothing else.
     """
     bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
-    figures = {
+    figures: Figures = {
         f"rollout/{name}": value
         for group in (
             _parse_metrics(stats),
@@ -109,7 +110,7 @@ def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: flo
     return {**figures, "bad_samples": float(len(bad))}
 
 
-def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str, float]:
+def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> Figures:
     """Return the `rollout_*` figures of held-out samples, without the evaluation's prefix."""
     quality = _match_metrics(stats, top_k)
     parse = _parse_metrics(stats)
@@ -119,7 +120,8 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
         **{f"rollout_{name}": quality[name] for name in taken},
         **{f"rollout_{name}": parse[name] for name in parsed},
         "rollout_pred_objects": quality["valid_pred_objects"],
-        "rollout_matched": quality["matched_for_supervision"],
+        "rollout_matched": quality["matched_maskiou_count"],
+        "rollout_following": _sum(stats, lambda s: s.following),
         "rollout_matched_maskiou_mean": quality["matched_maskiou_mean"],
         "rollout_recall_iou50": quality["recall_iou50"],
         "rollout_f1_iou50": quality["f1_iou50"],
@@ -129,7 +131,7 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
     }
 
 
-def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+def _parse_metrics(stats: Sequence[SampleStats]) -> Figures:
     valid = _sum(stats, lambda s: s.valid_objects)
     invalid = _sum(stats, lambda s: s.dropped_invalid)
     truncated = _sum(stats, lambda s: s.truncated)
@@ -137,87 +139,89 @@ def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
     return {
         "parse_dropped_invalid": invalid,
         "parse_truncated": truncated,
-        "parse_truncated_rate": _ratio(truncated, len(stats)),
+        "parse_truncated_rate": share(truncated, len(stats)),
         "parse_obj_total": total,
-        "objects_per_truth": _ratio(total, _sum(stats, lambda s: s.gt_objects)),
-        "parse_obj_valid_frac": _ratio(valid, total),
-        "parse_obj_drop_frac": _ratio(invalid, total),
-        "sample_valid_pred_rate": _ratio(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
+        "objects_per_truth": share(total, _sum(stats, lambda s: s.gt_objects)),
+        "parse_obj_valid_frac": share(valid, total),
+        "parse_obj_drop_frac": share(invalid, total),
+        "sample_valid_pred_rate": share(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
     }
 
 
-def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> dict[str, float]:
+def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> Figures:
     predicted = _sum(stats, lambda s: s.valid_objects)
     truth = _sum(stats, lambda s: s.gt_objects)
     matched = _sum(stats, lambda s: s.matched)
-    supervised = _sum(stats, lambda s: s.supervised)
     close = _sum(stats, lambda s: s.matched_iou50)
     rejections = _sum(stats, lambda s: s.gating_rejections)
     counts = {
         "valid_pred_objects": predicted,
         "gt_objects": truth,
-        "fp": predicted - supervised,
-        "fn": truth - supervised,
-        "matched_for_supervision": supervised,
+        "fp": predicted - matched,
+        "fn": truth - matched,
+        "matched_for_supervision": _sum(stats, lambda s: s.supervised),
     }
     return {
         **counts,
-        **{f"{name}_per_sample": _ratio(count, len(stats)) for name, count in counts.items()},
-        "precision": _ratio(supervised, predicted),
-        "recall": _ratio(supervised, truth),
-        "f1": _ratio(2 * supervised, predicted + truth),
-        "recall_iou50": _ratio(close, truth),
-        "f1_iou50": _ratio(2 * close, predicted + truth),
-        "match_rate": _ratio(matched, truth),
-        "sample_any_match_rate": _ratio(_sum(stats, lambda s: s.supervised > 0), len(stats)),
+        **{f"{name}_per_sample": share(count, len(stats)) for name, count in counts.items()},
+        "precision": share(matched, predicted),
+        "recall": share(matched, truth),
+        "f1": share(2 * matched, predicted + truth),
+        "recall_iou50": share(close, truth),
+        "f1_iou50": share(2 * close, predicted + truth),
+        "match_rate": share(matched, truth),
+        "sample_any_match_rate": share(_sum(stats, lambda s: s.matched > 0), len(stats)),
         "gating_rejections": rejections,
-        "gating_rejection_rate": _ratio(rejections, predicted * top_k),
-        "matched_maskiou_mean": _ratio(_sum(stats, lambda s: s.maskiou_sum), matched),
+        "gating_rejection_rate": share(rejections, predicted * top_k),
+        "matched_maskiou_mean": share(_sum(stats, lambda s: s.maskiou_sum), matched),
         "matched_maskiou_count": matched,
     }
 
 
-def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+def _supervision_metrics(stats: Sequence[SampleStats]) -> Figures:
     matched, supervised = _sum(stats, lambda s: s.matched), _sum(stats, lambda s: s.supervised)
+    following = _sum(stats, lambda s: s.following)
     targets = _sum(stats, lambda s: s.prefix_coord_targets)
     return {
+        "following": following,
         "fn_appended": _sum(stats, lambda s: s.fn_appended),
         "excluded_from_supervision": matched - supervised,
-        "excluded_rate": _ratio(matched - supervised, matched),
+        "excluded_rate": share(matched - supervised, matched),
         "prefix_coord_targets_total": targets,
-        "prefix_coord_targets_per_matched": _ratio(targets, supervised),
-        "tail_ignore_frac": _ratio(_sum(stats, lambda s: s.tail_ignored), _sum(stats, lambda s: s.append_len)),
+        "prefix_coord_targets_per_matched": share(targets, supervised + following),
+        "tail_ignore_frac": share(_sum(stats, lambda s: s.tail_ignored), _sum(stats, lambda s: s.append_len)),
         "duplicates_removed": _sum(stats, lambda s: s.duplicates_removed),
         "unmatched_dropped": _sum(stats, lambda s: s.unmatched_dropped),
         "unmatched_penalised": _sum(stats, lambda s: s.unmatched_penalised),
     }
 
 
-def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+def _length_metrics(stats: Sequence[SampleStats]) -> Figures:
+    trained = [s for s in stats if not s.skipped]
     lengths = {
         "prompt": [s.prompt_len for s in stats],
         "rollout": [s.generated for s in stats],
-        "train": [s.train_len for s in stats],
-        "append": [s.append_len for s in stats],
-        "encoded": [s.encoded_len for s in stats],
+        "train": [s.train_len for s in trained],
+        "append": [s.append_len for s in trained],
+        "encoded": [s.encoded_len for s in trained],
     }
     return {
         **{f"{name}_len_mean": _mean(values) for name, values in lengths.items()},
         **{f"{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
-        "prefix_len_mean": _mean([s.prefix_len for s in stats]),
+        "prefix_len_mean": _mean([s.prefix_len for s in trained]),
         "overlong_cut": _sum(stats, lambda s: s.cut),
         "overlong_skipped": _sum(stats, lambda s: s.skipped),
     }
 
 
-def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict[str, float]:
+def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> Figures:
     generated = [s.generated for s in stats]
     return {
         "gen_new_tokens_total": float(sum(generated)),
         "gen_new_tokens_mean": _mean(generated),
         "gen_new_tokens_p90": _percentile(generated, 90),
         "gen_new_tokens_p99": _percentile(generated, 99),
-        "gen_tokens_per_s": _ratio(sum(generated), generate_s),
+        "gen_tokens_per_s": share(sum(generated), generate_s),
         **_draft_figures(stats),
         "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": _sum(stats, lambda s: not s.beam),
@@ -227,7 +231,7 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
     }
 
 
-def _draft_figures(stats: Sequence[SampleStats]) -> dict[str, float]:
+def _draft_figures(stats: Sequence[SampleStats]) -> Figures:
     return draft_figures(
         generated=sum(s.generated for s in stats),
         drafted=sum(s.drafted for s in stats),
@@ -239,17 +243,12 @@ def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> fl
     return float(sum(map(of, stats)))
 
 
-def _ratio(part: float, whole: float) -> float:
-    """Return part / whole; 0 where the whole is 0."""
-    return float(part / whole) if whole else 0.0
+def _mean(values: Sequence[int]) -> float | None:
+    return share(sum(values), len(values))
 
 
-def _mean(values: Sequence[int]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
-def _percentile(values: Sequence[int], percent: int) -> float:
-    return float(np.percentile(values, percent)) if values else 0.0
+def _percentile(values: Sequence[int], percent: int) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
 
 
 _TIMED = (
@@ -261,16 +260,15 @@ _TIMED = (
 class StepRecord:
     """Figures of one optimizer step; losses and row figures have one entry for each micro-step or row.
 
-    version: of the weights that generated the step's rollouts. sync: the push of those weights; None: an earlier step
-    or an evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
-    the step's wall time went. pending: figures of losses (5,), on the device: reading them waits for it, so `settle`
-    does that once a step. lost: the samples whose pixels were lost when their rows were laid out.
+    version: of the weights that were pushed for the step's rollouts. sync: that push; None: an earlier step or an
+    evaluation had pushed them. reuse: the `rollout/buffer_*` figures of a run that reuses rollouts. time: where
+    the step's wall time went. lost: the samples whose pixels were lost when their rows were laid out. losses: their
+    numbers are on the device until `settle` reads them, once a step, because reading waits for it.
     """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     samples: list[SampleStats] = field(default_factory=list)
-    losses: list[Mapping[str, float]] = field(default_factory=list)
-    pending: list[torch.Tensor] = field(default_factory=list)
+    losses: list[LossFigures] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)
     sync: SyncReport | None = None
     version: int = -1
@@ -278,11 +276,11 @@ class StepRecord:
     time: StepTime = field(default_factory=StepTime)
     lost: list[str] = field(default_factory=list)
 
-    def figures(self, *, top_k: int) -> dict[str, float]:
-        """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
+    def figures(self, *, top_k: int) -> Figures:
+        """Return the record: `loss` and `loss/*`, means of `packing/*` over micro-steps, sums of times and counts."""
         seconds = self.stopwatch.seconds
         return {
-            **_means(self.losses),
+            **step_losses(self.losses),
             **_means(self.rows),
             **{f"time/{name}_s": seconds.get(name, 0.0) for name in _TIMED},
             **(supervised_metrics(self.samples) if self._is_supervised else self._rollout_figures(top_k)),
@@ -297,16 +295,14 @@ class StepRecord:
         """Return the words of the step's sync; none for a step without rollouts."""
         return {} if self._is_supervised else sync_words(self.sync)
 
-    def _rollout_figures(self, top_k: int) -> dict[str, float]:
+    def _rollout_figures(self, top_k: int) -> Figures:
         generate_s = self.stopwatch.seconds.get("rollout_generate", 0.0)
         figures = rollout_metrics(self.samples, top_k=top_k, generate_s=generate_s)
         return {**figures, **self.reuse, "sync/version": self.version, **sync_figures(self.sync)}
 
     def settle(self) -> None:
-        """Read the figures of all losses from the device, at once."""
-        if self.pending:
-            self.losses += [dict(zip(LOSS_FIGURES, one, strict=True)) for one in torch.stack(self.pending).tolist()]
-            self.pending.clear()
+        """Read the numbers of all losses from the device, at once."""
+        self.losses = LossFigures.read(self.losses)
 
     @classmethod
     def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
@@ -344,82 +340,8 @@ def _bad(sample: SampleStats) -> SampleStats:
     return SampleStats(bad=True, from_truth=sample.from_truth, sample_id=sample.sample_id)
 
 
-def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _means(entries: Sequence[Mapping[str, float]]) -> Figures:
+    """Return the mean of each figure over the entries that have it."""
     names = dict.fromkeys(name for entry in entries for name in entry)
-    return {name: sum(entry.get(name, 0.0) for entry in entries) / len(entries) for name in names}
-
-
-KEY = "custom.extra.rollout_matching.runaway"
-_WAY_OUT = (
-    "look at the last rollouts; go on with a lower training.learning_rate, supervised_share above 0 or, if it is not"
-    " set, recipe: recommended, in another training.output_dir or with training.resume: allow-changes; or raise the"
-    " limit. The checkpoint of this step is saved"
-)
-_STAGE_1_FIRST = (
-    "answers were hardly better in the first steps, so the model has not learnt to answer this prompt: train stage 1"
-    " first (custom.trainer_variant: sft), with the same prompt, or raise max_new_tokens if true answers are as long"
-)
-_GREW = 1.5
-"""A run went astray by training if its figure is so many times that of its first steps."""
-
-
-class RunawayWatch:
-    """Ends a run whose answers run away: more and more objects that are not there, until the token limit cuts them.
-
-    By default unmatched objects cost nothing while each may reduce the misses, so a share of runs grows so.
-    """
-
-    def __init__(self, rule: Runaway) -> None:
-        self._rule = rule
-        self._counts: deque[tuple[int, int, int, int]] = deque(maxlen=rule.steps)  # answers, truncated, objects, truth
-        self._resumed: bool | None = None  # None before the first rollouts
-        self._first: Mapping[str, float] = {}  # the figures of the first steps
-
-    def note(self, samples: Sequence[SampleStats], *, step: int) -> None:
-        """Count the samples of a step with fresh rollouts. All processes note the same.
-
-        Raises:
-            RunawayError: over as many steps as the rule says there are more objects, or more cut answers, than it
-                allows.
-        """
-        rolled_out = [one for one in samples if not one.bad and not one.from_truth]
-        if not self._rule.enabled or not rolled_out:
-            return
-        if self._resumed is None:
-            self._resumed = step > self._rule.steps  # nobody here knows how such a run began
-        self._counts.append(
-            (
-                len(rolled_out),
-                sum(one.truncated for one in rolled_out),
-                sum(one.valid_objects + one.dropped_invalid for one in rolled_out),
-                sum(one.gt_objects for one in rolled_out),
-            )
-        )
-        if len(self._counts) < self._rule.steps:
-            return
-        if problems := self._problems(step):
-            raise RunawayError(problems)
-
-    def _problems(self, step: int) -> list[Problem]:
-        answers, truncated, objects, truth = map(sum, zip(*self._counts, strict=True))
-        per_truth, share = objects / max(truth, 1), truncated / answers
-        over = f"in the last {self._rule.steps} optimizer steps with rollouts, up to step {step},"
-        figures = {"objects_per_truth": per_truth, "truncated_share": share}
-        texts = {
-            "objects_per_truth": (
-                f"{answers} answers have {objects} objects for {truth} true ones, {per_truth:.2f} each"
-            ),
-            "truncated_share": f"{truncated} of {answers} answers end within the JSON, a share of {share:.2f}",
-        }
-        self._first = self._first or figures
-        since = " since the resume" if self._resumed else ""
-        return [
-            Problem(
-                f"{KEY}.{name}",
-                getattr(self._rule, name),
-                f"answers run away: {over} {texts[name]} ({self._first[name]:.2f} in the first ones{since})",
-                _WAY_OUT if self._resumed or value > _GREW * self._first[name] else _STAGE_1_FIRST,
-            )
-            for name, value in figures.items()
-            if value > getattr(self._rule, name)
-        ]
+    values = {name: [entry[name] for entry in entries if name in entry] for name in names}
+    return {name: share(sum(known), len(known)) for name, known in values.items()}

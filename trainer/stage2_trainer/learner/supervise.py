@@ -212,7 +212,7 @@ class Supervisor:
         record, prompt_ids = matched.record, matched.rollout.prompt_token_ids
         if matched.skipped:
             skipped = self._zero_loss(prompt, record.images, record.sample_id)
-            return replace(skipped, stats=sample_stats(matched, encoded_len=len(skipped)))
+            return replace(skipped, stats=sample_stats(matched))
         encoding = self.tools.encoder.teacher_forced(prompt, matched.target.y_train_ids)
         length, plain = len(encoding.input_ids), not self._coord_loss
         meta = segment_meta(matched.target, prompt_ids, encoded_len=length, plain_coords=plain)
@@ -252,34 +252,41 @@ class TruthSupervisor(Supervisor):
 
 def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
     """Return the figures of one sample; `encoded_len` is 0 where nothing is trained on it."""
-    counters = matched.target.counters
-    return SampleStats(
-        prompt_len=len(matched.rollout.prompt_token_ids),
-        generated=len(matched.rollout.token_ids),
-        drafted=matched.rollout.drafted,
-        accepted=matched.rollout.accepted,
-        truncated=matched.target.parsed.truncated,
+    target, rollout = matched.target, matched.rollout
+    counters = target.counters
+    stats = SampleStats(
+        prompt_len=len(rollout.prompt_token_ids),
+        generated=len(rollout.token_ids),
+        drafted=rollout.drafted,
+        accepted=rollout.accepted,
+        truncated=target.parsed.truncated,
         valid_objects=int(counters["valid_pred_objects"]),
         dropped_invalid=int(counters["parse_dropped_invalid"]),
         gt_objects=int(counters["gt_objects"]),
         matched=int(counters["matched_pairs"]),
-        supervised=int(counters["matched_for_supervision"]),
         gating_rejections=int(counters["gating_rejections"]),
         maskiou_sum=counters["matched_maskiou_sum"],
-        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in matched.target.matching.pairs),
-        fn_appended=int(counters["fn_count"]),
+        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in target.matching.pairs),
+        beam=rollout.decode_mode == "beam",
+        cut=matched.kept is not None and not matched.skipped,
+        skipped=matched.skipped,
+        repeated=rollout.finish_reason == "repetition",
+        at_limit=rollout.finish_reason == "length",
+        from_truth=matched.from_truth,
+    )
+    if matched.skipped:
+        return stats
+    return replace(
+        stats,
+        supervised=int(counters["matched_for_supervision"]),
+        following=int(counters["following"]),
+        fn_appended=int(counters["fn_appended"]),
         prefix_coord_targets=int(counters["prefix_coord_targets"]),
         tail_ignored=int(counters["tail_ignored"]),
         prefix_len=int(counters["prefix_len"]),
         append_len=int(counters["append_len"]),
         train_len=int(counters["train_len"]),
         encoded_len=encoded_len,
-        beam=matched.rollout.decode_mode == "beam",
-        cut=matched.kept is not None and not matched.skipped,
-        skipped=matched.skipped,
-        repeated=matched.rollout.finish_reason == "repetition",
-        at_limit=matched.rollout.finish_reason == "length",
-        from_truth=matched.from_truth,
         duplicates_removed=int(counters["duplicates_removed"]),
         unmatched_dropped=int(counters["unmatched_dropped"]),
         unmatched_penalised=int(counters["unmatched_penalised"]),

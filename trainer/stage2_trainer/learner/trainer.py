@@ -20,6 +20,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DistributedType
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers.trainer_utils import SaveStrategy
 
@@ -35,10 +36,12 @@ from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, load_waiting, save_waiting
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
-from stage2_trainer.learner.step_record import RunawayWatch, StepRecord
+from stage2_trainer.learner.step_record import Figures, StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
+from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import output_table, rope_model
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
@@ -75,7 +78,7 @@ class TrainerComponents:
     pipelined: bool = False
     supervised_steps: GroundTruthSteps | None = None
     runaway: RunawayWatch | None = None
-    descriptions: Callable[[int], Mapping[str, float]] = lambda step: {}
+    descriptions: Callable[[int], Mapping[str, float | None]] = lambda step: {}
 
 
 class RolloutMatchingTrainer(FiniteSteps):
@@ -94,8 +97,9 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._wrapped: nn.Module = model
         self._parts: LossParts
         self._batches_of_epoch = 0
-        self._figures: dict[str, float] = {}
+        self._figures: Figures = {}
         self._trained = perf_counter()
+        self.add_callback(ComparableBest())
         self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -189,11 +193,11 @@ class RolloutMatchingTrainer(FiniteSteps):
         record.sync, record.version = self._step.report, self._step.step0
         record.samples += [sample for group in groups for sample in group.samples]
         record.rows += [group.figures for group in groups]
-        record.pending += losses
+        record.losses += losses
         if self.components.m_steps > 1:
             record.reuse = self._step.reuse_figures()
         self._trained = perf_counter()
-        return sum((one[0] / divisor for one in losses), start=torch.zeros((), device=self.args.device))
+        return sum((one.values[0] / divisor for one in losses), start=torch.zeros((), device=self.args.device))
 
     def lay_out(self, group: RowGroup) -> dict[str, Any]:
         """Return the tensors of some rows."""
@@ -360,15 +364,15 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Report to trackers; a training report has the figures of the last step too."""
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Report to trackers, which get no null; a training report has the figures of the last step too."""
         if "loss" in logs:
             logs = {**self._figures, **logs}
-        super().log(logs, start_time)
+        super().log({name: value for name, value in logs.items() if value is not None}, start_time)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         evaluating = ACTIVITY.doing(evaluation_name(self.state.global_step))
@@ -380,13 +384,28 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, Any]:
+        """Evaluate, and let a schedule that follows the metric follow it; it waits where the metric is null."""
+        metrics: dict[str, Any] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
+        schedule: Any = self.lr_scheduler
+        score = metrics.get(metric_key(self.args) or "")
+        if isinstance(schedule, ReduceLROnPlateau) and score is not None and not skip_scheduler:
+            schedule.step(score)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, Any], trial: Any) -> bool:
         """Compare an evaluation with the best before it; save a better one, and log it.
 
-        An F1 of 0 is not better than none: else the first checkpoint would be the best until one answer is right.
+        Null is no score. An F1 of 0 is not better than none: else the first checkpoint would be the best until one
+        answer is right.
         """
+        key = metric_key(self.args)
+        if key is not None and metrics.get(key, 0.0) is None:
+            return False
         saves = self.args.save_strategy != SaveStrategy.BEST  # else nothing would be saved until then
-        if saves and self.state.best_metric is None and self.args.metric_for_best_model == BEST_METRIC:
+        if saves and self.state.best_metric is None and key == BEST_METRIC:
             self.state.best_metric = 0.0
         found: bool = super()._determine_best_metric(metrics, trial)
         if (step := self.state.best_global_step) is None:  # nothing is ever saved

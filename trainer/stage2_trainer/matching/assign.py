@@ -64,7 +64,10 @@ INFEASIBLE = 1e6
 
 @dataclass(frozen=True)
 class Pair:
-    """A match: indices into predictions and ground truth, their mask IoU, and their cost, 1 - IoU."""
+    """A predicted and a true object: their indices, their IoU, and their cost, 1 - IoU.
+
+    The IoU is that of masks for a match, and that of boxes for a box that follows.
+    """
 
     pred: int
     gt: int
@@ -74,9 +77,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Matching:
-    """All matches (by prediction), the unmatched indices of either side, and the counts of the gate.
+    """All matches (by prediction), the indices of either side without a match, and the counts of the gate.
 
-    far: matches of boxes that follow a true one; they do not count in figures, and only a dynamic assignment has any.
+    following: boxes without a match that are trained towards a true one without a match; only a dynamic assignment has
+    any. They find nothing, so both stay false in the figures.
     """
 
     pairs: tuple[Pair, ...]
@@ -84,7 +88,24 @@ class Matching:
     false_negatives: tuple[int, ...]
     gating_rejections: int
     candidates: int
-    far: tuple[int, ...] = ()
+    following: tuple[Pair, ...] = ()
+
+    @property
+    def supervised(self) -> tuple[Pair, ...]:
+        """Matches and boxes that follow, by prediction: what has coordinate targets."""
+        return tuple(sorted((*self.pairs, *self.following), key=lambda pair: pair.pred))
+
+    @property
+    def unmatched(self) -> tuple[int, ...]:
+        """Predictions that neither match nor follow a true object."""
+        follows = {pair.pred for pair in self.following}
+        return tuple(i for i in self.false_positives if i not in follows)
+
+    @property
+    def missed(self) -> tuple[int, ...]:
+        """True objects that no prediction matches or follows: those that are appended."""
+        followed = {pair.gt for pair in self.following}
+        return tuple(i for i in self.false_negatives if i not in followed)
 
 
 def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DEFAULTS) -> Matching:
@@ -113,14 +134,14 @@ def follow(
 ) -> tuple[Matching, dict[int, tuple[int, ...]]]:
     """Let each box without a match follow the free true box nearest to its coordinates so far.
 
-    Returns all matches, and for each box that follows the labels of its four coordinates: a coordinate's label is that
-    of the free true box nearest to the coordinates before it, and for the first one to itself. Repeated boxes do not
-    follow, and no box does where there is a polygon. A dynamic oracle, as in Goldberg and Nivre (2012). Source:
+    Returns the matching with the boxes that follow, and the labels of their four coordinates: a coordinate's label is
+    that of the free true box nearest to the coordinates before it, and for the first one to itself. Repeated boxes do
+    not follow, and no box does where there is a polygon. A dynamic oracle, as in Goldberg and Nivre (2012). Source:
     semantics, section 20.
     """
     if "poly" in {one.kind for one in pred} | {one.kind for one in gt}:
         return found, {}
-    free, pairs, labels = list(found.false_negatives), list(found.pairs), {}
+    free, pairs, labels = list(found.false_negatives), [], {}
     for i in [i for i in found.false_positives if i not in repeated][: len(free)]:
         true = np.asarray([gt[j].bins for j in free])
         distances = np.abs(true - np.asarray(pred[i].bins)).cumsum(axis=1)
@@ -129,15 +150,7 @@ def follow(
         j = free.pop(nearest[-1])
         iou = float(box_iou(aabbs([pred[i]]), aabbs([gt[j]]))[0])
         pairs.append(Pair(i, j, iou, 1 - iou))
-    pairs.sort(key=lambda pair: pair.pred)
-    matching = replace(
-        found,
-        pairs=tuple(pairs),
-        false_positives=tuple(i for i in found.false_positives if i not in labels),
-        false_negatives=tuple(free),
-        far=tuple(k for k, pair in enumerate(pairs) if pair.pred in labels),
-    )
-    return matching, labels
+    return replace(found, following=tuple(pairs)), labels
 
 
 def match_except(

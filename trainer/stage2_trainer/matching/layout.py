@@ -64,7 +64,7 @@ def lay_out(
         prefix, next_key = _Prefix(parsed, vocab, len(parsed.prefix_ids)), (parsed.max_object_index or 0) + 1
         looked_up = kept if options.unmatched_objects == "penalised" else []
         stretches = [Kept(0, len(parsed.prefix_text), tuple(looked_up))]
-    return prefix.assemble(stretches, [gt.objects[i] for i in matching.false_negatives], next_key)
+    return prefix.assemble(stretches, [gt.objects[i] for i in matching.missed], next_key)
 
 
 def _plainly_numbered(parsed: ParsedRollout) -> bool:

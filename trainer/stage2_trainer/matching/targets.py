@@ -31,14 +31,15 @@ class MatchedTarget:
     y_train_ids: prefix, then the appended tail; the template's end of turn follows.
     prefix_len: tokens of the prefix. prefix_text, append_text: the texts of prefix and tail. The prefix is the answer's
     own unless objects were removed; the tail begins with the first missed object, or with the closing brace.
-    prefix_coord_pos, prefix_coord_target_bins: positions of matched coordinates, and their targets.
+    prefix_coord_pos, prefix_coord_target_bins: positions of coordinates of supervised objects, and their targets.
     tail_ignore_pos: positions in the tail (0 = its first token) without a loss: inside a description, unless these
     are trained.
     tail_coord_pos, tail_coord_bins: positions of coordinates in the tail, and their bins.
     weights: (position, factor of the loss); a negative factor penalises the token.
-    text_labels: (position, id) of the answer's own text of matched objects.
+    text_labels: (position, id) of the answer's own text of supervised objects.
     parsed, ground_truth, matching: the inputs; `matching.pairs[i].pred` is an index into `parsed.valid_objects`.
-    repeated, dropped: valid objects that were removed as duplicates, and as unmatched.
+    repeated, dropped: valid objects that were removed as duplicates, and as unmatched. penalised: those that stay
+    without a match, and are trained against.
     """
 
     parsed: ParsedRollout
@@ -56,6 +57,7 @@ class MatchedTarget:
     weights: tuple[tuple[int, float], ...] = ()
     repeated: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+    penalised: tuple[int, ...] = ()
     text_labels: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -70,8 +72,13 @@ class MatchedTarget:
 
     @property
     def false_negatives(self) -> tuple[int, ...]:
-        """Indices of the true objects that the answer missed, in the record's order."""
+        """Indices of the true objects that the answer did not find, in the record's order."""
         return self.matching.false_negatives
+
+    @property
+    def appended(self) -> tuple[int, ...]:
+        """Indices of the true objects in the tail: those that no object of the answer matches or follows."""
+        return self.matching.missed
 
     @property
     def coord_targets(self) -> dict[int, int]:
@@ -101,9 +108,7 @@ class MatchedTarget:
     @property
     def counters(self) -> dict[str, float]:
         """Counts and sums of this answer for the training log; names as in semantics, sections 4.6 and 14."""
-        valid, supervised = len(self.parsed.valid_objects), len(self.matching.pairs)
-        near = [pair for k, pair in enumerate(self.matching.pairs) if k not in self.matching.far]
-        matched = len(near)
+        valid, matched = len(self.parsed.valid_objects), len(self.matching.pairs)
         return {
             "parse_dropped_invalid": self.parsed.dropped_invalid,
             "parse_truncated": int(self.parsed.truncated),
@@ -114,13 +119,15 @@ class MatchedTarget:
             "gt_objects": len(self.ground_truth.objects),
             "gt_dropped": len(self.ground_truth.dropped),
             "matched_pairs": matched,
-            "matched_for_supervision": supervised,
             # transport in log space cannot fail, so every match is supervised
+            "matched_for_supervision": matched,
             "excluded_from_supervision": 0,
-            "matched_maskiou_sum": sum(pair.iou for pair in near),
+            "following": len(self.matching.following),
+            "matched_maskiou_sum": sum(pair.iou for pair in self.matching.pairs),
             "matched_maskiou_count": matched,
             "fp_count": valid - matched,
             "fn_count": len(self.ground_truth.objects) - matched,
+            "fn_appended": len(self.appended),
             "gating_rejections": self.matching.gating_rejections,
             "candidates": self.matching.candidates,
             "prefix_coord_targets": len(self.prefix_coord_pos),
@@ -130,7 +137,7 @@ class MatchedTarget:
             "tail_ignored": len(self.tail_ignore_pos),
             "duplicates_removed": len(self.repeated),
             "unmatched_dropped": len(self.dropped),
-            "unmatched_penalised": len(self.penalised_pos),
+            "unmatched_penalised": len(self.penalised),
         }
 
 
@@ -147,20 +154,21 @@ def build_target(
     if options.assignment == "dynamic":
         matching, followed = follow(pred, gt.objects, matching, repeated)
         targets |= followed
-    unmatched = tuple(i for i in matching.false_positives if i not in repeated)
+    supervised = matching.supervised
+    unmatched = tuple(i for i in matching.unmatched if i not in repeated)
     dropped = unmatched if options.unmatched_objects == "dropped" else ()
     laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
-    positions = [laid_out.moved[token] for pair in matching.pairs for token in pred[pair.pred].token_positions]
+    positions = [laid_out.moved[token] for pair in supervised for token in pred[pair.pred].token_positions]
     start, weight = laid_out.prefix_len, options.missed_desc_weight
     tail = list(laid_out.ids[start:])
     described, coord_pos, coord_bins = read_tail(tail, vocab)
     # a coordinate token within a description is not a coordinate
     named = [at for at in described if weight and vocab.bin_of(tail[at]) is None]
-    penalised = [laid_out.begun[i] for i in unmatched] if options.unmatched_objects == "penalised" else []
+    penalised = unmatched if options.unmatched_objects == "penalised" else ()
     text_labels = _text_labels(parsed, gt, matching, laid_out, vocab) if options.matched_text_weight else {}
     weights = dict.fromkeys(text_labels, options.matched_text_weight) if options.matched_text_weight != 1 else {}
     weights |= {start + at: weight for at in named} if weight != 1 else {}
-    weights |= dict.fromkeys(penalised, -options.unmatched_weight)
+    weights |= dict.fromkeys([laid_out.begun[i] for i in penalised], -options.unmatched_weight)
     return MatchedTarget(
         parsed=parsed,
         ground_truth=gt,
@@ -170,13 +178,14 @@ def build_target(
         prefix_text=laid_out.texts[0],
         append_text=laid_out.texts[1],
         prefix_coord_pos=tuple(positions),
-        prefix_coord_target_bins=tuple(one for pair in matching.pairs for one in targets[pair.pred]),
+        prefix_coord_target_bins=tuple(one for pair in supervised for one in targets[pair.pred]),
         tail_ignore_pos=tuple(sorted({*described} - {*named})),
         tail_coord_pos=coord_pos,
         tail_coord_bins=coord_bins,
         weights=tuple(sorted(weights.items())),
         repeated=repeated,
         dropped=dropped,
+        penalised=penalised,
         text_labels=tuple(sorted(text_labels.items())),
     )
 
@@ -208,7 +217,7 @@ def ground_truth_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
 def _text_labels(
     parsed: ParsedRollout, gt: GroundTruth, matching: Matching, laid_out: LaidOut, vocab: CoordVocab
 ) -> dict[int, int]:
-    """Return the labels of the answer's own text of matched objects, by position in `Y_train`.
+    """Return the labels of the answer's own text of supervised objects, by position in `Y_train`.
 
     A token belongs to the object in whose stretch it ends; the stretch begins behind the object before. It is its own
     label, but in a wrong description: there the true one's tokens are, if they are as many, and else nothing.
@@ -217,7 +226,7 @@ def _text_labels(
     aligned, ids = vocab.align(list(parsed.prefix_ids)), parsed.prefix_ids
     ends, begins = aligned.starts[1:], parsed.ends_before
     labels: dict[int, int] = {}
-    for pair in matching.pairs:
+    for pair in matching.supervised:
         one, true = parsed.valid_objects[pair.pred], gt.objects[pair.gt]
         first, last = one.span
         low, high = np.searchsorted(ends, [begins[pair.pred], last], side="right").tolist()

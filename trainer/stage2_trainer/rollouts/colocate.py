@@ -280,8 +280,8 @@ class EngineProver:
         self._group = host_group()
 
     @property
-    def gap(self) -> float:
-        """The mean difference of the last proof; 0 before the first one."""
+    def gap(self) -> float | None:
+        """The mean difference of the last proof; None before the first one."""
         return self._schedule.gap
 
     def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:

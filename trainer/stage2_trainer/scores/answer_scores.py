@@ -24,7 +24,6 @@ from stage2_trainer.matching.tokens import BoolArray, FloatArray
 from stage2_trainer.scores.image_counts import (
     COLUMNS,
     COUNTS,
-    OF_MATCHED,
     SHARES_OF_IMAGES,
     UNBOUNDED,
     ImageCounts,
@@ -355,8 +354,6 @@ def differences(first: AnswerScores, other: AnswerScores, resamples: FloatArray)
     mine, theirs = first.figures(every), other.figures(every)
     before, after = first.resample(resamples), other.resample(resamples)
     apart = {name: theirs[name] - mine[name] for name in before}
-    if not all(one._counts[:, COLUMNS["right"]].any() for one in (first, other)):
-        apart |= dict.fromkeys(OF_MATCHED, math.nan)  # 0 of 0 is no share
     spread = intervals({name: after[name] - before[name] for name in before}, apart)
     return {
         name: {"difference": apart[name], "interval": interval}

@@ -61,8 +61,6 @@ SHARES_OF_IMAGES = {"parse_rate": "parsed", "truncated_rate": "truncated", "loop
 """Figures that are shares of images, and the counts that they come from."""
 OF_OUTLINES = ("box_f1@0.5", "box_f1_class@0.5", "outline_share", "true_outline_share")
 """Figures that say something only where objects are compared as masks."""
-OF_MATCHED = ("desc_exact", "desc_normalised")
-"""Shares of the matched objects."""
 UNBOUNDED = frozenset({*COUNTS, "objects_per_truth", "counting_error"})
 """Figures that may be greater than 1."""
 
@@ -113,7 +111,7 @@ def table_of(counts: list[ImageCounts]) -> FloatArray:
 
 
 def figures(sums: FloatArray) -> dict[str, FloatArray]:
-    """Return the figures of sums of counts, (..., columns): each of shape (...)."""
+    """Return the figures of sums of counts, (..., columns): each of shape (...); NaN for a share of nothing."""
     total: Mapping[str, FloatArray] = {name: sums[..., place] for name, place in COLUMNS.items()}
     return {
         "f1@0.5": _ratio(2 * total["right"], total["judged"] + total["truth"]),
@@ -139,15 +137,20 @@ def figures(sums: FloatArray) -> dict[str, FloatArray]:
     }
 
 
-def sample_f1(image: ScoredImage) -> float:
-    """Return the class-aware F1 of one image; 1 where both truth and answer are empty."""
+def sample_f1(image: ScoredImage) -> float | None:
+    """Return the class-aware F1 of one image; None where both truth and answer are empty."""
     return f1_of(image_counts(image))
 
 
-def f1_of(counts: ImageCounts) -> float:
-    """Return the class-aware F1 of an image's counts; 1 where both truth and answer are empty."""
+def f1_of(counts: ImageCounts) -> float | None:
+    """Return the class-aware F1 of an image's counts; None where both truth and answer are empty."""
     nothing = counts.class_judged + counts.truth == 0
-    return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+    return None if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+
+
+def rank_of(f1: float | None) -> float:
+    """Return where an image ranks among others by its F1: with the best where there was nothing to find."""
+    return 1.0 if f1 is None else f1
 
 
 def worst_image(counts: FloatArray) -> int:
@@ -224,5 +227,5 @@ def _cannot_be_judged(image: ScoredImage, iou: FloatArray) -> BoolArray:
 
 
 def _ratio(part: FloatArray, whole: FloatArray) -> FloatArray:
-    """Return part / whole, and 0 where whole is 0."""
-    return np.divide(part, whole, out=np.zeros_like(whole, dtype=np.float64), where=whole != 0)
+    """Return part / whole, and NaN where whole is 0."""
+    return np.divide(part, whole, out=np.full_like(whole, np.nan, dtype=np.float64), where=whole != 0)

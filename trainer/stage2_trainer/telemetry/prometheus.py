@@ -1,13 +1,16 @@
 """The learner's figures for Prometheus, in the exposition format at GET /metrics (`STAGE2_METRICS_PORT`).
 
-Figures of an optimizer step come from its record and stay until the next one; phase and sync come from the reporter at
-each request. They are not secret, and scrapers rarely carry tokens, so the route needs none.
+Figures of an optimizer step come from its record and stay until the next one that has them. A figure is missing until a
+step has it, and a figure of nothing is NaN: both are gaps in charts. Phase and sync come from the reporter at each
+request. They are not secret, and scrapers rarely carry tokens, so the route needs none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import cache, partial
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
@@ -26,7 +29,7 @@ GAUGES = {
     "stage2_loss": ("loss", "Loss of the last optimizer step."),
     "stage2_rollout_tokens_per_second": ("rollout/gen_tokens_per_s", "Tokens generated per second of waiting."),
     "stage2_rollout_f1": ("rollout/f1", "F1 of the last step's rollouts against the ground truth."),
-    "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Rollouts that were cut at max_new_tokens."),
+    "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Share of rollouts that end within the JSON."),
     "stage2_rollout_staleness_steps": ("rollout/staleness", "Optimizer steps from rollout to training on it, mean."),
     "stage2_packing_fill_ratio": ("packing/post_rollout_fill", "Share of packed rows that holds samples."),
     "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
@@ -48,6 +51,8 @@ COUNTERS = {
     "stage2_sync_seconds": ("sync/seconds", "Seconds of weight syncs."),
     "stage2_rollout_tokens": ("rollout/gen_new_tokens_total", "Tokens generated."),
 }
+REUSED = "rollout/buffer_reuse"  # set in a step that repeats the counts of an earlier one's rollouts
+OF_ROLLOUTS = frozenset({"rollout/gen_new_tokens_total"})
 
 
 def metered(
@@ -69,28 +74,31 @@ class MeteredLog:
 
     def __init__(self, log: EventLog, registry: CollectorRegistry) -> None:
         self._log = log
-        self._gauges = {key: Gauge(name, help_, registry=registry) for name, (key, help_) in GAUGES.items()}
+        # each is made in the first step that has its figure: before, it would say 0
+        self._gauge = cache(partial(Gauge, registry=registry))
+        self._counter = cache(partial(Counter, registry=registry))
         self._parts = Gauge(
             PART_GAUGE, "Wall seconds of the last step, by what it went to.", ["part"], registry=registry
         )
         self._servers = {
             key: Gauge(name, help_, ["server"], registry=registry) for name, (key, help_) in SERVER_GAUGES.items()
         }
-        self._counters = {key: Counter(name, help_, registry=registry) for name, (key, help_) in COUNTERS.items()}
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
         """Pass the event on, and export its figures."""
         self._log.write(event, figures)
         if event != "step":
             return
-        for key, gauge in self._gauges.items():
+        for name, (key, help_) in GAUGES.items():
             if key in figures:
-                gauge.set(figures[key])
-        for key, counter in self._counters.items():
-            counter.inc(figures.get(key, 0.0))
+                self._gauge(name, help_).set(_number(figures[key]))
+        for name, (key, help_) in COUNTERS.items():
+            if key in figures:
+                is_counted = key in OF_ROLLOUTS and figures.get(REUSED)
+                self._counter(name, help_).inc(0.0 if is_counted else figures[key] or 0.0)
         for part in PARTS:
             if (key := f"step/{part}_s") in figures:
-                self._parts.labels(part).set(figures[key])
+                self._parts.labels(part).set(_number(figures[key]))
         for server in figures.get("servers", ()):
             for key, gauge in self._servers.items():
                 gauge.labels(server["server"]).set(server[key])
@@ -98,6 +106,10 @@ class MeteredLog:
     def flush(self) -> None:
         """Return once everything logged is on disk."""
         self._log.flush()
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 class ProgressCollector(Collector):

@@ -30,9 +30,9 @@ ROLLOUT_LOG = "rollouts.jsonl"
 DUMPS = "monitor_dumps"  # of `monitor_dump`, where it names no other folder
 END = "end"
 _SCORES = """
-pred_objects gt_objects matched fp fn precision recall f1 recall_iou50 f1_iou50 ap ap50 ap75 ar f1_class_iou50
-precision_class_iou50 recall_class_iou50 desc_exact duplicates objects_per_truth counting_error parse_rate loop_rate
-gating_rejections parse_dropped_invalid parse_truncated_rate sample_valid_pred_rate
+pred_objects gt_objects matched following fp fn precision recall f1 recall_iou50 f1_iou50 ap ap50 ap75 ar
+f1_class_iou50 precision_class_iou50 recall_class_iou50 desc_exact duplicates objects_per_truth counting_error
+parse_rate loop_rate gating_rejections parse_dropped_invalid parse_truncated_rate sample_valid_pred_rate
 sample_any_match_rate matched_maskiou_mean ended_by_repetition ended_by_length
 decode_steps_per_token draft_acceptance_rate
 """

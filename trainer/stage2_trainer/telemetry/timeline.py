@@ -62,17 +62,17 @@ class StepTime:
     servers: Sequence[ServerTime] = ()
     cpu: float = 0.0
 
-    def figures(self) -> dict[str, float]:
-        """Return the record's `step/*`."""
+    def figures(self) -> dict[str, float | None]:
+        """Return the record's `step/*`; without a server, nothing is known of servers."""
         training = sum(self.parts[part] for part in TRAINING)
-        count = max(len(self.servers), 1)
+        count = len(self.servers)
         return {
             "step/wall_s": self.wall,
             "step/cpu_s": self.cpu,
             **{f"step/{part}_s": self.parts[part] for part in PARTS},
-            "step/learner_idle_share": 1 - training / self.wall if self.wall else 0.0,
-            "step/server_busy_share": sum(server.busy_share for server in self.servers) / count,
-            "step/server_in_flight": sum(server.in_flight for server in self.servers) / count,
+            "step/learner_idle_share": 1 - training / self.wall if self.wall else None,
+            "step/server_busy_share": sum(server.busy_share for server in self.servers) / count if count else None,
+            "step/server_in_flight": sum(server.in_flight for server in self.servers) / count if count else None,
         }
 
     @classmethod
@@ -176,7 +176,7 @@ class TraceFile:
         self._servers: dict[str, int] = {}
         self._add({"ph": "M", "pid": _LEARNER, "name": "process_name", "args": {"name": process}})
 
-    def span(self, thread: str, span: Named, figures: Mapping[str, float] | None = None) -> None:
+    def span(self, thread: str, span: Named, figures: Mapping[str, float | None] | None = None) -> None:
         """Add a span of a thread."""
         name, start, end = span
         with self._lock:

@@ -152,11 +152,16 @@ class Rollout:
     accepted: int = 0
 
 
-def draft_figures(*, generated: int, drafted: int, accepted: int) -> dict[str, float]:
+def share(part: float, whole: float) -> float | None:
+    """Return part / whole; None where the whole is 0."""
+    return float(part / whole) if whole else None
+
+
+def draft_figures(*, generated: int, drafted: int, accepted: int) -> dict[str, float | None]:
     """Return what drafts did, from the tokens of answers; an accepted token takes no decode step of its own."""
     return {
-        "decode_steps_per_token": (generated - accepted) / generated if generated else 0.0,
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "decode_steps_per_token": share(generated - accepted, generated),
+        "draft_acceptance_rate": share(accepted, drafted),
     }
 
 

@@ -10,9 +10,12 @@ import torch
 from torch import distributed
 
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.records import Record
+from stage2_trainer.grpo import held_out_rewards as held_out_rewards_module
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.rollouts.rollout_source import LazySequence, readable
+from stage2_trainer.telemetry.answer_tables import HeldOutAnswer
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest
@@ -71,7 +74,7 @@ def test_a_refused_prompt_moves_nothing_of_the_others(make, folder, model, encod
     torch.testing.assert_close(gradient(losses[1], model), gradient(losses[0], model))
     assert gradient(losses[0], model).norm() > 0
     assert trainer._metrics["train"]["reward"] == alone._metrics["train"]["reward"]
-    assert trainer._metrics["train"]["bad_samples"] == [1.0]
+    assert trainer._bad == 1
     (line,) = noted(folder)
     assert (line["sample_id"], line["step"]) == (trainer.components.records[1].sample_id, 0)
     assert "too long" in line["reason"]
@@ -116,6 +119,21 @@ def evaluated(make, folder, encoder):
         return make({"training": training, "custom": custom}, source=Reading(encoder, answers(encoder)))
 
     return build
+
+
+@pytest.mark.parametrize(("own", "expected"), [("bc", {"reward": 2.0, "reward_std": 1.0}), ("", {"reward": 1.5})])
+def test_of_two_processes_an_answer_that_both_have_counts_once(own, expected, monkeypatch, image_paths):
+    def held_out(names):
+        record = Record(0, "", (), 9, 9, ())
+        return [
+            HeldOutAnswer(replace(record, index="abc".index(name)), "", "stop", {"reward": "_abc".index(name)})
+            for name in names
+        ]
+
+    first = {one.record.index: one.figures for one in held_out("ab")}
+    monkeypatch.setattr(held_out_rewards_module, "gathered", lambda own: [first, own])
+    found = held_out_rewards_module.held_out_rewards(held_out(own))
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
     (step,) = read_log(folder)
     speed = sum(len(ids) for ids in answers(encoder)) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
-    assert step["rollout/decode_steps_per_token"] == 1.0, "nothing was drafted"
+    assert (step["rollout/decode_steps_per_token"], step["rollout/draft_acceptance_rate"]) == (1.0, None)
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
@@ -167,7 +167,7 @@ def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder
         "sync/merge": "server",
         "sync/merge_reason": "why",
         **{f"sync/{phase}_s": 0.25 for phase in PHASES},
-        "sync/proof_gap": 0.0,
+        "sync/proof_gap": None,
         "sync/rounding_kept": 0.5,
     }
 
@@ -293,3 +293,30 @@ def test_a_reward_that_fails_in_another_process_ends_this_one_too(make, monkeypa
     monkeypatch.setattr("stage2_trainer.grpo.trainer.gathered", lambda value, *_: [error] if value is None else [value])
     with pytest.raises(RewardError, match=r"other\.jsonl:3"):
         scored(make(), 0, 0, 1, 1)
+
+
+def test_reward_of_an_evaluation_is_a_mean_over_samples_and_not_over_batches(make, folder, image_paths):
+    """Three samples, two a batch: the last batch has one."""
+    harness.write_records(folder, image_paths[:3], name="held-out.jsonl")
+    training = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
+    trainer = make({"training": training, "custom": {"val_jsonl": str(folder / "held-out.jsonl")}})
+    found = trainer.evaluate()
+    (logged,) = read_log(folder, "evaluation")
+    answered = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    rewards = [one["reward"] for one in answered]
+    f1 = torch.tensor([one["rewards"]["summary.content_f1"] for one in answered], dtype=torch.float64)
+    assert sum(rewards) / 3 != pytest.approx(((rewards[0] + rewards[1]) / 2 + rewards[2]) / 2)
+    assert found["eval_reward"] == logged["eval_reward"] == pytest.approx(sum(rewards) / 3)
+    assert logged["eval_rewards/summary.content_f1/mean"] == pytest.approx(f1.mean().item())
+    assert logged["eval_rewards/summary.content_f1/std"] == pytest.approx(f1.std().item())
+
+
+def test_lengths_of_answers_that_ended_are_null_where_none_did(make, folder, encoder):
+    cut = [ids[:-1] for ids in answers(encoder)]
+    make(source=harness.Scripted(encoder, cut)).train()
+    make(source=harness.Scripted(encoder, answers(encoder))).train()
+    whole = [len(ids) for ids in answers(encoder)]
+    first, second = read_log(folder)
+    names = [f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max")]
+    assert (first["completions/clipped_ratio"], [first[name] for name in names]) == (1.0, [None] * 3)
+    assert [second[name] for name in names] == [pytest.approx(sum(whole) / 4), min(whole), max(whole)]

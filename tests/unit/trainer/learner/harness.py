@@ -210,17 +210,18 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | None = None, loss: RolloutMatching | None = None, m_steps: int = 1, pipelined: bool = False,
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
-    supervised: Mapping[str, Any] | None = None, **arguments: Any,
+    supervised: Mapping[str, Any] | None = None, matching: Mapping[str, Any] | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ.
 
-    supervised: the options of stage 1, or the `steps` that are its in a mixed run; None = stage 2.
+    supervised: the options of stage 1, or the `steps` that are its in a mixed run; None = stage 2. matching: options of
+    matching.
     """
     backend = backend or ScriptedBackend(encoder, records, answer)
     sync, reporter, interrupt, log = RecordingPush(), Reporter(), Interrupt(), RunLog(folder)
     rollouts = fresh_rollouts(backend, sync, reporter, lambda error: None)
     bad, matched = BadSamples(most_bad, log), []
-    tools = sample_tools(encoder, bad)
+    tools = sample_tools(encoder, bad, **(matching or {}))
     stage1 = dict(supervised or {})
     steps = stage1.pop("steps", None)
 
@@ -230,14 +231,9 @@ def build(
     truth = Teaching(NoRollouts(17), TruthSupervisor(tools, model, overlong=overlong, **stage1), on_matched)
     fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched)
     only_truth = supervised is not None and steps is None
+    shared = isinstance(rows, SharedRowPlanner)
     components = TrainerComponents(
-        estep=EStep(
-            model,
-            truth if only_truth else fresh,
-            truth=truth,
-            truth_steps=steps,
-            shared=isinstance(rows, SharedRowPlanner),
-        ),
+        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, truth_steps=steps, shared=shared),
         evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
         cache=tools.cache,
         bad=bad,

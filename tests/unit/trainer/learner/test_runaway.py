@@ -8,7 +8,8 @@ import pytest
 
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer import main
-from stage2_trainer.learner.step_record import RunawayWatch, SampleStats
+from stage2_trainer.learner.runaway import RunawayWatch
+from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.rollouts.errors import RunawayError
@@ -68,6 +69,13 @@ def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert problem.value == getattr(RULE, key)
     assert message in str(problem)
     assert "supervised_share" in problem.way_out
+
+
+def test_without_a_true_object_there_is_no_ratio_and_the_limit_counts_objects():
+    nothing, some, wild = (SampleStats(valid_objects=number) for number in (0, 1, 75))
+    assert problems_of([[some]] * 5) == ()
+    (problem,) = problems_of([[nothing], [nothing], [wild]])
+    assert problem.rule.endswith("2 answers have 75 objects for 0 true ones")
 
 
 @pytest.mark.parametrize("steps", [[[CUT], [CUT]], [[CUT] * 2 + [CALM] * 2] * 3 + [[CUT] * 3 + [CALM] * 2]])

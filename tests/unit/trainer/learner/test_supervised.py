@@ -53,7 +53,7 @@ def test_without_the_coordinate_loss_it_is_the_loss_of_transformers(train, model
     expected = own_loss(model, encoder, records)
     _, logged = train(records, coord_loss=False)
     assert logged["step"]["loss"] == pytest.approx(expected, rel=1e-5)
-    assert logged["step"]["loss/coord"] == 0
+    assert logged["step"]["loss/coord"] is None, "coordinates are text like any other"
 
 
 def test_with_it_coordinates_have_their_own_and_descriptions_count(train, model, encoder, image_paths):
@@ -84,7 +84,7 @@ def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
     assert logged["step"]["supervised/overlong_skipped"] == 1
     assert logged["step"]["supervised/objects"] == 2 * (len(records) - 1)
     assert logged["step"]["supervised/objects_per_sample"] == 2
-    assert logged["step"]["supervised/train_len_p90"] > 200
+    assert logged["step"]["supervised/train_len_p90"] < 200, "of what was trained on"
 
 
 def test_an_image_that_cannot_be_read_is_set_aside(train, image_paths, tmp_path):

@@ -17,19 +17,22 @@ def pairs(target):
 def test_repeated_box_follows_no_true_one_although_one_is_free(any_vocab):
     target = target_of(any_vocab, [shifted(CAT, 5), CAT], [CAT, OWL], assignment="dynamic", duplicate_iou=0.9)
     assert pairs(target) == [(0, 0)]
-    assert target.false_negatives == (1,)
+    assert target.matching.following == ()
+    assert (target.false_negatives, target.appended) == ((1,), (1,))
 
 
 @pytest.mark.parametrize(("answered", "truth"), [([CAT, NOISE], [SQUARE, DOG]), ([SQUARE, NOISE], [CAT, DOG])])
 def test_no_box_follows_where_answer_or_truth_has_a_polygon(any_vocab, answered, truth):
     target = target_of(any_vocab, answered, truth, assignment="dynamic")
     assert pairs(target) == [(0, 0)]
-    assert target.false_negatives == (1,)
+    assert target.matching.following == ()
+    assert (target.false_negatives, target.appended) == ((1,), (1,))
 
 
 def test_box_that_passes_the_gate_counts_as_matched_however_little_it_overlaps(any_vocab):
     near = replace(CAT, bins=(180, 100, 380, 300))  # an overlap of 0.43, where the gate is 0.3
     target = target_of(any_vocab, [near, NOISE], [CAT, DOG], assignment="dynamic")
-    assert (pairs(target), target.matching.far) == ([(0, 0), (1, 1)], (1,))
+    assert (pairs(target), [(one.pred, one.gt) for one in target.matching.following]) == ([(0, 0)], [(1, 1)])
+    assert (target.false_negatives, target.appended) == ((1,), ())
     assert target.counters["matched_pairs"] == 1
     assert target.counters["matched_maskiou_sum"] == pytest.approx(0.43, abs=0.02)

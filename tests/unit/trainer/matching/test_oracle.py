@@ -60,9 +60,9 @@ def planned(parsed, target, truth, options, seen):
     gt_of = dict(found.keys())
     missed = [g for g in range(len(truth)) if g not in gt_of.values()]
     remain = [i for i in kept if i in gt_of or options.unmatched_objects != "dropped"]
-    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == sorted(found)
-    assert target.matching.false_positives == tuple(i for i in range(len(valid)) if i not in gt_of)
-    assert target.false_negatives == tuple(missed)
+    assert [(pair.pred, pair.gt) for pair in target.matching.supervised] == sorted(found)
+    assert target.matching.unmatched == tuple(i for i in range(len(valid)) if i not in gt_of)
+    assert target.appended == tuple(missed)
     assert target.repeated == tuple(i for i in range(len(valid)) if i not in kept)
     assert target.dropped == tuple(i for i in kept if i not in remain)
     seen += Counter({"repeated": len(target.repeated), "dropped": len(target.dropped)})

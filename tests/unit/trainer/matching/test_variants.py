@@ -270,22 +270,22 @@ def test_every_variant_of_any_answer_has_whole_targets(pred, gt, vocab, variant,
     trained_on = json.loads(target.y_train_text)
     assert vocab.align(list(target.y_train_ids)).text == target.y_train_text
     stay = len(target.parsed.valid_objects) - len(target.repeated) - len(target.dropped)
-    assert len(trained_on) == stay + len(target.false_negatives)
+    assert len(trained_on) == stay + len(target.appended)
     found = masks(vocab, target)
     where, taught = found.coord_positions.tolist(), found.coord_targets.tolist()
     assert dict(zip(where, taught, strict=True)) == target.coord_targets
     assert all(vocab.bin_of(target.y_train_ids[position]) is not None for position in where)
     assert len(where) == sum(len(one.bins) for one in _taught(target))
     penalised = len(target.penalised_pos)
-    unmatched = len(set(target.matching.false_positives) - set(target.repeated))
+    unmatched = len(set(target.matching.unmatched) - set(target.repeated))
     assert penalised == (unmatched if variant["unmatched_objects"] == "penalised" else 0)
 
 
 def _taught(target):
-    """The objects whose coordinates are taught: those of the answer that are matched, and the missed ones."""
+    """The objects whose coordinates are taught: those of the answer that match or follow, and the missed ones."""
     pred = target.parsed.valid_objects
-    yield from (pred[pair.pred] for pair in target.matching.pairs)
-    yield from (target.ground_truth.objects[i] for i in target.false_negatives)
+    yield from (pred[pair.pred] for pair in target.matching.supervised)
+    yield from (target.ground_truth.objects[i] for i in target.appended)
 
 
 def labelled(vocab, target):
@@ -352,25 +352,34 @@ def test_a_box_without_a_match_follows_what_was_written(any_vocab):
     begun = GTObject("a", "bbox", (140, 120, 160, 140))  # x1 is nearer to the left one, all that follows to the right
     target = target_of(any_vocab, [begun], [left, right], assignment="dynamic")
     assert target.prefix_coord_target_bins == (100, 500, 400, 300)
-    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 1)]
-    assert target.false_negatives == (0,)
+    assert [(pair.pred, pair.gt) for pair in target.matching.following] == [(0, 1)]
+    assert target.appended == (0,)
 
 
 def test_boxes_match_first_and_the_others_follow_until_no_true_one_is_free(any_vocab):
     said = [NOISE, shifted(NOISE, 5), CAT]
     target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
-    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 1), (2, 0)]
+    assert [(pair.pred, pair.gt) for pair in target.matching.supervised] == [(0, 1), (2, 0)]
     assert target.prefix_coord_target_bins == (*DOG.bins, *CAT.bins)
     assert target.dropped == (1,)
-    assert target.matching.far == (0,)
-    assert [target.counters[key] for key in ("matched_pairs", "fp_count", "fn_count")] == [1, 2, 1]
-    assert target.counters["matched_for_supervision"] == 2
+
+
+def test_a_box_that_follows_finds_nothing(any_vocab):
+    target = target_of(any_vocab, [NOISE, CAT], [CAT, DOG], assignment="dynamic")
+    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(1, 0)]
+    assert [(pair.pred, pair.gt) for pair in target.matching.following] == [(0, 1)]
+    assert (target.matching.false_positives, target.false_negatives, target.appended) == ((0,), (1,), ())
+    counters = {
+        "matched_pairs": 1, "matched_for_supervision": 1, "excluded_from_supervision": 0, "following": 1,
+        "fp_count": 1, "fn_count": 1, "fn_appended": 0, "matched_maskiou_sum": 1.0, "matched_maskiou_count": 1,
+    }  # fmt: skip
+    assert {name: target.counters[name] for name in counters} == counters
 
 
 def test_a_repeated_box_takes_no_true_one(any_vocab):
     answered = [shifted(CAT, 5), CAT, DOG]
     target = target_of(any_vocab, answered, [CAT, DOG], assignment="dynamic", duplicate_iou=0.9)
-    assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(0, 0), (2, 1)]
+    assert [(pair.pred, pair.gt) for pair in target.matching.supervised] == [(0, 0), (2, 1)]
 
 
 def test_polygons_are_matched_by_finished_shapes(any_vocab):

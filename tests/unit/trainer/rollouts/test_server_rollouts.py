@@ -115,7 +115,7 @@ def test_the_record_says_which_servers_and_weights_answered(rollouts):
         "phases": phases,
         "version": 3,
         "seconds": 0.25,
-        "proof_gap": 0.0,
+        "proof_gap": None,
     }
     assert origin["generate_s"] >= 0
 

@@ -4,21 +4,23 @@ from collections import Counter
 
 import pytest
 
-from stage2_trainer.data.profile import FEWEST_NEIGHBOURS, ORDERS, ObjectOrder
+from stage2_trainer.data.object_order import FEWEST_NEIGHBOURS, ORDERS, ObjectOrder
 from stage2_trainer.scores.advice import advice
 
 
 def order(share):
     """The order of objects of which so many neighbours follow each of the known ones."""
-    names = dict.fromkeys(ORDERS, 100 * FEWEST_NEIGHBOURS)
-    return ObjectOrder(Counter(names), Counter({name: round(count * share) for name, count in names.items()}))
+    neighbours = 100 * FEWEST_NEIGHBOURS
+    compared = Counter(dict.fromkeys(ORDERS, neighbours))
+    return ObjectOrder(neighbours, compared, Counter(dict.fromkeys(ORDERS, round(neighbours * share))))
 
 
 MISSING, READING = order(0.5), order(1.0)
 
 
-def advised(*, whole=1.0, f1=0.8, without_duplicates=0.8, objects=READING):
-    found = {"parse_rate": whole, "f1@0.5": f1, "without_duplicates": {"f1@0.5": without_duplicates}}
+def advised(*, whole=1.0, f1=0.8, without_duplicates=0.8, for_each_true=1.0, objects=READING):
+    found = {"parse_rate": whole, "recall@0.5": f1, "f1@0.5": f1, "objects_per_truth": for_each_true}
+    found["without_duplicates"] = {"f1@0.5": without_duplicates}
     return [sentence.split(",")[0].split(":")[0] for sentence in advice(found, objects)]
 
 
@@ -39,3 +41,9 @@ def test_duplicates_are_to_be_removed_where_that_gains_half_a_hundredth(without,
 def test_stage_1_comes_first_below_an_f1_of_a_half_where_objects_have_no_order(f1, sentences):
     assert len(advised(f1=f1, without_duplicates=f1, objects=MISSING)) == sentences
     assert advised(f1=f1, without_duplicates=f1) == ["continue stage 1 while it improves; with annotations in an order"]
+
+
+@pytest.mark.parametrize(("for_each_true", "runs_away"), [(3.0, False), (3.01, True), (75.0, True)])
+def test_answers_that_run_away_are_advised_to_go_back_and_not_to_continue(for_each_true, runs_away):
+    found = advised(for_each_true=for_each_true, whole=0.2)
+    assert found == (["the answers run away"] if runs_away else ["continue stage 1"])

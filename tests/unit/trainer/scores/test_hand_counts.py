@@ -6,7 +6,7 @@ import math
 import pytest
 
 from stage2_trainer.scores.answer_scores import AnswerScores, without_nan
-from stage2_trainer.scores.image_counts import image_counts, sample_f1
+from stage2_trainer.scores.image_counts import image_counts, rank_of, sample_f1
 from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
 from tests.unit.trainer.scores.scenes import answer, box, line_object, poly, record
 
@@ -58,10 +58,11 @@ def test_object_under_another_name_is_misnamed_and_not_missed():
 
 
 def test_image_on_which_nothing_is_wrong_is_not_the_worst():
-    """Not even where there is nothing to find, and F1 is 0 of 0."""
+    """Not even where there is nothing to find, and F1 is 0 of 0: it ranks with the best, but it has no F1."""
     found = document([record(0, [CAT, DOG]), record(1, [])], [answer([CAT]), answer([])])
     assert found["worst_image"]["sample_id"] == "data.jsonl:1"
-    assert sample_f1(one_image([], [])) == 1.0
+    nothing = sample_f1(one_image([], []))
+    assert (nothing, rank_of(nothing)) == (None, 1.0)
     assert sample_f1(one_image([CAT, DOG], [CAT])) == pytest.approx(2 / 3)
 
 

@@ -130,8 +130,8 @@ def test_counts_err_in_the_mean_over_images():
 
 def test_a_set_that_answers_nothing_has_figures():
     found = without_nan(document([record(0, [])], [NO_ANSWER]))
-    assert found["AP"] is None
-    assert found["f1@0.5"] == 0.0
+    assert {found[name] for name in ("AP", "f1@0.5", "precision@0.5", "recall@0.5", "desc_exact")} == {None}
+    assert (found["misses"], found["parse_rate"]) == (0, 0.0)
 
 
 def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import ExitStack
 
@@ -63,6 +64,35 @@ def test_the_parts_of_a_step_and_each_server_are_served(served):
     assert (found["stage2_step_seconds"], found['stage2_step_part_seconds{part="generate"}']) == (4.0, 3.0)
     assert found['stage2_server_busy_ratio{server="http://a"}'] == 0.5
     assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
+
+
+def test_figure_of_nothing_is_no_number_until_a_step_has_it_again(served):
+    log, _, scrape = served
+    log.write("step", {**STEP, "rollout/f1": 0.5})
+    log.write("step", {**STEP, "rollout/f1": None, "rollout/gen_tokens_per_s": None, "sync/bytes": None})
+    found = scrape()
+    assert math.isnan(found["stage2_rollout_f1"])
+    assert math.isnan(found["stage2_rollout_tokens_per_second"])
+    assert found["stage2_sync_bytes_total"] == 100.0
+    log.write("step", {**STEP, "rollout/f1": 0.25})
+    assert scrape()["stage2_rollout_f1"] == 0.25
+
+
+def test_figure_is_missing_until_a_step_has_it(served):
+    """Stage 1 has no F1, which is not an F1 of 0."""
+    log, _, scrape = served
+    assert {name.partition("{")[0] for name in scrape()} == {"stage2_step", "stage2_max_steps", "stage2_phase"}
+    log.write("step", {"loss": 2.5, "supervised/objects": 3.0})
+    found = scrape()
+    assert found["stage2_loss"] == 2.5
+    assert found.keys() & {"stage2_rollout_f1", "stage2_rollout_tokens_total", "stage2_sync_seconds_total"} == set()
+
+
+def test_tokens_of_rollouts_that_serve_several_steps_are_counted_once(served):
+    log, _, scrape = served
+    for reused in (0.0, 1.0, 1.0, 0.0):
+        log.write("step", {**STEP, "rollout/gen_new_tokens_total": 50.0, "rollout/buffer_reuse": reused})
+    assert scrape()["stage2_rollout_tokens_total"] == 100.0
 
 
 def test_phase_and_sync_are_served_as_they_are_now(served):

@@ -103,8 +103,8 @@ class ProofSchedule:
 
     The first push is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
     model's number format and rounding. attempts: how often one push is tried before a doubt stays. proved: holds the
-    newest step that is proved. access: how weights are read. gap: the largest mean difference of the last proof; 0
-    before the first one.
+    newest step that is proved. access: how weights are read. gap: the largest mean difference of the last proof;
+    None before the first one.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ProofSchedule:
         self._due = True
         self._text = text_tokens(probe.inputs["mm_token_type_ids"])
         self._previous: Tensor | None = None
-        self.gap = 0.0
+        self.gap: float | None = None
 
     def require_next(self) -> None:
         """Prove the next push, whenever the last proof was."""

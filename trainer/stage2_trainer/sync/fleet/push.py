@@ -162,14 +162,15 @@ class WeightSync:
             report.seconds,
             _transfer(report),
         )
-        if report.rounding_kept < MOSTLY_LOST and not self._warned_of_rounding:
+        kept = report.rounding_kept
+        if kept is not None and kept < MOSTLY_LOST and not self._warned_of_rounding:
             self._warned_of_rounding = True
             logger.warning(
                 "at step %d servers have %.0f %% of the adapters' update: the rest is lost in the rounding of merged"
                 " weights, and rollouts come from an older policy; set %s to stochastic, or watch sync/rounding_kept"
                 " grow",
                 report.version,
-                100 * report.rounding_kept,
+                100 * kept,
                 ROUNDING_PATH,
             )
 

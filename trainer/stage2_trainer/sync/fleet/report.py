@@ -78,8 +78,8 @@ class SyncReport(SyncStatus):
     adapter: the name by which requests ask for these weights; None = the served weights themselves.
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
     phase_seconds: of each phase (see `Phases`); `phases` has their shares.
-    rounding_kept: the share of the adapters' update that survived rounding (`merge_math.KeptUpdate`).
-    proof_gap: the mean difference of log-probabilities in the last proof; 0 before the first one.
+    rounding_kept: the share of the adapters' update that survived rounding (`merge_math.KeptUpdate`); None where there
+    is no update. proof_gap: the mean difference of log-probabilities in the last proof; None before the first one.
     """
 
     requested_mode: str = "full"
@@ -90,8 +90,8 @@ class SyncReport(SyncStatus):
     adapter: str | None = None
     wire_bytes: int = 0
     phase_seconds: Mapping[str, float] = {}
-    rounding_kept: float = 1.0
-    proof_gap: float = 0.0
+    rounding_kept: float | None = None
+    proof_gap: float | None = None
 
     @field_validator("merge_reason", mode="before")
     @classmethod
@@ -129,14 +129,14 @@ class SyncReport(SyncStatus):
         return {"requested": self.requested_mode, "effective": self.effective_mode, **figures}
 
 
-def sync_figures(report: SyncReport | None) -> dict[str, float]:
+def sync_figures(report: SyncReport | None) -> dict[str, float | None]:
     """Return the figures of a push in a step's record, except the version. None: the step needed none."""
     done = report or SyncReport()
     return {
         "sync/seconds": done.seconds,
         "sync/bytes": float(done.bytes),
         "sync/wire_bytes": float(done.wire_bytes),
-        "sync/gigabytes_per_second": done.gigabytes_per_second or 0.0,
+        "sync/gigabytes_per_second": done.gigabytes_per_second,
         **{f"sync/{phase}_s": done.phase_seconds.get(phase, 0.0) for phase in PHASES},
         "sync/rounding_kept": done.rounding_kept,
         "sync/proof_gap": done.proof_gap,

@@ -117,12 +117,12 @@ class KeptUpdate:
         update, survived = (end.flatten() - start for end in (merged, served))
         self._sums.append(torch.stack([survived.dot(update), update.dot(update), start.dot(start)]))
 
-    def share(self) -> float:
-        """Return the share over all weights; 1 where nothing has moved."""
+    def share(self) -> float | None:
+        """Return the share over all weights; None where nothing has moved."""
         if not self._sums:
-            return 1.0
+            return None
         along, trained, base = torch.stack([sums.cpu().double() for sums in self._sums]).sum(0).tolist()
-        return 1.0 if trained <= EXPECTED_NOISE**2 * base else along / trained
+        return None if trained <= EXPECTED_NOISE**2 * base else along / trained
 
 
 @torch.no_grad()

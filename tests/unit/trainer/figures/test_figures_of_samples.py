@@ -1,0 +1,50 @@
+"""Every figure of samples is what its oracle says, on each hand-made step and however processes share its samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from stage2_trainer.learner.step_record import StepRecord, evaluation_metrics, rollout_metrics
+from stage2_trainer.telemetry.timeline import Stopwatch
+from tests.unit.trainer.figures.hand_made import STEPS, TOP_K, Step
+from tests.unit.trainer.figures.oracles import OF_AN_EVALUATION, OF_SAMPLES
+
+
+def differences(found, expected):
+    """The figures that differ: (found, expected) by name."""
+    assert found.keys() >= expected.keys(), expected.keys() - found.keys()
+    return {
+        name: (found[name], value)
+        for name, value in expected.items()
+        if found[name] != (None if value is None else pytest.approx(value))
+    }
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_figure_of_a_step_is_what_its_oracle_says(name):
+    step = Step(STEPS[name])
+    found = rollout_metrics([one.stats() for one in step.all], top_k=TOP_K, generate_s=step.seconds)
+    assert found.keys() == OF_SAMPLES.keys()
+    assert differences(found, {key: oracle(step) for key, oracle in OF_SAMPLES.items()}) == {}
+    assert [key for key, value in found.items() if value is not None and value < 0] == []
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_figure_of_an_evaluation_is_that_of_a_step(name):
+    step = Step([one for one in STEPS[name] if not (one.bad or one.skipped)])
+    found = evaluation_metrics([one.stats() for one in step.all], top_k=TOP_K)
+    assert found.keys() == OF_AN_EVALUATION.keys()
+    assert differences(found, {key: OF_SAMPLES[of](step) for key, of in OF_AN_EVALUATION.items()}) == {}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_figures_of_several_processes_are_those_of_one(name, first):
+    step = Step(STEPS[name])
+    records = []
+    for share, seconds in ((step.all[:first], 0.5), (step.all[first:], step.seconds)):
+        watch = Stopwatch()
+        watch.seconds["rollout_generate"] = seconds  # the slowest process counts
+        records.append(StepRecord(stopwatch=watch, samples=[one.stats() for one in share]))
+    found = StepRecord.joined(records).figures(top_k=TOP_K)
+    assert differences(found, {key: oracle(step) for key, oracle in OF_SAMPLES.items()}) == {}
