@@ -70,6 +70,52 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
             ("adam_epsilon", WITHOUT_BETAS | {"lion_8bit", "lion_32bit"}),
         )
     ),
+    *(
+        (
+            f"training.{name}",
+            lambda c, name=name: bool(getattr(c.training, name)) and c.training.lr_scheduler_type == "constant",
+            "a constant rate has no warm-up",
+            "set training.lr_scheduler_type to constant_with_warmup, or remove it",
+        )
+        for name in ("warmup_steps", "warmup_ratio")
+    ),
+    (
+        "training.lr_scheduler_kwargs",
+        lambda c: (
+            bool(c.training.lr_scheduler_kwargs)
+            and c.training.lr_scheduler_type in ("constant", "constant_with_warmup")
+        ),
+        "the schedule of training.lr_scheduler_type has no such numbers",
+        "remove it, or choose another schedule",
+    ),
+    *(
+        (
+            f"training.{name}",
+            lambda c, name=name, strategy=strategy: (
+                name in c.training.model_fields_set and getattr(c.training, strategy) != "steps"
+            ),
+            f"it counts only where training.{strategy} is steps",
+            f"set training.{strategy} to steps, or remove it",
+        )
+        for name, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy"))
+    ),
+    (
+        "training.greater_is_better",
+        lambda c: c.training.greater_is_better is not None and c.best_metric is None,
+        "no checkpoint is compared with another",
+        "set training.eval_strategy to steps, or remove it",
+    ),
+    *(
+        (
+            f"training.{rate}",
+            lambda c, rate=rate, frozen=frozen: (
+                getattr(c.training, rate) is not None and c.tuner.train_type == "full" and getattr(c.tuner, frozen)
+            ),
+            f"tuner.{frozen} trains nothing at this rate",
+            f"set tuner.{frozen} to false, or remove it",
+        )
+        for rate, frozen in (("vit_lr", "freeze_vit"), ("aligner_lr", "freeze_aligner"))
+    ),
     (
         "training.metric_for_best_model",
         lambda c: c.training.metric_for_best_model is not None and c.training.eval_strategy == "no",

@@ -226,7 +226,10 @@ class Vllm(Section):
     def schedules_asynchronously(self) -> bool:
         """Whether `engine` demands that vLLM schedules a step while another one runs. Its own default is to do so."""
         name = "async_scheduling"
-        return any(key.replace("-", "_") == name and value is True for key, value in (self.engine or {}).items())
+        return any(
+            key.replace("-", "_") == name and str(value).lower() in ("true", "1")
+            for key, value in (self.engine or {}).items()
+        )
 
     @property
     def resolved_load_format(self) -> LoadFormat:

@@ -253,6 +253,12 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         rule="prefetching needs worker processes",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
+    Rule(
+        path="training.dataloader_persistent_workers",
+        cel="!$(training.dataloader_persistent_workers) || $(training.dataloader_num_workers) > 0",
+        rule="there are no worker processes that could persist",
+        way_out="set dataloader_num_workers above 0, or dataloader_persistent_workers to false",
+    ),
     *VARIANT_RULES,
     *GRPO_RULES,
 )

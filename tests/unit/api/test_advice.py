@@ -56,6 +56,31 @@ TOGETHER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+FULL = {"train_type": "full", "use_dora": False}
+WITHOUT_EFFECT: list[tuple[str, dict[str, Any]]] = [
+    ("training.warmup_steps", {"training": {"lr_scheduler_type": "constant", "warmup_steps": 3}}),
+    ("training.warmup_ratio", {"training": {"lr_scheduler_type": "constant", "warmup_ratio": 0.1}}),
+    (
+        "training.lr_scheduler_kwargs",
+        {"training": {"lr_scheduler_type": "constant_with_warmup", "lr_scheduler_kwargs": {"min_lr": 0}}},
+    ),
+    ("training.save_steps", {"training": {"save_strategy": "epoch", "save_steps": 3}}),
+    ("training.eval_steps", {"training": {"eval_strategy": "no", "eval_steps": 3}}),
+    ("training.greater_is_better", {"training": {"eval_strategy": "no", "greater_is_better": True}}),
+    ("training.vit_lr", {"tuner": {**FULL, "freeze_vit": True}, "training": {"vit_lr": 1e-5}}),
+    (
+        "training.aligner_lr",
+        {"tuner": {**FULL, "freeze_aligner": True}, "training": {"aligner_lr": 1e-5}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "patch"), WITHOUT_EFFECT)
+def test_setting_without_effect_beside_its_neighbours_is_named(path: str, patch: dict[str, Any]) -> None:
+    (idle,) = idle_settings(parse_run_config(patched(BASE, patch)))
+    assert idle.path == path
+
+
 @pytest.mark.parametrize("training", ADAMS)
 def test_number_of_adam_is_named_where_the_optimizer_has_none(training: dict[str, Any]) -> None:
     (idle,) = idle_settings(parse_run_config(patched(BASE, {"training": training})))

@@ -222,6 +222,7 @@ ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
         ({"training": {"packing": True}}, "global_max_length"),
         ({"model": NARROW, "tuner": {"train_type": "full"}}, "model.torch_dtype"),
         ({"model": NARROW, "tuner": {"modules_to_save": ["merger"]}}, "model.torch_dtype"),
+        ({"training": {"dataloader_persistent_workers": True}}, "training.dataloader_persistent_workers"),
         ({"tuner": {"train_coord_rows": True, "modules_to_save": ["model.lm_head"]}}, "tuner.train_coord_rows"),
     ],
 )
@@ -300,10 +301,10 @@ def test_an_argument_of_the_engine_that_breaks_syncs_or_has_a_key_is_refused(eng
 
 @pytest.mark.parametrize("speculation", ["frame", "ngram"])
 def test_asynchronous_scheduling_is_refused_beside_drafts(speculation: str) -> None:
-    asked = {"vllm": {"speculation": speculation, "engine": {"async-scheduling": True}}}
-    (problem,) = problems_of(parse, matching(asked))
-    assert problem.path.endswith("vllm.engine")
-    assert "set vllm.speculation to none" in problem.way_out
+    for engine in ({"async-scheduling": True}, {"async_scheduling": "true"}, {"async_scheduling": 1}):
+        (problem,) = problems_of(parse, matching({"vllm": {"speculation": speculation, "engine": engine}}))
+        assert problem.path.endswith("vllm.engine")
+        assert "set vllm.speculation to none" in problem.way_out
     assert parse(matching({"vllm": {"speculation": speculation, "engine": {"async_scheduling": False}}}))
 
 

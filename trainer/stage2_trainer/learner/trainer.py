@@ -20,7 +20,6 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers.trainer_utils import SaveStrategy
 
@@ -382,17 +381,6 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, Any]:
-        """Evaluate, and let a schedule that follows the metric follow it; it waits where the metric is null."""
-        metrics: dict[str, Any] = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
-        schedule: Any = self.lr_scheduler
-        score = metrics.get(metric_key(self.args) or "")
-        if isinstance(schedule, ReduceLROnPlateau) and score is not None and not skip_scheduler:
-            schedule.step(score)
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, Any], trial: Any) -> bool:
