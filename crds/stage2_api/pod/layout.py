@@ -53,6 +53,9 @@ FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 MOUNTED: Final = (CONFIG_FOLDER, TOKEN_FOLDER, TLS_FOLDER)
 """Folders with only files that stage2 wrote or checked."""
 
+GROUP: Final = 10001
+"""The group that owns the files of mounted volumes; the images run as user and group 10001."""
+
 
 def cleaned(mount_path: str) -> str:
     """Return a mount path as a runtime resolves it: absolute, without repeated slashes, `.` and `..`."""
