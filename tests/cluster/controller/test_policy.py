@@ -69,7 +69,7 @@ def value_of(entry: str) -> tuple[str, object]:
 
 
 def test_a_tenant_scales_a_job_within_the_largest_one(tenant: Kubectl) -> None:
-    tenant.apply(job(image="my/trainer:1", volumes=[], rollout={"servers": 2}))
+    tenant.apply(job(image="my/trainer:1", volumes=[], rollout={"servers": 2}, suspend=True))
     within, beyond = (
         tenant.run("scale", "rmj/job-3v1", f"--replicas={servers}", "--dry-run=server") for servers in (3, 4)
     )

@@ -46,7 +46,7 @@ def admitted(policy: Mapping[str, Any], this: Any, old: Any = None, *, subresour
 
     It takes unseen what one of its match conditions leaves out.
     """
-    request = {"subResource": subresource}
+    request = {"subResource": subresource} if subresource else {}  # the API server leaves an empty one out
     seen: dict[str, Any] = {"object": this, "oldObject": old, "request": request, "variables": {}}
     if not all(_verdict(one["expression"], seen) for one in policy["spec"].get("matchConditions", [])):
         return ""
