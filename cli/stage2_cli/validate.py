@@ -1,6 +1,7 @@
 """`stage2 validate`: checks the rules of `kubectl apply` and of the learner's start locally.
 
-Data files and the model folder are checked too if they are on this machine; a job refers to them by container paths.
+Of a job it also builds the pods, and looks at where they write and read and whether a node would start them. Data files
+and the model folder are checked too if they are on this machine; a job refers to them by container paths.
 Rewards must be those of stage2, or of a package that is installed here; those of packages score an answer.
 """
 
@@ -20,6 +21,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
 from stage2_cli.console import file_progress, plain_console, print_json, show_config_error, show_idle_settings
 from stage2_cli.paths import local_path, parse_mappings
+from stage2_controller.children.examination import examined
 from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
@@ -80,7 +82,7 @@ def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *
         data.kind = None if data.problems else "data file"
         return data
     try:
-        kind, configs = _load(path, mappings, changes)
+        kind, configs, in_image = _load(path, mappings, changes)
     except ConfigError as error:
         return Findings(problems=list(error.problems), unlisted=error.unlisted)
     findings = Findings(kind)
@@ -88,6 +90,7 @@ def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *
         check_data(config, local, findings, all_records=all_records)
         findings.not_checked += unchecked_rewards(config)
         findings.advice += idle_settings(config)
+    findings.not_checked += [f"{key}: {file}: in no volume: the job's image must have it" for key, file in in_image]
     findings.not_checked.append("GPUs, memory, disk and ports: `stage2 doctor` checks them where the run will be")
     return findings
 
@@ -112,18 +115,22 @@ def _print(path: Path, findings: Findings) -> None:
 
 def _load(
     path: Path, mappings: Mapping[str, Path], changes: Sequence[str]
-) -> tuple[str, list[tuple[RunConfig, Local]]]:
-    """Return the kind of a file and its valid configurations. Raises ConfigError."""
+) -> tuple[str, list[tuple[RunConfig, Local]], list[tuple[str, str]]]:
+    """Return the kind of a file, its valid configurations, and what only a job's image can have. Raises ConfigError."""
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(changed(with_bases(path, only_document(path, documents)), changes))
         check_rewards(config)
-        return "training configuration", [(config, lambda named: named)]
+        return "training configuration", [(config, lambda named: named)], []
     jobs = [parse_job(changed(document, changes)) for document in documents]
     for job in jobs:
         template_rules.check(job)
         check_rewards(job.spec.config, root="spec.config.")
-    return "RolloutMatchingJob", [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+    seen = [examined(job) for job in jobs]
+    if problems := [problem for one in seen for problem in one.problems]:
+        raise ConfigError(problems)
+    configs = [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+    return "RolloutMatchingJob", configs, [path for one in seen for path in one.in_image]
 
 
 def unchecked_rewards(config: RunConfig) -> list[str]:

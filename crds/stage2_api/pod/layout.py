@@ -41,6 +41,9 @@ SHARED_MEMORY_VOLUME: Final = "shm"
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"
 """Shared memory of a container's processes."""
 
+SHARED_MEMORY_BYTES: Final = 2**30
+"""Bytes that workers of vLLM and NCCL need there."""
+
 TERMINATION_LOG: Final = "/dev/termination-log"
 """File that Kubernetes reads for a container's last message."""
 
