@@ -129,7 +129,7 @@ def _load(
     seen = [examined(job) for job in jobs]
     if problems := [problem for one in seen for problem in one.problems]:
         raise ConfigError(problems)
-    configs = [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+    configs: list[tuple[RunConfig, Local]] = [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
     return "RolloutMatchingJob", configs, [path for one in seen for path in one.in_image]
 
 
