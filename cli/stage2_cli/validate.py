@@ -1,6 +1,7 @@
 """`stage2 validate`: checks the rules of `kubectl apply` and of the learner's start locally.
 
-Data files and the model folder are checked too if they are on this machine; a job refers to them by container paths.
+Of a job it also builds the pods, and looks at where they write and read and whether a node would start them. Data files
+and the model folder are checked too if they are on this machine; a job refers to them by container paths.
 Rewards must be those of stage2, or of a package that is installed here; those of packages score an answer.
 """
 
@@ -27,6 +28,7 @@ from stage2_cli.console import (
     show_warnings,
 )
 from stage2_cli.paths import local_path, parse_mappings
+from stage2_controller.children.examination import examined
 from stage2_controller.spec import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_files import model_problems
@@ -87,11 +89,11 @@ def _examine(path: Path, mappings: Mapping[str, Path], changes: Sequence[str], *
         _check_records(data, "records", path, AS_DECLARED, None, all_records=all_records)
         data.kind = None if data.problems else "data file"
         return data
+    findings = Findings()
     try:
-        kind, configs, warnings = _load(path, mappings, changes)
+        configs = _load(path, mappings, changes, findings)
     except ConfigError as error:
         return Findings(problems=list(error.problems), unlisted=error.unlisted)
-    findings = Findings(kind, warnings=warnings)
     for config, local in configs:
         check_data(config, local, findings, all_records=all_records)
         findings.not_checked += unchecked_rewards(config)
@@ -120,20 +122,31 @@ def _print(path: Path, findings: Findings) -> None:
 
 
 def _load(
-    path: Path, mappings: Mapping[str, Path], changes: Sequence[str]
-) -> tuple[str, list[tuple[RunConfig, Local]], list[Problem]]:
-    """Return the kind of a file, its valid configurations, and warnings. Raises ConfigError."""
+    path: Path, mappings: Mapping[str, Path], changes: Sequence[str], findings: Findings
+) -> list[tuple[RunConfig, Local]]:
+    """Return the valid configurations of a file; add its kind, its warnings and what only an image has to `findings`.
+
+    Raises:
+        ConfigError: it breaks a rule.
+    """
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(changed(with_bases(path, only_document(path, documents)), changes))
         check_rewards(config)
-        return "training configuration", [(config, lambda named: named)], []
+        findings.kind = "training configuration"
+        return [(config, lambda named: named)]
     jobs = [parse_job(changed(document, changes)) for document in documents]
     for job in jobs:
         template_rules.check(job)
         check_rewards(job.spec.config, root="spec.config.")
-    configs: list[tuple[RunConfig, Local]] = [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
-    return "RolloutMatchingJob", configs, [one for job in jobs for one in output_folder.warnings(job)]
+    seen = [examined(job) for job in jobs]
+    if problems := [problem for one in seen for problem in one.problems]:
+        raise ConfigError(problems)
+    findings.kind = "RolloutMatchingJob"
+    findings.warnings += [warning for job in jobs for warning in output_folder.warnings(job)]
+    in_image = [path for one in seen for path in one.in_image]
+    findings.not_checked += [f"{key}: {file}: in no volume: the job's image must have it" for key, file in in_image]
+    return [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
 
 
 def unchecked_rewards(config: RunConfig) -> list[str]:

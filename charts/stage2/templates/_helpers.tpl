@@ -147,3 +147,26 @@ stage2.dev/role: controller
   verbs: [get]
 {{- end }}
 {{- end -}}
+
+{{/* The admin's policy as JSON, for admission and the controller alike: folders without a slash at their end. */}}
+{{- define "stage2.policy" -}}
+{{- $policy := omit .Values.policy "admission" -}}
+{{- range tuple "hostPaths" "writableHostPaths" "nfs" -}}
+{{- $entries := list -}}
+{{- range get $policy . -}}
+{{- $entries = append $entries (regexReplaceAll "/+$" . "") -}}
+{{- end -}}
+{{- $_ := set $policy . $entries -}}
+{{- end -}}
+{{- $groups := list -}}
+{{- range $policy.groups -}}
+{{- $groups = append $groups (ternary . (int64 .) (kindIs "string" .)) -}}
+{{- end -}}
+{{- $_ := set $policy "groups" $groups -}}
+{{- toJson $policy -}}
+{{- end -}}
+
+{{/* CEL's text of an absolute path's pattern; `.` and `..` are refused besides. */}}
+{{- define "stage2.plainPath" -}}
+'^(/[^/]+)+$'
+{{- end -}}

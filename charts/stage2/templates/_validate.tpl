@@ -9,6 +9,8 @@
       "policy.admission" "policy.hostPaths" "policy.imageRegistries" "policy.labels" "policy.pullSecrets"
       "policy.serviceAccounts" "policy.secrets"
       "policy.runtimeClasses" "policy.resourceClaimTemplates" "policy.longestStartSeconds"
+      "policy.writableHostPaths" "policy.nfs" "policy.claims" "policy.storageClasses" "policy.configMaps"
+      "policy.annotations" "policy.groups"
       "metrics.serviceMonitor.interval" "metrics.serviceMonitor.honorLabels"
       "metrics.podMonitor.interval" "metrics.podMonitor.honorLabels" "metrics.prometheusRule" "metrics.dashboard"
       "rbac.aggregate" "serviceAccount.create" -}}

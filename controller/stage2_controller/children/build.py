@@ -163,6 +163,12 @@ def static_children(
     return [secret, *build(_with_processes(job, owner, image, ""), Settings(image=image))]
 
 
+def pod_templates(job: RolloutMatchingJob) -> dict[str, Manifest]:
+    """Return the pod template of each role of a valid job; DEFAULT_IMAGE stands where the job names no image."""
+    owner = Owner(job.metadata.name, job.metadata.namespace or "default")
+    return pods.templates(_with_processes(job, owner, DEFAULT_IMAGE, "").pod_inputs())
+
+
 def parse_or_error(raw: Mapping[str, Any], settings: Settings) -> ParsedJob | ConfigError:
     """Return the parsed job, or why its spec is invalid. Any thread may call it: it changes nothing."""
     try:

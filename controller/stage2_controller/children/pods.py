@@ -21,8 +21,6 @@ from stage2_controller.spec import kinds, names
 from stage2_controller.spec.containers import Container, Processes, is_elastic, wait_container
 from stage2_controller.spec.objects import merge_by, strategic_merge
 
-FS_GROUP = 10001
-"""The group that owns the files of mounted volumes; the images run as user and group 10001."""
 _PROBE_PERIOD_S = 5
 _STUCK_LIMIT_S = 300  # a machine short of memory or cores may be silent for minutes, and recover
 _START_LIMIT_S = 3600  # at least: a large model loads from a slow disk. The controller enforces a shorter deadline
@@ -36,7 +34,7 @@ _CONTAINER_SECURITY = {
 _ADDED_CONTAINER_SECURITY = {key: _CONTAINER_SECURITY[key] for key in ("allowPrivilegeEscalation", "capabilities")}
 _POD_SECURITY = {
     "runAsNonRoot": True,
-    "fsGroup": FS_GROUP,
+    "fsGroup": layout.GROUP,
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }

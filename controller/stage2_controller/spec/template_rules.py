@@ -34,6 +34,7 @@ VOLUMES = frozenset(
         "projected", "secret",
     }
 )  # fmt: skip
+OF_NEW_CLAIM = frozenset({"accessModes", "resources", "storageClassName", "volumeMode"})
 _SECURITY = frozenset(
     {"appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seLinuxOptions", "seccompProfile"}
 )
@@ -52,9 +53,15 @@ _ANY: Mapping[str, Any] = {}
 _CONTAINER_SHAPE: Mapping[str, Any] = {
     "resources": {"limits": {}, "requests": {}},
     "securityContext": {},
-    **{key: [_ANY] for key in ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")},
+    "env": [{"valueFrom": {"configMapKeyRef": {}, "secretKeyRef": {}}}],
+    "envFrom": [{"configMapRef": {}, "secretRef": {}}],
+    **{key: [_ANY] for key in ("ports", "volumeMounts", "volumeDevices")},
 }
-_VOLUME_SHAPE: Mapping[str, Any] = {"projected": {"sources": [{"serviceAccountToken": {}}]}}
+_VOLUME_SHAPE: Mapping[str, Any] = {
+    "projected": {"sources": [{"serviceAccountToken": {}, "configMap": {}, "secret": {}}]},
+    "ephemeral": {"volumeClaimTemplate": {"metadata": {}, "spec": {}}},
+    **dict.fromkeys(("configMap", "hostPath", "nfs", "persistentVolumeClaim", "secret"), _ANY),
+}
 _SHAPE: Mapping[str, Any] = {
     "metadata": {"labels": {}, "annotations": {}},
     "spec": {
@@ -87,6 +94,9 @@ _REFUSED_OF_POD = {
     "resourceClaims": "each server and the learner has a claim of its own",
     "readinessGates": "the rollout pod is ready when its weights are",
 }
+_NEW_AND_EMPTY = dict.fromkeys(
+    ("dataSource", "dataSourceRef", "metadata", "selector", "volumeName"), "an ephemeral volume is new and empty"
+)
 _NOT_NEEDED = "is no field that training needs"
 _WAY_OUT = {
     "serviceAccount": "use serviceAccountName",
@@ -257,6 +267,14 @@ def _are_capabilities(value: Any) -> bool:
     return allowed and value.get("drop", ["ALL"]) == ["ALL"]
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_id, value))
+
+
 _PROFILES = ("RuntimeDefault", "Localhost")
 _SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _SECURITY_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -264,7 +282,10 @@ _SECURITY_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "privileged": (lambda value: value is False, "no container of a job is privileged"),
     "procMount": (lambda value: value == "Default", "must be Default"),
     "runAsNonRoot": (lambda value: value is True, "must be true"),
-    "runAsUser": (lambda value: isinstance(value, int) and value > 0, "must be a user other than root, above 0"),
+    "runAsUser": (_is_id, "must be a user other than root, above 0"),
+    "runAsGroup": (_is_id, "must be a group other than root's, above 0"),
+    "fsGroup": (_is_id, "must be a group other than root's, above 0"),
+    "supplementalGroups": (_are_ids, "must be a list of groups other than root's, above 0"),
     "seccompProfile": (_is_profile, f"its type must be {' or '.join(_PROFILES)}"),
     "appArmorProfile": (_is_profile, f"its type must be {' or '.join(_PROFILES)}"),
     "seLinuxOptions": (_is_selinux, "must have a type of containers, and neither user nor role"),
@@ -287,6 +308,15 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
         yield from _unknown(f"{path}.volumes[{index}]", volume, VOLUMES)
         yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
+        yield from _new_claim(f"{path}.volumes[{index}].ephemeral", volume.get("ephemeral") or {})
+
+
+def _new_claim(path: str, ephemeral: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse what binds the claim of an ephemeral volume to data that exist, or chooses its class in another way."""
+    template = ephemeral.get("volumeClaimTemplate") or {}
+    yield from _unknown(path, ephemeral, {"volumeClaimTemplate"})
+    yield from _unknown(f"{path}.volumeClaimTemplate", template, {"spec"}, _NEW_AND_EMPTY)
+    yield from _unknown(f"{path}.volumeClaimTemplate.spec", template.get("spec") or {}, OF_NEW_CLAIM, _NEW_AND_EMPTY)
 
 
 def _credentials(path: str, projected: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> Iterator[Problem]:

@@ -41,6 +41,9 @@ SHARED_MEMORY_VOLUME: Final = "shm"
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"
 """Shared memory of a container's processes."""
 
+SHARED_MEMORY_BYTES: Final = 2**30
+"""Bytes that workers of vLLM and NCCL need there."""
+
 TERMINATION_LOG: Final = "/dev/termination-log"
 """File that Kubernetes reads for a container's last message."""
 
@@ -52,6 +55,9 @@ FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 
 MOUNTED: Final = (CONFIG_FOLDER, TOKEN_FOLDER, TLS_FOLDER)
 """Folders with only files that stage2 wrote or checked."""
+
+GROUP: Final = 10001
+"""The group that owns the files of mounted volumes; the images run as user and group 10001."""
 
 
 def cleaned(mount_path: str) -> str:

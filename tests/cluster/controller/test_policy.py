@@ -1,42 +1,80 @@
 """The admin's policy before a real API server: what a tenant may not ask for is refused when the job is sent."""
 
+import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import yaml
 
-from tests.cluster.controller.conftest import ROOT, Kubectl, eventually, job
-from tests.unit.charts.test_policy import NEEDED, RISKY
+from stage2_controller.spec.settings import read_policy
+from tests.cluster.controller.conftest import ROOT, Kubectl, Object, eventually, job
+from tests.unit.charts.test_policy import ALLOWED, NEEDED, RISKY
+from tests.unit.charts.test_policy_agreement import LISTED, documents, named_by_controller
 
-VALUES = (
-    'policy.hostPaths=["/data"]',
-    'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',
-    'policy.labels=["team", "of"]',
-    'policy.pullSecrets=["registry"]',
-    'policy.serviceAccounts=["trainer"]',
-    'policy.secrets=["hub-token"]',
-    'policy.resourceClaimTemplates=["one-gpu"]',
-    'policy.largestJob={"*":4}',
-)
+VALUES = (*ALLOWED, 'policy.largestJob={"*":4}')
+
+
+@contextmanager
+def bound(helm: str, admin: Kubectl, namespace: str, *of_policy: str) -> Iterator[None]:
+    """Bind the chart's policy with these values to a namespace."""
+    chart = str(ROOT / "charts" / "stage2")
+    named = 'image.repository="registry.example/team"'
+    values = [f"--set-json={value}" for value in (*of_policy, named, f'controller.namespaces=["{namespace}"]')]
+    command = [helm, "template", "s", chart, "--namespace", namespace, "--show-only=templates/policy.yaml"]
+    rendered = subprocess.run([*command, *values], check=True, text=True, capture_output=True).stdout
+    made = list(yaml.safe_load_all(rendered))
+    for manifest in made:
+        admin.apply(manifest)
+    yield
+    for manifest in made:
+        admin("delete", manifest["kind"], manifest["metadata"]["name"])
+
+
+def refused(kubectl: Kubectl, sent: Object) -> str:
+    """What the API server says if it refuses a new job."""
+    done = kubectl.run("create", "--dry-run=server", "--validate=false", "-f", "-", stdin=sent)
+    return done.stderr if done.returncode else ""
 
 
 @pytest.fixture
 def tenant(helm: str, admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
     """kubectl in a namespace that a policy is bound to."""
-    chart = str(ROOT / "charts" / "stage2")
-    named = 'image.repository="registry.example/team"'
-    values = [f"--set-json={value}" for value in (*VALUES, named, f'controller.namespaces=["{kubectl.namespace}"]')]
-    command = [helm, "template", "s", chart, "--namespace", kubectl.namespace, "--show-only=templates/policy.yaml"]
-    rendered = subprocess.run([*command, *values], check=True, text=True, capture_output=True).stdout
-    made = list(yaml.safe_load_all(rendered))
-    for manifest in made:
-        admin.apply(manifest)
-    risky = job(image="evil.example/x")
-    eventually(lambda: kubectl.run("create", "--dry-run=server", "-f", "-", stdin=risky).returncode, why="it is bound")
-    yield kubectl
-    for manifest in made:
-        admin("delete", manifest["kind"], manifest["metadata"]["name"])
+    with bound(helm, admin, kubectl.namespace, *VALUES):
+        eventually(lambda: refused(kubectl, job(image="evil.example/x")), why="it is bound")
+        yield kubectl
+
+
+def test_the_api_server_judges_each_document_as_the_controller_does(
+    helm: str, admin: Kubectl, kubectl: Kubectl
+) -> None:
+    of_chart = yaml.safe_load((ROOT / "charts" / "stage2" / "values.yaml").read_text(encoding="utf-8"))["policy"]
+    del of_chart["admission"]
+    policy = read_policy(json.dumps({**of_chart, **dict(value_of(entry) for entry in LISTED)}))
+    with bound(helm, admin, kubectl.namespace, *LISTED):
+        eventually(lambda: refused(kubectl, job(image="evil.example/x")), why="it is bound")
+        for raw, _ in documents():
+            raw["metadata"] = {"name": raw["metadata"]["name"]}
+            by_controller = named_by_controller({**raw, "metadata": {**raw["metadata"], "namespace": "x"}}, policy)
+            by_server = refused(kubectl, raw)
+            assert bool(by_server) is bool(by_controller), (raw["spec"], by_server)
+            assert "expression" not in by_server, "a rule of CEL ended in an error"
+
+
+def value_of(entry: str) -> tuple[str, object]:
+    """A value of `policy` by its name."""
+    key, _, value = entry.removeprefix("policy.").partition("=")
+    return key, json.loads(value)
+
+
+def test_a_tenant_scales_a_job_within_the_largest_one(tenant: Kubectl) -> None:
+    tenant.apply(job(image="my/trainer:1", volumes=[], rollout={"servers": 2}, suspend=True))
+    within, beyond = (
+        tenant.run("scale", "rmj/job-3v1", f"--replicas={servers}", "--dry-run=server") for servers in (3, 4)
+    )
+    assert within.returncode == 0, within.stderr
+    assert "have 4 GPUs, and servers and learner ask for 5; ask for fewer" in beyond.stderr
 
 
 def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> None:

@@ -41,12 +41,13 @@ def holds(expression: str, this: Any, old: Any = None) -> bool:
     return verdict
 
 
-def admitted(policy: Mapping[str, Any], this: Any, old: Any = None) -> str:
+def admitted(policy: Mapping[str, Any], this: Any, old: Any = None, *, subresource: str = "") -> str:
     """Return why a ValidatingAdmissionPolicy refuses an object, or a change of an old one; empty where it takes it.
 
     It takes unseen what one of its match conditions leaves out.
     """
-    seen: dict[str, Any] = {"object": this, "oldObject": old, "variables": {}}
+    request = {"subResource": subresource} if subresource else {}  # the API server leaves an empty one out
+    seen: dict[str, Any] = {"object": this, "oldObject": old, "request": request, "variables": {}}
     if not all(_verdict(one["expression"], seen) for one in policy["spec"].get("matchConditions", [])):
         return ""
     for variable in policy["spec"].get("variables", []):
@@ -66,7 +67,7 @@ def _verdict(expression: str, seen: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _of_policy(expression: str) -> Any:
-    variables = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "variables": cel.Type.DYN}
+    variables = dict.fromkeys(("object", "oldObject", "request", "variables"), cel.Type.DYN)
     extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
     return cel.NewEnv(variables=variables, extensions=extensions).compile(expression)
 

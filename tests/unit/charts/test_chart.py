@@ -390,8 +390,17 @@ REFUSED = {
         "controller.replicas=2147483648",
         "controller.progressSeconds=1e10",
     ],
+    "root's group": ["policy.groups=[0]", 'policy.groups=["0"]'],
     "what means nothing": ['controller.logLevel="loud"', "contoller={}", "policy.hostpaths=[]"],
-    "paths that mean something else": ['policy.hostPaths=["data"]', 'policy.hostPaths=["/a/../b"]'],
+    "paths that mean something else": [
+        *(
+            'policy.hostPaths=["data"]',
+            'policy.hostPaths=["/a/../b"]',
+            'policy.hostPaths=["/a//b"]',
+            'policy.hostPaths=["/"]',
+        ),
+        *('policy.writableHostPaths=["data"]', 'policy.nfs=["/export"]', 'policy.nfs=["a.example:/a/../b"]'),
+    ],
 }
 
 

@@ -12,7 +12,7 @@ from stage2_api.errors import ConfigError
 from stage2_controller.children.build import parse
 from stage2_controller.spec.settings import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
-from tests.unit.charts.conftest import Template
+from tests.unit.charts.conftest import Manifests, Template
 from tests.unit.controller import builders as b
 
 POLICY = ("ValidatingAdmissionPolicy", "stage2-policy")
@@ -78,6 +78,24 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (volume(hostPath={"path": "/data/../etc"}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/data/.."}), "volumes[0].hostPath.path", True),
     (volume(hostPath={"path": "/database"}), "volumes[0].hostPath.path", True),
+    (volume(hostPath={"path": "/data/models/link"}), "volumes[0].hostPath.path", True),
+    (volume(nfs={"server": "files.example", "path": "/etc"}), "volumes[0].nfs", True),
+    (volume(persistentVolumeClaim={"claimName": "others"}), "volumes[0].persistentVolumeClaim.claimName", True),
+    (volume(configMap={"name": "others"}), "volumes[0].configMap.name", True),
+    (env_of("others", "configMapKeyRef"), f"{LEARNER}.env[0].valueFrom.configMapKeyRef.name", True),
+    (
+        volume(ephemeral={"volumeClaimTemplate": {"spec": {"storageClassName": "fast", "volumeName": "of-others"}}}),
+        "volumes[0].ephemeral.volumeClaimTemplate.spec.volumeName",
+        True,
+    ),
+    (
+        volume(ephemeral={"volumeClaimTemplate": {"spec": {}}}),
+        "volumes[0].ephemeral.volumeClaimTemplate.spec.storageClassName",
+        True,
+    ),
+    ({"spec": {"securityContext": {"fsGroup": 0}}}, "securityContext.fsGroup", True),
+    ({"spec": {"securityContext": {"supplementalGroups": [6]}}}, "securityContext.supplementalGroups", True),
+    (security(runAsGroup=0), f"{LEARNER}.securityContext.runAsGroup", True),
     (volume(csi={"driver": "secrets-store.csi.k8s.io"}), "volumes[0].csi", False),
     (volume(gitRepo={"repository": "x"}), "volumes[0].gitRepo", False),
     (volume(image={"reference": "x"}), "volumes[0].image", False),
@@ -123,6 +141,22 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     (with_container("side", image="my/team-evil/x:v1"), f"{LEARNER}.image", True),
     (of_pod(imagePullSecrets=[{"name": "registry"}, {"name": "others"}]), "imagePullSecrets[1].name", True),
 ]
+ALLOWED = (
+    'policy.hostPaths=["/data"]',
+    'policy.writableHostPaths=["/data/models"]',
+    'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',
+    'policy.labels=["team", "of"]',
+    'policy.annotations=["other"]',
+    'policy.pullSecrets=["registry"]',
+    'policy.serviceAccounts=["trainer"]',
+    'policy.secrets=["hub-token"]',
+    'policy.configMaps=["settings", "c"]',
+    'policy.claims=["data", "c"]',
+    'policy.nfs=["files.example:/export"]',
+    'policy.storageClasses=["fast"]',
+    "policy.groups=[5000]",
+    'policy.resourceClaimTemplates=["one-gpu"]',
+)
 NEEDED: list[dict[str, Any]] = [
     {"metadata": {"labels": {"team": "a", "of": "a-b"}, "annotations": {"other": "a"}}},
     {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"gpu": "a100"}}},
@@ -135,6 +169,9 @@ NEEDED: list[dict[str, Any]] = [
     env_of("hub-token", "secretKeyRef"),
     env_of("settings", "configMapKeyRef"),
     volume(hostPath={"path": "/data/models"}),
+    volume(nfs={"server": "files.example", "path": "/export/a"}),
+    volume(ephemeral={"volumeClaimTemplate": {"spec": {"storageClassName": "fast", "accessModes": ["ReadWriteOnce"]}}}),
+    {"spec": {"securityContext": {"supplementalGroups": [5000], "fsGroup": 5000}}},
     volume(persistentVolumeClaim={"claimName": "c"}),
     volume(secret={"secretName": "hub-token"}),
     volume(projected={"sources": [{"configMap": {"name": "c"}}]}),
@@ -144,17 +181,19 @@ NEEDED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="session")
+def template(template: Template) -> Template:
+    """The chart with a policy that lets jobs use the claim of `builders.job`."""
+
+    def run(*values: str, **more: str) -> Manifests:
+        return template('policy.claims=["data", "c"]', *values, **more)
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def manifests(template: Template) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-    return template(
-        'policy.hostPaths=["/data"]',
-        'policy.imageRegistries=["my/trainer", "my/x", "my/team"]',
-        'policy.labels=["team", "of"]',
-        'policy.pullSecrets=["registry"]',
-        'policy.serviceAccounts=["trainer"]',
-        'policy.secrets=["hub-token"]',
-        'policy.resourceClaimTemplates=["one-gpu"]',
-    )
+    return template(*ALLOWED)
 
 
 @pytest.fixture(scope="module")
@@ -264,21 +303,6 @@ def test_an_entry_of_registries_matches_whole_segments(
     manifests = template(f"policy.imageRegistries={json.dumps([entry])}")
     raw = b.job(image=image)
     assert not refusals(raw, policy_of(manifests)) == (not admitted(manifests[POLICY], raw)) == allowed
-
-
-def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_no_secret(template: Template) -> None:
-    found = policy_of(template())
-    assert found == AdminPolicy(
-        host_paths=(),
-        image_registries=("*",),
-        labels=(),
-        pull_secrets=(),
-        service_accounts=(),
-        secrets=(),
-        runtime_classes=("nvidia",),
-        resource_claim_templates=(),
-        longest_start_seconds=86_400,
-    )
 
 
 @pytest.mark.parametrize(("servers", "learner"), [("one-gpu", "all-gpus"), ("all-gpus", "one-gpu")])

@@ -96,7 +96,12 @@ def write_run(folder: Path, **custom: Any) -> Path:
 
 
 def write_job(folder: Path, volumes: list[dict[str, Any]], train: str) -> Path:
-    job = merge_patch(good_job(), {"spec": {"volumes": volumes, "config": {"custom": {"train_jsonl": train}}}})
+    claims = [
+        {"name": name, "mountPath": f"/{name}", "persistentVolumeClaim": {"claimName": name}}
+        for name in ("models", "output")
+    ]
+    spec = {"volumes": [*volumes, *claims], "config": {"custom": {"train_jsonl": train}}}
+    job = merge_patch(good_job(), {"spec": spec})
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     return folder / "job.yaml"
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, refused
+from stage2_api.pod import layout
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError, read_header
@@ -39,7 +40,6 @@ from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
 NAMED = 3
 LARGE_PIXELS = 50_000_000
 BUSY_SHARE = 0.05
-SHARED_MEMORY_BYTES = GIB
 ROOM_FOR_PASSES = 2 * GIB  # of a server: activations, graphs, kernels
 CPU_ENGINE_BYTES = 2 * GIB  # of a vLLM on a CPU beside weights and cache: libraries, two processes, activations
 CHECKPOINTS_BESIDE = 1  # the one that is being written
@@ -182,7 +182,7 @@ class Examination:
 
     def _host(self) -> Iterator[Requirement]:
         status = f"{_size(self.machine.shared_memory)} free in {SHARED_MEMORY}"
-        if self.machine.shared_memory < SHARED_MEMORY_BYTES:
+        if self.machine.shared_memory < layout.SHARED_MEMORY_BYTES:
             way_out = "mount an emptyDir of medium Memory there; with Docker, set --shm-size"
             yield Requirement("shared memory", "doubtful", f"{status}: workers of vLLM and NCCL may crash", way_out)
         else:

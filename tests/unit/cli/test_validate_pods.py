@@ -1,0 +1,197 @@
+"""`stage2 validate` sees what the pods of a job would: where they write, what they read, what nodes refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage2_cli.validate import validate_files
+from tests.unit.api.wrong_jobs import merge_patch
+
+ROOT = Path(__file__).parents[3]
+OUTPUT = "spec.config.training.output_dir"
+
+
+def example(name: str = "job-3v1") -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def configured(**config: Any) -> dict[str, Any]:
+    return {"config": config}
+
+
+def writes_to(folder: str, **spec: Any) -> dict[str, Any]:
+    return merge_patch(configured(training={"output_dir": folder}), spec)
+
+
+def volumes(**output: Any) -> dict[str, Any]:
+    """The volumes of the example, with another one for the output."""
+    models, data, _ = example()["spec"]["volumes"]
+    return {"volumes": [models, data, {"name": "output", "mountPath": "/output", **output}]}
+
+
+def of_role(role: str, *containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    return {role: {"template": {"spec": {**({"containers": list(containers)} if containers else {}), **pod}}}}
+
+
+def resources(role: str, requests: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+    return {role: {"resources": {"requests": requests, "limits": limits}}}
+
+
+def mounting(mount: dict[str, Any]) -> dict[str, Any]:
+    return of_role("learner", {"name": "learner", "volumeMounts": [mount]})
+
+
+NIC = "a.example/nic"
+CLAIM = {"persistentVolumeClaim": {"claimName": "output"}}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    # a change of job-3v1, the path that is named, and words of the rule or of the way out
+    (writes_to("/srv/output"), OUTPUT, "in no volume"),
+    (writes_to("/outputs/run"), OUTPUT, "in no volume"),
+    (writes_to("/output/../var/run"), OUTPUT, "in no volume"),
+    (writes_to("/"), OUTPUT, "in no volume"),
+    (writes_to("/models/run"), OUTPUT, "read-only"),
+    (writes_to("/data/../models"), OUTPUT, "read-only"),
+    (writes_to("/etc/stage2/config/run"), OUTPUT, "read-only"),
+    (writes_to("/dev/shm/run"), OUTPUT, "memory"),
+    (volumes(**CLAIM, readOnly=True), OUTPUT, "read-only"),
+    (volumes(persistentVolumeClaim={"claimName": "output", "readOnly": True}), OUTPUT, "read-only"),
+    (volumes(nfs={"server": "a.example", "path": "/x", "readOnly": True}), OUTPUT, "read-only"),
+    (volumes(configMap={"name": "c"}), OUTPUT, "read-only"),
+    (volumes(secret={"secretName": "s"}), OUTPUT, "read-only"),
+    (
+        mounting({"mountPath": "/output", "name": "output", "readOnly": True}),
+        OUTPUT,
+        "read-only",
+    ),
+    (
+        mounting({"mountPath": "/output/job-3v1", "name": "data", "readOnly": True}),
+        OUTPUT,
+        "read-only",
+    ),
+    (configured(model={"model": "/srv/model"}), "spec.config.model.model", "in no volume"),
+    (configured(model={"model": "/modelsx/m"}), "spec.config.model.model", "in no volume"),
+    (configured(model={"model": "/dev/shm/model"}), "spec.config.model.model", "empty"),
+    (configured(custom={"train_jsonl": "/srv/train.jsonl"}), "spec.config.custom.train_jsonl", "in no volume"),
+    (configured(custom={"train_jsonl": "/tmp/train.jsonl"}), "spec.config.custom.train_jsonl", "empty"),
+    (configured(custom={"val_jsonl": "/srv/val.jsonl"}), "spec.config.custom.val_jsonl", "in no volume"),
+    (configured(custom={"image_roots": ["/data/a", "/srv/b"]}), "spec.config.custom.image_roots[1]", "in no volume"),
+    (configured(custom={"val_jsonl": "val.jsonl"}), "spec.config.custom.val_jsonl", "empty"),
+    (resources("learner", {"memory": "64Gi"}, {"memory": "8Gi"}), "spec.learner.resources.limits[memory]", "at least"),
+    (resources("rollout", {"cpu": 4}, {"cpu": "500m"}), "spec.rollout.resources.limits[cpu]", "at least"),
+    (resources("learner", {NIC: 1}, {NIC: 2}), f"spec.learner.resources.limits[{NIC}]", "equal"),
+    (resources("learner", {NIC: 1}, {}), f"spec.learner.resources.limits[{NIC}]", "equal"),
+    (
+        of_role("learner", {"name": "learner", "resources": {"limits": {"memory": "8Gi"}}}),
+        "spec.learner.template.spec.containers[learner].resources.limits[memory]",
+        "at least",
+    ),
+    (
+        of_role("rollout", {"name": "server-1", "resources": {"limits": {"memory": "1Gi"}}}),
+        "spec.rollout.template.spec.containers[server-1].resources.limits[memory]",
+        "at least",
+    ),
+    (
+        of_role("rollout", {"name": "logs", "image": "x", "resources": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}}),
+        "spec.rollout.template.spec.containers[logs].resources.limits[cpu]",
+        "at least",
+    ),
+    (
+        of_role("learner", {"name": "learner", "resources": {"requests": {"memory": "64 GB"}}}),
+        "spec.learner.template.spec.containers[learner].resources.requests[memory]",
+        "amount",
+    ),
+    (resources("learner", {"memory": "16Mi"}, {"memory": "64Mi"}), "spec.learner.resources.limits[memory]", "/dev/shm"),
+    (of_role("learner", {"name": "lerner", "env": []}), "spec.learner.template.spec.containers[0].image", "learner"),
+    (of_role("rollout", {"name": "sever"}), "spec.rollout.template.spec.containers[0].image", "server"),
+    (of_role("rollout", {"name": "server-3"}), "spec.rollout.template.spec.containers[0].image", "server-2"),
+    (of_role("learner", {"name": "server"}), "spec.learner.template.spec.containers[0].image", "learner"),
+    (
+        of_role("learner", initContainers=[{"name": "wait"}]),
+        "spec.learner.template.spec.initContainers[0].image",
+        "wait-for-servers",
+    ),
+    (
+        mounting({"name": "dat", "mountPath": "/more"}),
+        "spec.learner.template.spec.containers[learner].volumeMounts[/more].name",
+        "data",
+    ),
+]  # fmt: skip
+RIGHT: list[dict[str, Any]] = [
+    {},
+    writes_to("/output"),
+    writes_to("/output/"),
+    writes_to("/data/../output/run"),
+    configured(model={"model": "Qwen/Qwen3-VL-8B-Instruct"}),
+    configured(custom={"image_roots": ["/data/images"]}),
+    resources("learner", {"cpu": 8, "memory": "64Gi"}, {"cpu": "8000m", "memory": "64Gi"}),
+    resources("learner", {"cpu": 8}, {"memory": "64Gi"}),
+    resources("learner", {"a.example/nic": 1}, {"a.example/nic": 1}),
+    resources("learner", {}, {"a.example/nic": 1}),
+    of_role("rollout", {"name": "server"}, {"name": "server-2"}),
+    of_role("learner", {"name": "logs", "image": "x"}),
+    {
+        **writes_to("/more/run"),
+        **of_role(
+            "learner",
+            {"name": "learner", "volumeMounts": [{"name": "more", "mountPath": "/more"}]},
+            volumes=[{"name": "more", "persistentVolumeClaim": {"claimName": "more"}}],
+        ),
+    },
+    {
+        **writes_to("/var/run"),
+        **of_role("learner", {"name": "learner", "securityContext": {"readOnlyRootFilesystem": False}}),
+    },
+    {"image": "mine/trainer:1", **configured(custom={"train_jsonl": "/srv/train.jsonl"})},
+]
+
+
+def validated(folder: Path, *patches: dict[str, Any], name: str = "job-3v1") -> int:
+    job = example(name)
+    for patch in patches:
+        job = merge_patch(job, {"spec": patch})
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return validate_files([folder / "job.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("patch", "path", "words"), WRONG, ids=[f"{case[1]} {number}" for number, case in enumerate(WRONG)]
+)
+def test_what_no_pod_could_do_is_refused(
+    patch: dict[str, Any], path: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validated(tmp_path, patch) == 64
+    shown = capsys.readouterr().err
+    assert f"  {path}" in shown
+    assert words in shown.partition(f"  {path}")[2].partition("fix:")[0] + shown.partition("fix:")[2]
+
+
+@pytest.mark.parametrize("patch", RIGHT, ids=[str(patch)[:60] for patch in RIGHT])
+def test_what_a_pod_can_do_is_valid(patch: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validated(tmp_path, patch) == 0, capsys.readouterr().err
+
+
+def test_what_only_an_image_can_have_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validated(tmp_path, {"image": "mine/trainer:1", **configured(model={"model": "/srv/model"})}) == 0
+    assert "  not checked: model.model: /srv/model: in no volume" in capsys.readouterr().out
+
+
+def test_an_init_container_may_fill_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fetch = {"name": "fetch", "image": "x", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    patch = {
+        **configured(custom={"train_jsonl": "/tmp/train.jsonl"}),
+        **of_role("learner", initContainers=[fetch]),
+    }
+    assert validated(tmp_path, patch) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("job-*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_valid(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate_files([path]) == 0, capsys.readouterr().err
+
+
+def test_all_servers_with_one_mistake_are_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validated(tmp_path, resources("rollout", {"memory": "32Gi"}, {"memory": "1Gi"})) == 64
+    assert capsys.readouterr().err.count("limits[memory]") == 1
