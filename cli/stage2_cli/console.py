@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, track
 from rich.text import Text
 
-from stage2_api.errors import ConfigError, Problem, shortened
+from stage2_api.errors import ConfigError, Problem, counted, shortened
+from stage2_api.log_lines import one_line
+from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY
 
 if TYPE_CHECKING:
@@ -27,59 +27,44 @@ LONGEST_VALUE = 400
 MB = 10**6
 
 
-def print_json(value: object) -> None:
-    """Print a value for programs."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
     """Print each problem to standard error: path, value, rule and fix."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Terminal(stderr=True)
     count = len(error.problems) + error.unlisted
     where = f"{source}: " if source else ""
-    console.print(Text(f"{where}{count} configuration error{'s' if count > 1 else ''}", style="bold red"))
+    console.print(f"{where}{count} configuration error{'s' if count > 1 else ''}", style="bold red")
     _print_problems(console, error.problems, unlisted=error.unlisted)
 
 
 def show_idle_settings(settings: Sequence[Problem]) -> None:
     """Print settings that are valid but do nothing in this run."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Terminal(stderr=True)
     if settings:
-        console.print(Text(f"  {len(settings)} without effect in this run", style="yellow"))
+        console.print(f"  {len(settings)} without effect in this run", style="yellow")
     _print_problems(console, settings)
 
 
 def show_warnings(warnings: Sequence[Problem]) -> None:
     """Print settings that are valid and may cost what the run has done."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Terminal(stderr=True)
     if warnings:
-        console.print(Text(f"  {len(warnings)} warning{'s' if len(warnings) > 1 else ''}", style="yellow"))
+        console.print(f"  {counted(len(warnings), 'warning')}", style="yellow")
     _print_problems(console, warnings)
 
 
-def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
+def _print_problems(console: Terminal, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
     for problem in problems[:SHOWN]:
         value = "" if problem.value is None else f": {shortened(problem.value, LONGEST_VALUE)}"
-        console.print(Text.assemble("  ", (problem.path, "bold"), value))
-        console.print(Text(f"    rule: {problem.rule}"))
-        console.print(Text(f"    fix:  {problem.way_out}", style="green"))
+        console.print(Text.assemble("  ", (one_line(problem.path), "bold"), value))
+        console.print(f"    rule: {problem.rule}")
+        console.print(f"    fix:  {problem.way_out}", style="green")
     if more := len(problems[SHOWN:]) + unlisted:
-        console.print(Text(f"  and {more} more"))
-
-
-def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console for user data: it prints `[bold]` and `:cat:` literally, and does not wrap lines."""
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=stderr, width=width)
-
-
-def printable(text: str) -> str:
-    """Return a text from the data with control characters and unprintable characters escaped."""
-    return text if text.isprintable() else repr(text)[1:-1]
+        console.print(f"  and {more} more")
 
 
 def with_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     """Yield items, with a progress bar on a terminal; elsewhere the process's activity has their number."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True, wraps=True)
     with ACTIVITY.doing("reading", total, what) as reading, _quiet(on=console.is_terminal):
         for item in track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal):
             yield item
@@ -94,12 +79,12 @@ def _quiet(*, on: bool) -> AbstractContextManager[None]:
 @contextmanager
 def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line], None] | None]:
     """Yield a callback for each line read: it moves a bar on a terminal if `shown`, else the process's activity."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True, wraps=True)
     if not os.path.isfile(path):
         yield None
         return
     size, bar = path.stat().st_size, shown and console.is_terminal
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with (
         ACTIVITY.doing(f"reading {path}", size // MB, "MB") as reading,
         _quiet(on=bar),

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
-from stage2_cli.console import file_progress, plain_console, printable, show_config_error
+from stage2_cli.console import file_progress, show_config_error
 from stage2_report.inspection import KEY_OF_KIND
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.files import check_new_file, new_file
 from stage2_trainer.data.images import ImageError, load_image
@@ -61,7 +62,7 @@ def show_data(
         found = profile(path, rules, lengths_of, on_line)
     unit = "tokens" if model else "characters"
     if as_json:
-        print(json.dumps(document(found, unit), ensure_ascii=False, indent=1))
+        print_json(document(found, unit), indent=1)
     else:
         _show(found, unit)
     if found.problems:
@@ -113,10 +114,10 @@ def _quantiles(lengths: Lengths) -> dict[str, int]:
 
 
 def _show(found: Profile, unit: str) -> None:
-    console = plain_console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    console = Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     counts = f"{counted(found.records, 'record')}, {counted(found.kinds.total(), 'object')}"
     broken = f", {counted(found.broken, 'broken line')}" if found.broken else ""
-    console.print(f"{printable(str(found.path))}: {counts}{broken}")
+    console.print(f"{found.path}: {counts}{broken}")
     for line in _lines(found, unit) if found.records else ():
         console.print(f"  {line}")
     if found.classes:
@@ -126,7 +127,7 @@ def _show(found: Profile, unit: str) -> None:
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
         more = "; …" if count > len(first) else ""
-        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(map(printable, first))}{more})")
+        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(first)}{more})")
     for group in found.alike[:MOST_ROWS]:
         names = ", ".join(f"{name!r} ({found.classes[name]:,})" for name in group)
         console.print(f"suspicious: descriptions that differ only in case or spaces: {names}")
@@ -136,7 +137,7 @@ def _lines(found: Profile, unit: str) -> list[str]:
     kinds = {KEY_OF_KIND[kind]: count for kind, count in sorted(found.kinds.items())}
     written = {WRITTEN[how]: count for how, count in found.written.most_common()}
     sizes = {f"{size} ({meaning})": found.sizes[size] for size, meaning in SIZES.items()}
-    longest = "; ".join(f"{length:,}: {printable(name)}" for length, name in found.answers.longest)
+    longest = "; ".join(f"{length:,}: {name}" for length, name in found.answers.longest)
     need = "" if unit == "tokens" else "; --model DIR counts tokens"
     return [
         f"coordinates, by record: {_listed(written)}",

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
-from stage2_cli.console import print_json
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.doctor.examination import Devices, Examination
 from stage2_trainer.doctor.resources import Machine
 from stage2_trainer.serve.cuda_driver import visible_names
 
-SIGNS = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
+STYLES = {"good": "green", "doubtful": "yellow", "missing": "red"}
 
 
 def examine(
@@ -50,17 +50,17 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
-    console = Console(soft_wrap=True, highlight=False, emoji=False, quiet=as_json)
+    console = Terminal(quiet=as_json)
     findings = list(examination.findings())
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings], indent=2)
         return code
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "", ""):
         table.add_column(name, overflow="fold")
     for finding in findings:
         status = finding.status if finding.verdict == "good" else f"{finding.status}; {finding.way_out}"
-        table.add_row(SIGNS[finding.verdict], finding.what, status.replace("[", "\\["))
+        table.add_row(Text(finding.verdict, STYLES[finding.verdict]), finding.what, status)
     console.print(table)
     return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, refused
+from stage2_api.log_lines import print_error
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.object_order import ObjectOrder
@@ -124,7 +124,7 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
                 compared[place] = {name: one for name, one in found.items() if name not in SHARES_OF_IMAGES}
     if request.as_json:
         found = _document(documents, compared, request.against - 1)
-        print(json.dumps(without_nan(found), ensure_ascii=False, allow_nan=False))
+        print_json(without_nan(found))
     else:
         lacking = [0 if request.answered_only or one.of_a_run else len(one.missing) for one in answered]
         _show(documents, compared, request.against, [_notes(*one) for one in zip(answered, lacking, strict=True)])
@@ -180,7 +180,7 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
 
                 write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output)
         except ServerError as error:
-            print(error, file=sys.stderr)
+            print_error(str(error))
             return EXIT_RETRYABLE
         custom = config.custom
         return evaluate_rollouts(
@@ -263,7 +263,7 @@ def _show(
     against: int,
     notes: Sequence[Sequence[str]],
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH, wraps=True)
     table = Table(header_style="bold")
     table.add_column("figure", no_wrap=True)
     for number, one in enumerate(documents):
@@ -287,7 +287,7 @@ def _show(
         _print_notes(console, one, said, "" if len(documents) == 1 else f"{number + 1}: ")
 
 
-def _print_notes(console: Console, one: dict[str, Any], said: Sequence[str], mark: str) -> None:
+def _print_notes(console: Terminal, one: dict[str, Any], said: Sequence[str], mark: str) -> None:
     lines = [
         f"{mark}{one['rollouts']}: {counted(one['images'], 'image')}, {counted(one['objects'], 'object')},"
         f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {RANKED[one['scores_from']]}",
@@ -299,19 +299,19 @@ def _print_notes(console: Console, one: dict[str, Any], said: Sequence[str], mar
         f" {worst['predictions']:,} objects answered, {worst['objects']:,} true"
     )
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
     """Print what the last set of answers suggests to do."""
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH, wraps=True)
     if last["images"] < SMALL_SET:
         console.print(f"AP of {last['images']:,} images is too high on average: compare it only with sets of this size")
-    console.print(summary(last), markup=False, soft_wrap=True)
+    console.print(summary(last), soft_wrap=True)
     if last["answers"] != "stage2":
         return  # the advice is on training, and other models may not be in training
     for line in advice(last, ObjectOrder.from_records(records)):
-        console.print(f"advice: {line}", markup=False, soft_wrap=True)
+        console.print(f"advice: {line}", soft_wrap=True)
 
 
 def _figure(value: float, interval: Sequence[float] | None, form: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from stage2_api.errors import EXIT_FAILURE, refused
-from stage2_cli.console import plain_console
+from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
@@ -26,7 +24,7 @@ def export_checkpoint(source: Path, output: Path, *, model: str | None, dtype: s
     try:
         _export(checkpoint, output, dtype=dtype, adapter=adapter)
     except ExportError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        Terminal(stderr=True).print(str(error), style="bold red")
         return EXIT_FAILURE
     return os.EX_OK
 
@@ -36,7 +34,7 @@ def _export(checkpoint: TrainedCheckpoint, output: Path, *, dtype: str | None, a
 
     from stage2_trainer.export.model_export import export_adapter, export_model
 
-    console = plain_console()
+    console = Terminal()
     with ACTIVITY.doing(f"exporting {checkpoint.folder}"):
         if adapter:
             exported = export_adapter(checkpoint, output)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from stage2_api.errors import EXIT_DATA, counted, refused
-from stage2_cli.console import plain_console, printable, with_progress
+from stage2_cli.console import with_progress
+from stage2_report.terminal import Terminal
 
 if TYPE_CHECKING:
     from stage2_trainer.prepare.annotations import AnnotatedSet, Tally
@@ -190,16 +191,16 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
         _print_loss(tally, output)
         raise typer.Exit(EXIT_DATA) from None
     print_tally(tally, output)
-    for folder in map(printable, sorted(tally.outside)):
-        plain_console().print(
+    for folder in sorted(tally.outside):
+        Terminal().print(
             f"  its images are in {folder}: name that in custom.image_roots, ROOT_IMAGE_DIR or `init --images`"
         )
 
 
 def print_tally(tally: Tally, output: Path) -> None:
     """Print what was written, left out and changed."""
-    console = plain_console()
-    console.print(f"{printable(str(output))}: {counted(tally.records, 'record')}, {counted(tally.objects, 'object')}")
+    console = Terminal()
+    console.print(f"{output}: {counted(tally.records, 'record')}, {counted(tally.objects, 'object')}")
     for line in (*_left_out(tally), *_noted(tally)):
         console.print(f"  {line}")
     for line in _missing(tally):
@@ -208,8 +209,8 @@ def print_tally(tally: Tally, output: Path) -> None:
 
 def _print_loss(tally: Tally, output: Path) -> None:
     """Print why no object was kept."""
-    console = plain_console(stderr=True)
-    console.print(f"no object was kept, and {printable(str(output))} was not written; the commonest reasons:")
+    console = Terminal(stderr=True)
+    console.print(f"no object was kept, and {output} was not written; the commonest reasons:")
     lines = [*_left_out(tally), *_noted(tally)]
     if tally.without_objects and not tally.objects_left_out:
         lines.insert(0, f"{counted(tally.without_objects, 'image')} without an object in the annotations")
@@ -234,7 +235,7 @@ def _noted(tally: Tally) -> list[str]:
 
 
 def _names(tally: Tally, reason: str) -> str:
-    return ", ".join(map(printable, tally.names[reason])) + (", …" if reason in tally.unnamed else "")
+    return ", ".join(tally.names[reason]) + (", …" if reason in tally.unnamed else "")
 
 
 def _missing(tally: Tally) -> list[str]:
@@ -245,6 +246,6 @@ def _missing(tally: Tally) -> list[str]:
     lines = []
     for path, root in tally.missing.items():
         near = below[root].nearest(path)
-        meant = f"; there is {printable(str(near[0]))}: {near[1]}" if near else ""
-        lines.append(f"looked for {printable(str(path))}{meant}")
+        meant = f"; there is {near[0]}: {near[1]}" if near else ""
+        lines.append(f"looked for {path}{meant}")
     return lines

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from stage2_cli.console import plain_console, with_progress
+from stage2_cli.console import with_progress
+from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.project_request import ProjectRequest, check_request
@@ -18,7 +19,7 @@ def prepare_model(model: str, output: Path) -> int:
     source_of(model)
     from stage2_trainer.prepare.coordinate_tokens import prepare
 
-    console = plain_console()
+    console = Terminal()
     with ACTIVITY.doing(f"adding coordinate tokens to {model}"):
         result = prepare(model, output)
     head = "tied to the output head" if result.tied else "and an output head of the same length"
@@ -35,7 +36,7 @@ def init_project(request: ProjectRequest) -> int:
     from stage2_trainer.prepare.project_folder import create_project
 
     project = create_project(request, with_progress)
-    console = plain_console()
+    console = Terminal()
     lengths = project.measures
     console.print(f"records: {lengths.records:,} to train on, {lengths.held_out:,} held out")
     console.print(

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_report.inspection import Inspection, document, show
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.files import check_file, read_named
 from stage2_trainer.data.records import AS_DECLARED, Record, load_record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, vision_ids
@@ -70,7 +70,7 @@ def inspect_sample(request: Request) -> int:
     try:
         target, origin = _target(request, config, record, model, spelling)
     except ServerError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        Terminal(stderr=True).print(str(error), style="bold red")
         return EXIT_RETRYABLE
     if request.picture:
         from stage2_report.picture import write_picture
@@ -78,7 +78,7 @@ def inspect_sample(request: Request) -> int:
         check_images(record)
         write_picture(record, target, request.picture, answered=origin is not None)
     if request.as_json:
-        print(json.dumps(document(target)))
+        print_json(document(target))
     else:
         show(Inspection(f"{record.index} ({record.sample_id})", origin, target, spelling.vocab, request.picture))
     return os.EX_OK
@@ -256,9 +256,9 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
     total = sum(reward.weight * score for reward, score in zip(rewards, scores, strict=True))
     if as_json:
         by_name = {reward.name: score for reward, score in zip(rewards, scores, strict=True)}
-        print(json.dumps({"sample": number, "rewards": by_name, "total": total}))
+        print_json({"sample": number, "rewards": by_name, "total": total})
     else:
-        Console().print(_table(rewards, scores, total))
+        Terminal(wraps=True).print(_table(rewards, scores, total))
     return 0
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO, Annotated
@@ -14,7 +13,8 @@ from typing import IO, Annotated
 import typer
 
 from stage2_api.errors import refused
-from stage2_cli.kubectl import kubectl
+from stage2_api.log_lines import print_error
+from stage2_cli.kubectl import kubectl, print_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
@@ -70,7 +70,10 @@ def logs(
 def job_logs(
     job: str, options: list[str], *, servers: bool = False, follow: bool = False, stdout: IO[bytes] | None = None
 ) -> int:
-    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
+    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code.
+
+    options: of kubectl. stdout: a file that is written instead, with the logs as they are.
+    """
     from stage2_controller.spec import names
 
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
@@ -85,10 +88,10 @@ def job_logs(
         *options,
         *(["--follow"] if follow else []),
     ]
-    code, _, error = kubectl(words, stdout=stdout)
+    code, _, error = kubectl(words, stdout=stdout, on_output=print_lines if stdout is None else None)
     if error:
         local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
-        sys.stderr.write(f"kubectl logs of {job}: {error}{local}\n")
+        print_error(f"kubectl logs of {job}: {error}{local}")
     return code
 
 
@@ -121,4 +124,7 @@ def _local_logs(work_dir: Path, *, servers: bool, follow: bool) -> int:
         way_out = "name the --work-dir of a run, or a job of the cluster"
         raise refused("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)
     more = ["--follow=name"] if follow else []
-    return subprocess.run(["tail", "--lines=+1", *more, *files], check=False).returncode
+    with subprocess.Popen(["tail", "--lines=+1", *more, *files], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        print_lines(tail.stdout)
+    return tail.returncode

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import IO
 
+from stage2_api.log_lines import one_line, without_colours
+
 PATIENCE = "--request-timeout=20s"  # kubectl itself waits for minutes where no server answers
+LONGEST_LINE = 1 << 20  # bytes of a log's line that is kept in memory; a longer one becomes several
+STDOUT = 1
 _NOT_FOUND = 127  # a shell's exit code for a missing command
 
 
-def kubectl(words: Sequence[str], *, stdout: IO[bytes] | int | None = None) -> tuple[int, str, str]:
+def kubectl(
+    words: Sequence[str],
+    *,
+    stdout: IO[bytes] | int | None = None,
+    on_output: Callable[[IO[bytes]], None] | None = None,
+) -> tuple[int, str, str]:
     """Run kubectl; return its exit code, its output where `stdout` is a pipe, and the last line of its errors.
 
-    Where no server answers, that line says so, and those before it repeat a library's log.
+    Where no server answers, that line says so, and those before it repeat a library's log. on_output: reads the output
+    while kubectl runs.
     """
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                ["kubectl", *words], stdout=stdout if on_output is None else subprocess.PIPE, stderr=errors
+            )
+        except FileNotFoundError:
+            return _NOT_FOUND, "", "it is not installed"
+        with process:
+            if on_output is not None and process.stdout is not None:
+                on_output(process.stdout)
+            output, _ = process.communicate()
+        errors.seek(0)
+        last = (errors.read().decode(errors="replace").splitlines() or [""])[-1]
+    return process.returncode, (output or b"").decode(errors="replace"), last
+
+
+def print_lines(log: IO[bytes]) -> None:
+    """Print the lines of a log while they come, without colours, and with what a terminal would obey escaped."""
     try:
-        done = subprocess.run(["kubectl", *words], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
-    except FileNotFoundError:
-        return _NOT_FOUND, "", "it is not installed"
-    return done.returncode, done.stdout or "", (done.stderr.splitlines() or [""])[-1]
+        with open(STDOUT, "w", encoding="utf-8", closefd=False) as output:
+            for line in iter(lambda: log.readline(LONGEST_LINE), b""):
+                text = line.decode(errors="backslashreplace").removesuffix("\n")
+                output.write(f"{one_line(without_colours(text))}\n")
+                output.flush()
+    except BrokenPipeError:  # `stage2 logs | head`
+        log.close()

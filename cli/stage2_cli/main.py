@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, refused
+from stage2_api.log_lines import escape_errors, print_error
 from stage2_cli.imports import imports
 from stage2_cli.jobs import AsJson, explain, logs
 from stage2_trainer.activity import ACTIVITY
@@ -436,6 +437,7 @@ def call(program: typer.Typer) -> None:
     What takes long is named on standard error, again every 20 seconds.
     """
     # Pillow warns about large images; stage2 has its own limit (data.images.MOST_PIXELS).
+    escape_errors()
     warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     try:
         with ACTIVITY.reported(_say, first_s=FIRST_LINE_S):
@@ -451,11 +453,10 @@ def call(program: typer.Typer) -> None:
         extra = extra_with(error.name or "")
         if extra is None:
             raise
-        sys.stderr.write(f"this command needs {error.name}, which is not installed: pip install 'stage2[{extra}]'\n")
+        print_error(f"this command needs {error.name}, which is not installed: pip install 'stage2[{extra}]'")
         sys.exit(os.EX_UNAVAILABLE)
 
 
 def _say(line: str) -> None:
     if line:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        print_error(line)

@@ -22,7 +22,10 @@ def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = ()
     if namespace is not None:
         validate(ObjectMeta, {"name": job.metadata.name, "namespace": namespace}, (), root="metadata")
     runs_as_jobset = job.spec.engine == "JobSet"
-    children = yaml.safe_dump_all(static_children(job, namespace=namespace), sort_keys=False, allow_unicode=True)
+    objects = static_children(job, namespace=namespace)
+    children = yaml.safe_dump_all(objects, sort_keys=False, allow_unicode=True)
+    if not children.replace("\n", "").isprintable():  # PyYAML escapes bidi marks only with everything else
+        children = yaml.safe_dump_all(objects, sort_keys=False)
     ignored = [field for field in set_fields(job, WATCHED) if not (runs_as_jobset and field in OF_JOBSET)]
     note = f"# Not applied, because no controller watches these objects: {', '.join(ignored)}\n" if ignored else ""
     return note + children

@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, counted
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.log_lines import one_line
+from stage2_api.log_lines import one_line, without_colours
 from stage2_api.pod import layout
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.report import GRACE_S, LearnerPhase, LearnerReport, read_report
@@ -46,6 +45,7 @@ from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learn
 from stage2_controller.spec import credentials, template_rules
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
+from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY, without_seconds
 from stage2_trainer.data.files import check_place
 from stage2_trainer.data.model_files import is_on_hub, require_folder
@@ -64,9 +64,9 @@ TIMEOUT_S = 2.0
 
 
 @functools.cache
-def console() -> Console:
+def console() -> Terminal:
     """Return the console on standard output that all of `stage2 run` uses."""
-    return Console(highlight=False, soft_wrap=True)
+    return Terminal()
 
 
 class Watcher:
@@ -99,16 +99,16 @@ class Watcher:
 
     def _put(self, line: str) -> None:
         if console().is_terminal:
-            self._status.update(Text(line or self._last))
+            self._status.update(Text(one_line(line or self._last)))
         elif line:
-            console().print(line, markup=False)
+            console().print(line)
 
     def refresh(self) -> None:
         """Print new records of the learner's log, then show its progress."""
         for record in self._new_records():
             if line := describe(record):
                 ACTIVITY.said()
-                console().print(line, markup=False)
+                console().print(line)
         # The learner does not answer before it listens or after it has ended; the exit code covers that.
         body = self._progress()
         progress = None if body is None else read_report(json.loads(body))
@@ -127,8 +127,9 @@ class Watcher:
 
     def failure(self, process: LocalProcess, what: str) -> None:
         """Print what happened to a process and the last lines of its log."""
-        console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
-        console().print(process.tail(), markup=False)
+        what_ended = Text(one_line(f"{process.name} {what}"), "bold red")
+        console().print(Text.assemble(what_ended, one_line(f"; the last lines of {process.log}:")))
+        console().print(Text(without_colours(process.tail())))
 
     def _new_records(self) -> list[dict[str, Any]]:
         """Return the records in the lines completed since the last call."""
@@ -257,10 +258,10 @@ def run_job(
         try:
             code = _run(local, overwrite=overwrite)
         except KeyboardInterrupt:
-            console().print(_how_to_resume(_training(local)), markup=False)
+            console().print(_how_to_resume(_training(local)))
             raise
         if code == os.EX_OK:
-            console().print(_what_is_next(_training(local)), markup=False)
+            console().print(_what_is_next(_training(local)))
         return code
 
 
@@ -287,7 +288,7 @@ def _what_is_next(training: Training) -> str:
 
 def _run(local: LocalRun, *, overwrite: bool = False) -> int:
     what = counted(len(local.workload.servers), "rollout server")
-    console().print(f"[bold]{local.job.metadata.name}[/]: {what}, one learner")
+    console().print(Text.assemble((local.job.metadata.name, "bold"), f": {what}, one learner"))
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
         try:

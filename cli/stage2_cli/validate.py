@@ -19,18 +19,12 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
-from stage2_cli.console import (
-    file_progress,
-    plain_console,
-    print_json,
-    show_config_error,
-    show_idle_settings,
-    show_warnings,
-)
+from stage2_cli.console import file_progress, show_config_error, show_idle_settings, show_warnings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.children.examination import examined
 from stage2_controller.spec import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
 from stage2_trainer.data.records import AS_DECLARED, RecordRules, load_record
@@ -79,7 +73,7 @@ def validate_files(
         if not as_json:
             _print(path, findings)
     if as_json:
-        print_json(results)
+        print_json(results, indent=2)
     return os.EX_OK if all(result["valid"] for result in results) else EXIT_CONFIG
 
 
@@ -111,7 +105,7 @@ def _document(findings: Findings) -> dict[str, Any]:
 
 def _print(path: Path, findings: Findings) -> None:
     if findings.kind is not None:
-        out = plain_console()
+        out = Terminal()
         out.print(f"{path}: {'broken data of a' if findings.problems else 'valid'} {findings.kind}")
         for line in (*findings.checked, *(f"not checked: {line}" for line in findings.not_checked)):
             out.print(f"  {line}")

@@ -26,6 +26,7 @@ from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
 from stage2_report.run_history import REWARD, RunHistory, folder_of_images, read_history
 from stage2_report.sample_cards import StepChoice, choose_samples, sample_card
+from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import aside_of, check_file, check_place
 from stage2_trainer.scores.image_counts import rank_of, sample_f1
@@ -63,7 +64,7 @@ def write_html(request: PageRequest) -> None:
     aside = aside_of(request.output)
     aside.write_bytes(text.encode("utf-8", errors="replace"))
     aside.replace(request.output)
-    print(f"page: {request.output}")
+    Terminal().print(f"page: {request.output}")
 
 
 def render_page(request: PageRequest) -> str:

@@ -12,12 +12,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from stage2_api.errors import counted
+from stage2_api.log_lines import one_line
+from stage2_report.terminal import Terminal
 from stage2_trainer.matching import CoordVocab, MatchedTarget, Pair
 from stage2_trainer.matching.parse import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
 
@@ -98,7 +99,7 @@ class Inspection:
 
 def show(inspection: Inspection) -> None:
     """Print everything about a sample to standard output."""
-    console = Console(highlight=False)
+    console = Terminal(wraps=True)
     target = inspection.target
     console.print(summary(inspection), soft_wrap=True)
     if inspection.origin is None:
@@ -123,7 +124,7 @@ def summary(inspection: Inspection) -> Text:
     if inspection.origin is None:
         objects, tokens = len(target.ground_truth.objects), target.train_len
         what = f"{counted(objects, 'object')} in {counted(tokens, 'token')}"
-        return Text(f"sample {inspection.sample}, stage 1: the ground truth, {what}")
+        return Text(one_line(f"sample {inspection.sample}, stage 1: the ground truth, {what}"))
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
     following = len(target.matching.following)
@@ -137,7 +138,7 @@ def summary(inspection: Inspection) -> Text:
         f"ground truth: {counted(len(target.ground_truth.objects), 'object')}, {counters['fn_count']} missed{followed}",
         f"y_train: {target.prefix_len} prefix + {target.train_len - target.prefix_len} appended tokens",
     ]
-    return Text("\n".join(lines))
+    return Text("\n".join(map(one_line, lines)))
 
 
 def answer_text(target: MatchedTarget) -> Text:

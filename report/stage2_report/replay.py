@@ -10,12 +10,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import refused
 from stage2_api.pod.report import EVENT
 from stage2_report.run_history import read_records
+from stage2_report.terminal import Terminal
 from stage2_report.tokenizer_file import load_tokenizer
 from stage2_trainer.data.files import check_file
 from stage2_trainer.matching import MatchOptions
@@ -45,7 +45,7 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
         rule = "must have only options of matching that this version of stage2 has"
         raise refused(str(records), ", ".join(unknown), rule, "use the version that wrote the file")
     replayed = replay(lines, load_tokenizer(tokenizer or _model_of_run(records)))
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console = Terminal(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, wraps=True)
     console.print(_table(step, replayed))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

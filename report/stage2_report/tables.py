@@ -5,13 +5,11 @@ Each record of the log is used once and dropped: what stays in memory grows with
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, refused
@@ -27,6 +25,7 @@ from stage2_report.run_history import (
     read_records,
     reward_means,
 )
+from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_file
 
@@ -79,18 +78,18 @@ def report_runs(runs: Sequence[Path], *, picture: Path | None = None, images: Pa
         check_file("--picture", picture)
         if picture.suffix.lower() != ".png":
             raise refused("--picture", str(picture), "must end in .png", "only PNG is written")
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    console = Terminal(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, wraps=True)
     evaluated = []
     for run in runs:
         if len(runs) > 1:
-            console.print(f"{run}:", markup=False, soft_wrap=True)
+            console.print(f"{run}:", soft_wrap=True)
         evaluated.append(_report_run(run, console))
     if picture is not None:
         from stage2_report.picture import write_held_out  # the tables need no Pillow and no SciPy
 
         with ACTIVITY.doing(f"drawing {picture}"):
             write_held_out(evaluated, picture, images=images or folder_of_images(*map(find_log, runs)))
-        console.print(f"picture: {picture}", soft_wrap=True, markup=False)
+        console.print(f"picture: {picture}", soft_wrap=True)
 
 
 def print_records(runs: Sequence[Path]) -> None:
@@ -103,7 +102,7 @@ def print_records(runs: Sequence[Path]) -> None:
         for record in read_records(log):
             steps += record["event"] == "step"
             if record["event"] in ("step", "evaluation", "bad_sample"):
-                print(json.dumps({"run": str(run), **record}))
+                print_json({"run": str(run), **record})
         if not steps:
             raise _without_steps(log)
 
@@ -112,7 +111,7 @@ def _without_steps(log: Path) -> ConfigError:
     return refused(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)
 
 
-def _report_run(run: Path, console: Console) -> EvaluatedRun:
+def _report_run(run: Path, console: Terminal) -> EvaluatedRun:
     """Print the tables of a run; return where its held-out answers are."""
     log = find_log(run)
     steps, times, evaluations = StepRows(), TimeMeans(), EvaluationRows()
@@ -131,7 +130,7 @@ def _report_run(run: Path, console: Console) -> EvaluatedRun:
         if table is not None:
             console.print(table)
     if text := str(set_aside):
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     return EvaluatedRun(run.name, log, sorted(evaluations.steps))
 
 

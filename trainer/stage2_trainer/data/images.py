@@ -23,6 +23,7 @@ from stage2_trainer.data.signatures import LONGEST, REPLACE, contents_of
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
 """Pixels of an image, 270 MB once decoded: a file of a few kB may expand to any number. Pillow only warns."""
+STRIP_PIXELS = 1 << 20  # of a strip that is converted at once
 MOST_ASPECT = 200  # ratio of an image's longer side to its shorter one; Qwen's image processor refuses more
 MOST_BYTES = 256 << 20  # bytes of an image's file
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -190,6 +191,23 @@ def displayed(image: Image.Image) -> Image.Image:
     check_depth(image)
     image.load()  # a broken file is an error here; below, the rest of its image would be black
     image = _upright(image)
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    shown = Image.new("RGB", image.size)
+    for strip, top in _strips(image):
+        shown.paste(_as_rgb(strip), (0, top))
+    return shown
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
+    """Yield an image in strips, each with its place from the top: conversions need several copies."""
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height))), top
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Return the RGB pixels of an upright image."""
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if image.has_transparency_data:

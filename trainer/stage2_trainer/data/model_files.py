@@ -18,23 +18,28 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.model import Model
 from stage2_api.runconfig import HUB_NAME, RunConfig
-from stage2_trainer.data.files import irregular_file
+from stage2_trainer.data.files import irregular_file, read_regular
+from stage2_trainer.data.model_costs import flaw_of_costs
 
 logger = logging.getLogger(__name__)
 
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
 WEIGHT_INDEX = "model.safetensors.index.json"
-DESCRIPTIONS = ("*config.json", "tokenizer.json", WEIGHT_INDEX)  # files that hold a JSON object each, if they exist
+DESCRIPTIONS = ("*config.json", "tokenizer.json", "chat_template.json", WEIGHT_INDEX)
+"""Files that hold a JSON object each, if they exist."""
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ADAPTER = "adapter_config.json"
+LARGEST_DESCRIPTION = 256 << 20  # bytes; a large tokenizer.json has 20 million
 CODE_KEY = "auto_map"
 GENERATE = "custom_generate/generate.py"
 MODEL_PATH = "model.model"
 PICKLED = "has its weights in {0}, a pickle, and no safetensors: a pickle may name any command"
 CODE = "has code of its own ({0}), which would run in learner and servers"
 IN_SAFETENSORS = "save it again as safetensors, or give a checkpoint that has them"
+INTACT = "copy or download the model again"
 WITHOUT_CODE = "give a checkpoint without it"
 FROM_STAGE_1 = (
     "train stage 1 first and export it to this folder (stage2 export RUN --output FOLDER), or correct the path"
@@ -131,17 +136,24 @@ def _first_line(error: Exception) -> str:
 
 
 def flaw_of_model(folder: Path) -> str | None:
-    """Return what is wrong with the files of a model folder, as a rule; None if nothing is."""
+    """Return what is wrong with the files of a model folder, as a rule; None if nothing is.
+
+    It runs the chat template, within limits, before anything else does.
+    """
     if (odd := irregular_file(folder)) is not None:
         return f"{odd.name} is not a regular file"
+    if os.path.lexists(folder / ADAPTER):
+        return f"has {ADAPTER}: it is an adapter, and loaders would take the base model that the file names"
+    documents: dict[str, dict[str, Any]] = {}
     for file in sorted(file for pattern in DESCRIPTIONS for file in folder.glob(pattern)):
         try:
-            found = json.loads(file.read_bytes())
+            found = json.loads(read_regular(file, LARGEST_DESCRIPTION))
         except (OSError, ValueError, RecursionError) as error:
             return f"its {file.name} must be a JSON object ({_first_line(error)})"
         if not isinstance(found, dict):
             return f"its {file.name} must be a JSON object (it is a {type(found).__name__})"
-    return None
+        documents[file.name] = found
+    return flaw_of_costs(folder, documents)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -177,7 +189,9 @@ def model_problems(model: Model, folder: Path) -> list[Problem]:
     """Return what a run must not load from its model's folder, with the key that allows it as the way out."""
     pickled = f"{IN_SAFETENSORS}, or set model.allow_pickled_weights: true"
     code = f"{WITHOUT_CODE}, or, where you have read the code, set model.allow_remote_code: true"
-    rules = [(rule, pickled) for rule in ([] if model.allow_pickled_weights else _pickled(folder))]
+    flaw = flaw_of_model(folder)
+    rules = [(flaw, INTACT)] if flaw else []
+    rules += [(rule, pickled) for rule in ([] if model.allow_pickled_weights else _pickled(folder))]
     rules += [(rule, code) for rule in ([] if model.allow_remote_code else _code(folder))]
     return [Problem(MODEL_PATH, str(folder), rule, way_out) for rule, way_out in rules]
 

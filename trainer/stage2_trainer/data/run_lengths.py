@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONGEST_NUMBER = 12  # characters of 5 bits each
+
 
 def run_lengths(counts: str | bytes | Sequence[int], pixels: int) -> list[int]:
     """Return the run lengths of a mask. Raises ValueError where they do not cover its pixels."""
@@ -23,6 +25,8 @@ def _uncompressed(counts: str | bytes) -> list[int]:
         while more:
             if position == len(text):
                 raise ValueError("the run lengths end within a number")
+            if shift == 5 * LONGEST_NUMBER:
+                raise ValueError("a number is longer than any mask needs")
             byte = text[position] - 48
             value |= (byte & 0x1F) << shift
             more = bool(byte & 0x20)

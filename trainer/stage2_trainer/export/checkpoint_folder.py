@@ -11,7 +11,15 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, refused
 from stage2_api.pod.report import EVENT
-from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, require_plain, weight_files
+from stage2_trainer.data.model_files import (
+    INTACT,
+    fetched_model,
+    flaw_of_model,
+    model_fingerprint,
+    model_path,
+    require_plain,
+    weight_files,
+)
 from stage2_trainer.process.checkpoints import COURSE, STATE, best_whole, flaw_of, list_checkpoints
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
@@ -64,6 +72,8 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
     require_plain(folder, path="CHECKPOINT", value=str(folder))
     name, base = _base(folder, adapter, model)
     require_plain(base, path="--model", value=name)
+    if flaw := flaw_of_model(base):
+        raise refused("--model", name, flaw, INTACT)
     _require_same_base(course, name, base, folder)
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
 

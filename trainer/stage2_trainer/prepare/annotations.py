@@ -65,12 +65,16 @@ class LeftOut(Exception):
 class Outlines:
     """The outer outlines of an object's parts, and the number of their holes, which outlines cannot show.
 
-    mask_size: width and height of the mask that they come from, which must be the image's; None for polygons.
+    mask_size: width and height of the mask that they come from, which must be the image's; None for polygons. runs: its
+    run lengths, if it is not drawn yet, which costs as much as its size. bounds: the box around all parts of a mask;
+    None where it is empty.
     """
 
     parts: Sequence[Outline] = ()
     holes: int = 0
     mask_size: tuple[int, int] | None = None
+    runs: Sequence[int] | None = None
+    bounds: Box | None = None
 
 
 @dataclass(frozen=True)

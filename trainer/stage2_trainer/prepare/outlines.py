@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,61 @@ from contourpy import contour_generator
 
 from stage2_trainer.data.images import MOST_PIXELS
 from stage2_trainer.data.run_lengths import run_lengths
-from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, LeftOut, Outline, Outlines, is_number
+from stage2_trainer.prepare.annotations import BROKEN_OUTLINE, Box, LeftOut, Outline, Outlines, is_number
 
 Points = npt.NDArray[np.float64]
 LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
 
 
+MOST_POINTS = 2000  # of an outline; each costs a pass over a part of the points that were given
+TOO_MANY_POINTS = f"its outline has more than {MOST_POINTS:,} points that cannot be left out"
+
+
 def outlines_of(segmentation: Any) -> Outlines:
-    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
+    """Return the outlines of COCO's polygons, or its run-length mask, not drawn yet; none of None. Raises LeftOut."""
     try:
         if isinstance(segmentation, dict):
             height, width = segmentation["size"]
-            mask = mask_of_runs(segmentation["counts"], height, width)
-            return replace(outlines_of_mask(mask), mask_size=(width, height))
+            _check_mask_size(height, width)
+            runs = run_lengths(segmentation["counts"], height * width)
+            return Outlines(mask_size=(width, height), runs=runs, bounds=_bounds_of_runs(runs, height))
         parts = segmentation or []
         if all(map(is_number, parts)):
             parts = [parts]  # one polygon, without the list of parts
         return Outlines([_polygon(flat) for flat in parts if flat])
     except (ValueError, TypeError, KeyError) as error:
         raise LeftOut(BROKEN_OUTLINE) from error
+
+
+def drawn(outlines: Outlines) -> Outlines:
+    """Return outlines with the parts of their mask, if that has not been drawn yet."""
+    if outlines.runs is None or outlines.mask_size is None:
+        return outlines
+    width, height = outlines.mask_size
+    found = outlines_of_mask(mask_of_runs(outlines.runs, height, width))
+    return replace(found, mask_size=outlines.mask_size, bounds=outlines.bounds)
+
+
+def _check_mask_size(height: Any, width: Any) -> None:
+    """Raise ValueError for what is no size of an image that is read."""
+    if not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in (height, width)):
+        raise ValueError(f"the size {[height, width]}")
+    if height * width > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels")
+
+
+def _bounds_of_runs(runs: Sequence[int], height: int) -> Box | None:
+    """Return the box of a mask's pixels by its run lengths; None where it is empty."""
+    ends = [*accumulate(runs)]
+    columns: list[int] = []
+    rows: list[int] = []
+    for first, after in zip(ends[::2], ends[1::2], strict=False):  # background first
+        if first == after:
+            continue
+        left, right = first // height, (after - 1) // height
+        columns += (left, right)
+        rows += (first % height, (after - 1) % height) if left == right else (0, height - 1)
+    return (min(columns), min(rows), max(columns) + 1, max(rows) + 1) if columns else None
 
 
 def _polygon(flat: Any) -> Outline:
@@ -62,8 +98,7 @@ def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -
 
     counts: a list, or COCO's compressed string. Raises ValueError where they do not cover the mask.
     """
-    if height * width > MOST_PIXELS:
-        raise ValueError(f"{width} x {height} pixels")
+    _check_mask_size(height, width)
     runs = run_lengths(counts, height * width)
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
     return flat.reshape(width, height).T
@@ -72,7 +107,8 @@ def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -
 def simplified(points: Points, tolerance: float) -> Points:
     """Return fewer points (N, 2) of a closed outline; all others are within `tolerance` of it.
 
-    Douglas and Peucker, 1973, on the two halves between the first point and the one that is furthest from it.
+    Douglas and Peucker, 1973, on the two halves between the first point and the one that is furthest from it. Raises
+    LeftOut for more than MOST_POINTS.
     """
     far = int(np.argmax(np.hypot(*(points - points[0]).T)))
     closed = np.vstack([points, points[:1]])
@@ -87,6 +123,8 @@ def simplified(points: Points, tolerance: float) -> Points:
         if distances[furthest] > tolerance:
             middle = first + 1 + furthest
             kept.add(middle)
+            if len(kept) > MOST_POINTS:
+                raise LeftOut(TOO_MANY_POINTS)
             pending += [(first, middle), (middle, last)]
     return closed[sorted(kept - {len(points)})]
 

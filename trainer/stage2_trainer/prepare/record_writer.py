@@ -33,7 +33,7 @@ from stage2_trainer.prepare.annotations import (
     all_shares,
     is_text,
 )
-from stage2_trainer.prepare.outlines import area, simplified, without_repeats
+from stage2_trainer.prepare.outlines import area, drawn, simplified, without_repeats
 
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
@@ -227,6 +227,7 @@ class _Writer:
         box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))
         if self._choice.geometry == "bbox":
             return box
+        one = replace(one, outlines=drawn(one.outlines))
         for part in one.outlines.parts:
             _check_units([*chain.from_iterable(part)], image.shares, (width, height))
         return self._outline_bins(one, box, scale, (width, height), image.sample_id)
@@ -327,6 +328,9 @@ def _followed(image: AnnotatedImage, orientation: int, shown: tuple[int, int]) -
         corners = point(*one.box[:2]), point(*one.box[2:])
         (x1, x2), (y1, y2) = (sorted(values) for values in zip(*corners, strict=True))
         size = one.outlines.mask_size
+        if size not in (None, shown[::-1] if sideways else shown):
+            return one  # it is left out, and not drawn
+        one = replace(one, outlines=drawn(one.outlines))
         parts = [[point(x, y) for x, y in part] for part in one.outlines.parts]
         outlines = replace(one.outlines, parts=parts, mask_size=size and (size[::-1] if sideways else size))
         return replace(one, box=(x1, y1, x2, y2), outlines=outlines)

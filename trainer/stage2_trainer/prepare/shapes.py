@@ -32,7 +32,7 @@ def shaped_object(
     segmentation = annotation.get("segmentation")
     if segmentation and _is_blank(box):
         parts = outlines_of(segmentation)
-        if not parts.parts:
+        if not parts.parts and parts.bounds is None:
             raise LeftOut(NO_SHAPE)
         return AnnotatedObject(desc, bounds(parts), parts, (FROM_OUTLINE,))
     if box is None or box == []:
@@ -59,11 +59,14 @@ def rotated_object(desc: str, box: Box, angle: float, outlines: Outlines) -> Ann
         for along, across in ((-right, -down), (right, -down), (right, down), (-right, down))
     ]
     outline = Outlines([corners])
-    return AnnotatedObject(desc, bounds(outline), outlines if outlines.parts else outline, (ROTATED,))
+    has_own = bool(outlines.parts) or outlines.bounds is not None
+    return AnnotatedObject(desc, bounds(outline), outlines if has_own else outline, (ROTATED,))
 
 
 def bounds(outlines: Outlines) -> Box:
     """Return the smallest box around all parts."""
+    if outlines.bounds is not None:
+        return outlines.bounds
     xs, ys = zip(*(point for part in outlines.parts for point in part), strict=True)
     return min(xs), min(ys), max(xs), max(ys)
 

@@ -36,7 +36,10 @@ from stage2_trainer.prepare.annotations import (
 from stage2_trainer.prepare.shapes import rotated_object, shaped_object
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
-MARKS = re.compile(r"(\s+[-+]?[0-9]+)+$")
+WORD, MARK = re.compile(r"\S+"), re.compile("[-+]?[0-9]+")
+LARGEST_ANNOTATION = 16 << 20  # bytes of an annotation file
+PART = 1 << 16
+MOST_ELEMENTS, DEEPEST = 400_000, 32  # of an annotation file
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 ROTATED_BOX = ("cx", "cy", "w", "h", "angle")  # of roLabelImg: centre, size, and radians clockwise
 
@@ -120,11 +123,19 @@ def _split_files(folder: Path, annotations: Path, there: Sequence[Path], split: 
         same = by_stem.get(plain, [])
         return by_name.get(name) or by_name.get(plain) or (same[0] if len(same) == 1 else None)
 
-    unmarked = [MARKS.sub("", name) for name in names]
+    plain_names = [unmarked(name) for name in names]
     files = (
-        find(name) or find(plain) or annotations / f"{plain}.xml" for name, plain in zip(names, unmarked, strict=True)
+        find(name) or find(plain) or annotations / f"{plain}.xml"
+        for name, plain in zip(names, plain_names, strict=True)
     )
     return list(dict.fromkeys(files))
+
+
+def unmarked(name: str) -> str:
+    """Return a line of a split without the marks behind its name."""
+    first, *further = WORD.finditer(name)
+    last = next((word for word in reversed(further) if not MARK.fullmatch(word[0])), first)
+    return name[: last.end()]
 
 
 def _by_stem(files: Sequence[Path]) -> dict[str, list[Path]]:
@@ -190,10 +201,36 @@ class _Pictures:
         return next((path for path in places if os.path.isfile(path)), None)  # false for a name that is too long, too
 
 
+class _BoundedTree(ElementTree.TreeBuilder):
+    """Builds the tree of an annotation file. Raises ValueError for one that no annotations need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._elements, self._depth = 0, 0
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
+        """Open an element."""
+        self._elements, self._depth = self._elements + 1, self._depth + 1
+        if self._elements > MOST_ELEMENTS:
+            raise ValueError(f"it has more than {MOST_ELEMENTS:,} elements")
+        if self._depth > DEEPEST:
+            raise ValueError(f"its elements are nested deeper than {DEEPEST} levels")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """Close an element."""
+        self._depth -= 1
+        return super().end(tag)
+
+
 def _parsed(file: Path) -> ElementTree.Element:
     """Return the root of an annotation file. Raises LeftOut."""
     try:
-        root = ElementTree.fromstring(read_regular(file))
+        parser = ElementTree.XMLParser(target=_BoundedTree())
+        content = read_regular(file, LARGEST_ANNOTATION)
+        for start in range(0, len(content), PART):  # a parser sees an error of the tree at the end of what it is fed
+            parser.feed(content[start : start + PART])
+        root: ElementTree.Element = parser.close()
     except FileNotFoundError as error:
         raise LeftOut(NO_ANNOTATION) from error
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding

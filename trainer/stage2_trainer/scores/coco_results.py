@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from stage2_trainer.scores.plain_answers import LARGEST
 from stage2_trainer.scores.scored_image import MeasuredObject, ReadAnswer
 
 WHOLE_NUMBER = re.compile(r"([0-9]{1,18})(?:\.0*)?")  # of 64 bits, as ids are in other tools
+LONGEST_EDGE = 2_000_000  # pixels around a polygon
 WAY_OUT = "correct the file, or write the answers as JSON lines (docs/evaluation.md)"
 
 Find = Callable[[str], Sequence[int]]  # from a name to the positions of records
@@ -198,6 +200,8 @@ class _Detection:
             if not all(len(one) >= 6 and len(one) % 2 == 0 and all(map(_is_number, one)) for one in outline):
                 raise ValueError("a polygon is a list of at least three points, x and y in turn")
             moved = [[min(max(v, 0.0), size[place % 2]) for place, v in enumerate(one)] for one in outline]
+            for one in moved:
+                check_length(one)
             counts: bytes = rle.merge(rle.frPyObjects(moved, height, width))["counts"]
         except (ValueError, TypeError, KeyError) as error:
             shown = json.dumps(outline, default=str)[:80]
@@ -205,6 +209,17 @@ class _Detection:
                 f"{self.where}.segmentation", shown, f"must be run lengths or polygons ({error})", WAY_OUT
             ) from error
         return counts
+
+
+def check_length(polygon: Sequence[float]) -> None:
+    """Raise ValueError for a polygon of which pycocotools would draw too many pixels: it draws each edge."""
+    xs, ys = polygon[::2], polygon[1::2]
+    steps = (
+        max(abs(x - before_x), abs(y - before_y))
+        for (before_x, before_y), (x, y) in pairwise([*zip(xs, ys, strict=True), (xs[0], ys[0])])
+    )
+    if sum(steps) > LONGEST_EDGE:
+        raise ValueError(f"the edge of a polygon is longer than {LONGEST_EDGE:,} pixels")
 
 
 def _run_lengths(outline: Mapping[str, Any], width: int, height: int) -> bytes:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from stage2_api.log_lines import one_line
+from stage2_api.log_lines import json_text, one_line
 from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.activity import ACTIVITY
@@ -126,7 +126,7 @@ class RunLog:
         document = {"event": event, **figures}
         self._lines.write(document)
         ACTIVITY.said()
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_text(document) + "\n")
         sys.stdout.flush()
 
     def flush(self) -> None:

@@ -105,7 +105,7 @@ BROKEN = {
     "tokenizer.json: empty": (content("tokenizer.json", b"{}"), "transformers loads"),
     "tokenizer.json: missing": (without("tokenizer.json"), "transformers loads"),
     "processor_config.json: missing": (without("processor_config.json"), "transformers loads"),
-    "chat_template.jinja: no text": (content("chat_template.jinja", b"\xff"), "transformers loads"),
+    "chat_template.jinja: no text": (content("chat_template.jinja", b"\xff"), "template in chat_template.jinja cannot"),
     "chat_template.jinja: missing": (without("chat_template.jinja"), "must have a chat template"),
     "generation_config.json: of a word": (content("generation_config.json", b'{"temperature": "a"}'), "transformers"),
     "weights: missing": (without(WEIGHTS), "transformers loads"),

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,7 @@ def keep_adapter(name: str, config: Mapping[str, Any], tensors: Mapping[str, Ten
 
     Raises:
         ValueError: the name cannot be an adapter's.
-        PermissionError: somebody else has made the folder.
+        PermissionError: the folder is a link, or somebody else has made it.
     """
     from safetensors.torch import save_file
 
@@ -47,15 +48,22 @@ def keep_adapter(name: str, config: Mapping[str, Any], tensors: Mapping[str, Ten
     if path is None:
         raise ValueError(f"{name!r} is no name of an adapter")
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    if path.parent.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path.parent} belongs to somebody else")
+    _require_own_folder(path.parent)
     for other in path.parent.iterdir():
         if other.name != name:
             shutil.rmtree(other, ignore_errors=True)
     path.mkdir(exist_ok=True)
+    _require_own_folder(path)
     draft = path / f".{os.getpid()}.safetensors"
     save_file({key: tensor.clone() for key, tensor in tensors.items()}, draft)
     draft.replace(path / "adapter_model.safetensors")
     draft = path / f".{os.getpid()}.json"
     draft.write_text(json.dumps(config), encoding="utf-8")
     draft.replace(path / "adapter_config.json")
+
+
+def _require_own_folder(path: Path) -> None:
+    """Raise PermissionError for a folder that is a link, or belongs to somebody else."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{path} is a link, or belongs to somebody else")
