@@ -7,9 +7,10 @@ import runpy
 import sys
 
 from stage2_api.errors import EXIT_RETRYABLE
-from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, drop_requests_at_the_end
+from stage2_trainer.serve.bounded_http import BoundedConfig
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, serve_with
 
 if __name__ == "__main__":
-    drop_requests_at_the_end()
+    serve_with(BoundedConfig)
     runpy.run_module(SERVER_MODULE, run_name="__main__")
     sys.exit(EXIT_RETRYABLE)
