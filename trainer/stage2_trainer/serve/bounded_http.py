@@ -22,8 +22,9 @@ from uvicorn.server import ServerState
 
 from stage2_trainer.serve.guard import WELCOME
 
-MOST_STRANGERS = 256
-LONGEST_S = 10.0
+MOST_STRANGERS = 2048
+"""A learner is a stranger too until its first request has arrived, and it opens hundreds of connections at once."""
+LONGEST_S = 30.0
 """Seconds of a stranger's connection, from its first packet to its last."""
 MOST_HEAD_BYTES = 2**16
 """Of a request line with its headers, of trailers, and of what surrounds the parts of a chunked body."""

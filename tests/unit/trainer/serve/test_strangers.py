@@ -24,7 +24,8 @@ from tests.patience import Patience
 TOKEN = "a-token-of-some-length"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()
 MANY_BYTES = 48 * 2**20  # more than both ends' kernels hold for a connection
-FEW = 4
+FEW, REAL = 4, bounded_http.MOST_STRANGERS
+AT_ONCE = 512  # requests of a learner
 HELD = b"POST /held HTTP/1.1\r\nHost: h\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
 CHUNKED = b"POST /held HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"
@@ -56,7 +57,9 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def connect(self) -> socket.socket:
-        plain = self.knock()
+        return self.greet(self.knock())
+
+    def greet(self, plain: socket.socket) -> socket.socket:
         return plain if self._trusted is None else self._trusted.wrap_socket(plain, server_hostname="localhost")
 
     def health(self) -> int:
@@ -194,6 +197,17 @@ def test_strangers_end_no_connection_that_has_shown_the_token(served, monkeypatc
         assert status(learner) == 200
         learner.sendall(GET)
         assert status(learner) == 200
+
+
+def test_learner_that_opens_hundreds_of_connections_at_once_is_answered_on_each(served, monkeypatch):
+    monkeypatch.setattr(bounded_http, "MOST_STRANGERS", REAL)
+    served.app.may_answer.set()
+    with contextlib.ExitStack() as stack:
+        knocks = [stack.enter_context(contextlib.closing(served.knock())) for _ in range(AT_ONCE)]
+        for connection in [served.greet(knock) for knock in knocks]:
+            stack.enter_context(contextlib.closing(connection))
+            connection.sendall(HELD + BEARER + b"Content-Length: 0\r\n\r\n")
+            assert status(connection) == 200
 
 
 SLOW = {
