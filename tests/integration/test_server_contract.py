@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+import socket
+from contextlib import ExitStack, suppress
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -16,6 +18,7 @@ from stage2_api.rollout_matching import RepeatTerminate
 from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.serve.bounded_http import MOST_STRANGERS
 from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, text_tokens
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors.access import WeightAccess
@@ -102,6 +105,7 @@ def requests(chats):
     return [RolloutRequest(messages=chat) for chat in chats]
 
 
+MANY_BYTES = 48 * 2**20  # more than both ends' kernels hold for a connection
 LEAST_ROUTES = {"vllm": 60, "stub": 15}
 HANDSHAKE = {
     "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
@@ -131,6 +135,27 @@ def test_every_route_but_health_demands_the_token(engine, served, token, model_p
         closed = {route: 403 if route.method == WEBSOCKET else 401 for route in answers}
         assert {route: status for route, status in answers.items() if status != closed[route]} == {}
         assert http.get("/health").status_code == 200
+
+
+def test_strangers_are_bounded(served):
+    address = urlsplit(served.base_url)
+    with ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=120))
+
+        endless, sent = connect(), 0
+        endless.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n")
+        with suppress(OSError):
+            while sent < MANY_BYTES:
+                endless.sendall(b"x: y\r\n" * 10_000)
+                sent += 60_000
+        assert sent < MANY_BYTES
+        silent = [connect() for _ in range(MOST_STRANGERS + 16)]
+        for connection in silent[:16]:
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+        assert httpx.get(f"{served.base_url}/health", trust_env=False, timeout=30).status_code == 200
 
 
 def test_a_learner_with_another_token_is_refused(served):

@@ -16,6 +16,8 @@ from stage2_trainer.sync.vllm.routes import App, Receive, Scope, Send, send_json
 from stage2_trainer.wire.credentials import read_token
 
 OPEN_PATHS = frozenset({HEALTH_ROUTE})
+WELCOME = "stage2.welcome"
+"""In a request's `state`: what to call once its connection has shown the token (`serve.bounded_http`)."""
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403
 
 
@@ -31,7 +33,9 @@ class TokenGuard:
         self._expected = f"Bearer {read_token(os.environ)}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._is_open(scope) or self._is_authorized(scope["headers"]):
+        if is_authorized := scope["type"] != "lifespan" and self._is_authorized(scope["headers"]):
+            scope.get("state", {}).get(WELCOME, _nobody_counts)()
+        if is_authorized or scope["type"] == "lifespan" or self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
@@ -46,3 +50,7 @@ class TokenGuard:
     def _is_authorized(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [value for name, value in headers if name == b"authorization"]
         return len(given) == 1 and secrets.compare_digest(given[0], self._expected)
+
+
+def _nobody_counts() -> None:
+    """Do nothing: this app is served without bounds on connections."""

@@ -8,10 +8,11 @@ import sys
 
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_api.pod.first_process import is_first_process
-from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, drop_requests_at_the_end, end_at_once_while_loading
+from stage2_trainer.serve.bounded_http import BoundedConfig
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, end_at_once_while_loading, serve_with
 
 if __name__ == "__main__":
-    drop_requests_at_the_end()
+    serve_with(BoundedConfig)
     if is_first_process():
         end_at_once_while_loading()
     runpy.run_module(SERVER_MODULE, run_name="__main__")

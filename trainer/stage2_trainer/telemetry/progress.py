@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import json
 import socket
 import socketserver
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler
 from typing import Any, Self, TypedDict, Unpack
 
 from stage2_api.pod.layout import PROGRESS_ROUTE
@@ -25,6 +27,8 @@ from stage2_api.pod.report import LearnerPhase, LearnerReport, SyncStatus, termi
 MOST_CONNECTIONS = 32
 LONGEST_S = 10.0
 """Seconds of a connection, from its first byte to the end of the answer."""
+MOST_BYTES = 2**16
+"""Of a request: what follows is not read."""
 
 
 class ReportChanges(TypedDict, total=False):
@@ -70,16 +74,27 @@ class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
     """An HTTP server that runs within a `with` block, with a thread for each connection.
 
     Anybody who reaches the port may open connections and send nothing, and each would be a thread of the training
-    process. So connections beyond a limit are closed at once, and slow ones after `LONGEST_S`. tls: None is plain HTTP.
+    process. So slow ones are closed after `LONGEST_S`, and one more than MOST_CONNECTIONS closes the oldest: if it were
+    refused, whoever holds that many would keep the controller out. tls: None is plain HTTP.
     """
 
     daemon_threads = True
+    request_queue_size = 1024  # connections that the kernel holds until they are accepted
 
-    def __init__(self, *arguments: Any, name: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        *,
+        name: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._oldest_first: dict[socket.socket, None] = {}
+        self._changing = threading.Lock()
         self._tls = tls
         self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
-        super().__init__(*arguments)
+        super().__init__(address, type(handler.__name__, (_BoundedReader, handler), {}))
 
     @property
     def port(self) -> int:
@@ -108,10 +123,17 @@ class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
             super().handle_error(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, or close the connection if there are too many."""
-        if self._free.acquire(blocking=False):
+        """Answer in a thread; close the oldest connection if there are too many."""
+        with self._changing:
+            self._oldest_first[request] = None
+            if len(self._oldest_first) > MOST_CONNECTIONS:
+                oldest = next(iter(self._oldest_first))
+                del self._oldest_first[oldest]
+                _close(oldest)
+        if self._free.acquire(timeout=LONGEST_S):  # which its thread does
             super().process_request(request, client_address)
         else:
+            self._forget(request)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -123,12 +145,41 @@ class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             limit.cancel()
+            self._forget(request)
             self._free.release()
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._changing:
+            self._oldest_first.pop(request, None)
+
+
+class _BoundedReader(StreamRequestHandler):
+    """Of a handler: the first MOST_BYTES of its connection. http.server reads up to a hundred headers of 64 KiB."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_FirstBytes(self.connection))
+
+
+class _FirstBytes(io.RawIOBase):
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = MOST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: self._left]
+        count = self._connection.recv_into(view) if view.nbytes else 0
+        self._left -= count
+        return count
 
 
 def _close(request: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it has ended meanwhile
-        request.shutdown(socket.SHUT_RDWR)
+        # Not SSLSocket's own method: it would let a call under way continue without TLS.
+        socket.socket.shutdown(request, socket.SHUT_RDWR)
 
 
 class ProgressServer(BoundedHTTPServer):

@@ -140,26 +140,78 @@ def metrics_server(stack):
     return stack.enter_context(BoundedHTTPServer(("127.0.0.1", 0), handler, name="metrics")).port
 
 
-@pytest.mark.parametrize(
-    ("server", "status"), [(progress_server, 401), (metrics_server, 200)], ids=["/progress", "/metrics"]
-)
-def test_the_learners_own_routes_stand_under_the_bound(monkeypatch, server, status):
-    monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
+ROUTES, IDS = [(progress_server, 401), (metrics_server, 200)], ["/progress", "/metrics"]
+
+
+@pytest.mark.parametrize(("server", "status"), ROUTES, ids=IDS)
+def test_slow_clients_of_the_learners_routes_are_cut_off(monkeypatch, server, status):
     monkeypatch.setattr(progress, "LONGEST_S", 2.0)
     with contextlib.ExitStack() as stack:
         address = ("127.0.0.1", server(stack))
-        before = threading.active_count()
-        idle = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(3)]
+        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3)]
         idle[0].sendall(b"GET / HT")
-        refused = stack.enter_context(socket.create_connection(address, timeout=20))
-        assert refused.recv(1) == b""
-        assert threading.active_count() <= before + 2 * 3
         for connection in idle:
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-        while True:  # a thread is free for others a moment after it has closed its connection
-            connection = http.client.HTTPConnection(*address, timeout=20)
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                connection.request("GET", "/")
-                assert connection.getresponse().status == status
-                break
+            assert is_closed(connection)
+        assert asked(address) == status
+
+
+@pytest.mark.parametrize(("server", "status"), ROUTES, ids=IDS)
+def test_one_client_too_many_of_the_learners_routes_ends_the_oldest(monkeypatch, server, status):
+    monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(progress, "LONGEST_S", 600.0)
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server(stack))
+        before = threading.active_count()
+        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(12)]
+        assert all(is_closed(connection) for connection in idle[:9])
+        assert asked(address) == status
+        assert threading.active_count() <= before + 2 * 3
+        for connection in idle[10:]:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+
+
+@pytest.mark.parametrize(("server", "status"), ROUTES, ids=IDS)
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [(b"GET /", b"a"), (b"GET / HTTP/1.0\r\n", b"x: y\r\n"), (b"GET / HTTP/1.0\r\n", b"x: " + b"y" * 60_000 + b"\r\n")],
+    ids=["path", "headers", "large headers"],
+)
+def test_endless_request_to_the_learner_is_cut_off(monkeypatch, server, status, start, again):
+    read = 0
+    plain = progress._FirstBytes.readinto
+
+    def counting(self, buffer):
+        nonlocal read
+        count = plain(self, buffer)
+        read += count
+        return count
+
+    monkeypatch.setattr(progress._FirstBytes, "readinto", counting)
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server(stack))
+        connection = stack.enter_context(socket.create_connection(address, timeout=60))
+        with contextlib.suppress(OSError):
+            connection.sendall(start)
+            for _ in range(200):
+                connection.sendall(again * (60_000 // len(again) or 1))
+        with contextlib.suppress(OSError):
+            while connection.recv(65536):
+                pass
+        assert 0 < read <= progress.MOST_BYTES
+        assert asked(address) == status
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def asked(address):
+    connection = http.client.HTTPConnection(*address, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("GET", "/")
+        return connection.getresponse().status

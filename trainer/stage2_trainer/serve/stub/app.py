@@ -26,6 +26,7 @@ from torch import Tensor
 
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.vllm import Transport
+from stage2_trainer.serve.bounded_http import BoundedConfig
 from stage2_trainer.serve.guard import TokenGuard
 from stage2_trainer.serve.stub.chat import ChatServer, error_response
 from stage2_trainer.serve.stub.model import AdapterInfo, StubModel
@@ -245,7 +246,7 @@ def main(receiver_over: Callable[[Transport], Receiver] = receiver) -> None:
     updates = WeightUpdates(model, args.model, receiver_over(args.transport), max_lora_rank=max_lora_rank)
     app = build_app(ChatServer(model, max_model_len=args.max_model_len), updates, args.model)
     tls = {"ssl_certfile": args.ssl_certfile, "ssl_keyfile": args.ssl_keyfile}
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning", **tls)
+    uvicorn.Server(BoundedConfig(app, host=args.host, port=args.port, log_level="warning", **tls)).run()
 
 
 def _arguments() -> argparse.Namespace:
