@@ -14,12 +14,12 @@ from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Sec
 
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
+    "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
 ]  # fmt: skip
 Optim = Literal[
     "adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop", "adamw_8bit", "adamw_bnb_8bit",
     "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit", "paged_lion_32bit",
-    "ademamix", "ademamix_8bit", "stable_adamw",
+    "ademamix", "ademamix_8bit", "schedule_free_adamw", "stable_adamw",
 ]  # fmt: skip
 
 

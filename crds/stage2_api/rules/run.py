@@ -254,6 +254,19 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
     Rule(
+        path="training.optim",
+        breaks=lambda c: c.training.optim == "schedule_free_adamw",
+        # Not in CEL, nor the next: a job that has the value could not even be suspended.
+        rule="stage2 evaluates, pushes and saves the weights that are trained, and not this optimizer's averages",
+        way_out="set it to adamw_torch",
+    ),
+    Rule(
+        path="training.lr_scheduler_type",
+        breaks=lambda c: c.training.lr_scheduler_type == "reduce_lr_on_plateau",
+        rule="it takes a figure for better if it is smaller, and an F1 is not",
+        way_out="set it to cosine, or to constant",
+    ),
+    Rule(
         path="training.dataloader_persistent_workers",
         cel="!$(training.dataloader_persistent_workers) || $(training.dataloader_num_workers) > 0",
         rule="there are no worker processes that could persist",

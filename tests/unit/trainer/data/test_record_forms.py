@@ -105,7 +105,7 @@ def test_run_that_reads_no_objects_may_read_chat_messages(tmp_path):
 
 @pytest.mark.parametrize("key", ["width", "height"])
 def test_record_of_ours_without_a_key_is_told_of_that_key(tmp_path, key):
-    with pytest.raises(ConfigError, match=rf"{key}: nothing; must be a positive integer"):
+    with pytest.raises(ConfigError, match=rf"{key}: is required, as a positive integer"):
         load_records(written(tmp_path, {name: value for name, value in OURS.items() if name != key}))
 
 
@@ -115,9 +115,9 @@ def test_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 OBJECTS = {
-    "label for desc": ({"label": "cat", "bbox_2d": [1, 2, 3, 4]}, "rename the key label to desc"),
-    "category for desc": ({"category": "cat", "bbox_2d": [1, 2, 3, 4]}, "rename the key category to desc"),
-    "Qwen3-VL's edge": ({"desc": "cat", "bbox_2d": [0, 0, 500, 1000]}, "Qwen3-VL's 1000 is 999 here"),
+    "label for desc": ({"label": "cat", "bbox_2d": [1, 2, 3, 4]}, "rename its key label to desc"),
+    "category for desc": ({"category": "cat", "bbox_2d": [1, 2, 3, 4]}, "rename its key category to desc"),
+    "Qwen3-VL's edge": ({"desc": "cat", "bbox_2d": [0, 0, 500, 1000]}, "Qwen3-VL's 1000 becomes 999"),
     "shares": ({"desc": "cat", "bbox_2d": [0.1, 0.2, 0.5, 1]}, "multiply them by 1000 for bins"),
     "shares of an outline": ({"desc": "cat", "poly": [[0, 0.5], [1, 0], [1, 1]]}, "multiply them by 1000 for bins"),
 }

@@ -91,6 +91,7 @@ def test_list_names_images_from_the_set_or_else_from_its_own_folder(tmp_path, li
     data = yolo(tmp_path / "set", {"a.png": LINE}, train="lists/train.txt")
     lists = data.parent / "lists"
     picture(lists / "b.png")
+    (lists / "b.txt").write_text(LINE)
     shutil.copytree(data.parent / "images", lists / "images")
     (lists / "train.txt").write_text(line)
     assert [record["sample_id"] for record in import_yolo(tmp_path, data).records] == [sample_id]
@@ -113,16 +114,22 @@ def test_mask_of_the_stored_pixels_follows_a_turned_image(tmp_path):
     assert {min(bins(record["objects"][0])), max(bins(record["objects"][0]))} == {0, 999}
 
 
-@pytest.mark.parametrize(("most", "classes", "kept"), [(2, None, 1), (1, None, 0), (1, {"cat"}, 1)])
-def test_image_has_as_many_objects_as_allowed_of_the_classes_that_are_asked_for(tmp_path, most, classes, kept):
+@pytest.mark.parametrize(("most", "classes"), [(2, None), (1, {"cat"})])
+def test_image_has_as_many_objects_as_allowed_of_the_classes_that_are_asked_for(tmp_path, most, classes):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
-    assert len(data.records(max_objects=most, classes=classes)) == kept
+    assert len(data.records(max_objects=most, classes=classes)) == 1
+
+
+def test_image_with_more_objects_than_allowed_is_left_out(tmp_path):
+    data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
+    with pytest.raises(record_writer.NothingKept):
+        data.records(max_objects=1)
 
 
 def test_class_that_no_object_has_is_named_and_those_that_some_have_are_not(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
     data.records(classes={"cat", "bird"})
-    assert data.tally.names[record_writer.UNSEEN_CLASS] == ["bird"]
+    assert data.tally.names[record_writer.UNSEEN_CLASS] == ["bird; there is cat, dog"]
 
 
 def test_each_hole_of_an_object_is_counted(tmp_path):

@@ -15,7 +15,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.requests import Rollout
+from stage2_trainer.wire.requests import UNSYNCED, Rollout
 
 
 @dataclass
@@ -140,6 +140,7 @@ class Watched:
     optimizer: torch.optim.Optimizer
     fails: bool = False
     events: list[tuple[str, bool, bool]] = field(default_factory=list)
+    version: int = UNSYNCED
 
     def _note(self, what):
         here = all(parameter.numel() for parameter in self.model.parameters())
@@ -150,13 +151,14 @@ class Watched:
 
     def sync(self, model, *, version):
         self._note("sync")
+        self.version = version
         return SyncReport.create(version, 0.1, ["engine"])
 
-    def generate(self, requests, *, seed_plan, version=None):
+    def generate(self, requests, *, seed_plan):
         self._note("generate")
         if self.fails:
             raise MemoryError("CUDA out of memory")
-        return [Rollout([1], [2], "", "engine", version or 0, "stop") for _ in requests]
+        return [Rollout([1], [2], "", "engine", self.version, "stop") for _ in requests]
 
 
 def colocated(trained, *, model=True, optimizer=True, fails=False):
