@@ -45,7 +45,7 @@ class Feed:
     labels: str | None = None
     fields: str | None = None
     by_kopf: bool = False  # kopf watches it
-    version: str = ""  # of the last list
+    version: str = ""  # of the last list, or of the last change since
     listed_at: float = field(default_factory=time.monotonic)
     pause_s: float = _FIRST_RELIST_S  # of a kind that kopf watches
     suspect: asyncio.Event = field(default_factory=asyncio.Event)  # kopf's watch may have missed something
@@ -103,6 +103,7 @@ class Watches:
         where = {"namespace": feed.namespace, "labels": feed.labels, "fields": feed.fields}
         async for event in self._api.watch(feed.kind, feed.version, ends_after_s=_RELIST_S, **where):
             feed.observe(feed.kind, event)
+            feed.version = event["object"]["metadata"]["resourceVersion"]
 
     def _suspect_kopfs(self, feed: Feed, error: Exception) -> None:
         """Have listed soon what kopf watches: where our connection broke, its own did too.
@@ -128,7 +129,7 @@ class Watches:
 
 
 def _check_is_later(feed: Feed, version: str, items: Iterable[Object]) -> None:
-    """Raise WentBack if a list is older than the last one, or has an object in an older state than was known before it.
+    """Raise WentBack if a list is older than what was seen before it, or has an object in a state older than the known.
 
     Without a restore, a list has each object as it is, and versions only grow.
     """

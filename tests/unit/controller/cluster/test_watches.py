@@ -190,3 +190,14 @@ async def test_a_restored_api_server_ends_the_watches() -> None:
     with pytest.raises(ExceptionGroup) as raised:
         await asyncio.wait_for(watcher.run(), 5)
     assert raised.group_contains(WentBack)
+
+
+async def test_list_that_is_older_than_a_change_that_a_watch_told_comes_from_a_backup() -> None:
+    event = {"type": "ADDED", "object": seen("Pod", "q", 150, uid="2")}
+    server: Any = Server([event, aiohttp.ClientError("it is restored")])
+    watcher = Watches(server, [of_store(Store(), [])])
+    await watcher.fill()
+    server.version = "120"
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(watcher.run(), 5)
+    assert raised.group_contains(WentBack, match="pods: version 120 after 150")
