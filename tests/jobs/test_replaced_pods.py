@@ -18,8 +18,9 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.clusters import JOB_TIMEOUT_S, ROOT, kubectl
 from tests.patience import Patience
-from tests.turns import in_turn
+from tests.turns import in_turn, is_exhaustive
 
+pytestmark = pytest.mark.skipif(not is_exhaustive(), reason="minutes of a kubelet, with STAGE2_EXHAUSTIVE=1 alone")
 EXAMPLE = "job-3v1-tiny"
 JOB = "replaced"
 OWNED = f"--selector={names.LABEL_JOB}={JOB}"
