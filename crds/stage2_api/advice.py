@@ -32,7 +32,7 @@ _IGNORED = {
 }
 """Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
 
-WITHOUT_BETAS = {"adafactor", "sgd", "adagrad", "rmsprop"}
+_WITHOUT_BETAS = {"adafactor", "sgd", "adagrad", "rmsprop"}
 """Optimizers to which transformers passes neither `adam_beta1` and `adam_beta2` nor `adam_epsilon`."""
 
 _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
@@ -65,9 +65,9 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
             "remove it, or choose another optimizer",
         )
         for name, without in (
-            ("adam_beta1", WITHOUT_BETAS),
-            ("adam_beta2", WITHOUT_BETAS),
-            ("adam_epsilon", WITHOUT_BETAS | {"lion_8bit", "lion_32bit"}),
+            ("adam_beta1", _WITHOUT_BETAS),
+            ("adam_beta2", _WITHOUT_BETAS),
+            ("adam_epsilon", _WITHOUT_BETAS | {"lion_8bit", "lion_32bit"}),
         )
     ),
     *(
