@@ -114,9 +114,9 @@ def in_evaluation(backend: HfBackend, requests, *, seed_plan, version=None) -> N
         endless(backend)
 
 
-def in_engine(engine: ColocateEngine, requests, *, seed_plan, version=None) -> None:
+def in_engine(engine: ColocateEngine, requests, *, seed_plan) -> None:
     """Ask the engine the same again and again; all of its processes must."""
-    if version == STEP:
+    if engine.version == STEP:
         engine._calls = itertools.repeat
         strike()
 
