@@ -14,6 +14,8 @@ export PYTHONDONTWRITEBYTECODE :=
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
 TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
+# Of a tier with real servers or a cluster: what fails runs once more, alone.
+ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.once_more $(@:test-%=%) -q --durations=10
 # Two processes, by file: the servers of a file start once.
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.prerequisites
@@ -43,7 +45,7 @@ test-unit: setup ## Functions and modules, without servers or a cluster
 	$(TESTS) $(BY_FILE) tests/unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP; the wheel
-	$(TESTS) $(BY_FILE) tests/integration tests/wheel
+	$(ONCE_MORE) $(BY_FILE) tests/integration tests/wheel
 
 test-wheel: ## The wheel in a clean virtual environment, of Python STAGE2_PYTHON; needs uv alone
 	uvx --quiet --with pytest-timeout,pytest-asyncio pytest -q --noconftest tests/wheel
@@ -54,14 +56,14 @@ test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG,
 	$(MAKE) --no-print-directory test-shared
 
 test-alone: setup
-	$(TESTS) -m alone tests/cluster
+	$(ONCE_MORE) -m alone tests/cluster
 
 test-shared: setup
-	$(TESTS) -n 3 --dist loadfile -m "not alone" tests/cluster
+	$(ONCE_MORE) -n 3 --dist loadfile -m "not alone" tests/cluster
 
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	$(NEEDS)
-	$(TESTS) $(BY_FILE) tests/jobs
+	$(ONCE_MORE) $(BY_FILE) tests/jobs
 
 check-report: setup ## The pages of stage2 report, opened and used in a real Chromium
 	PYTHONPATH=. python hack/check_report.py

@@ -29,6 +29,7 @@ from stage2_trainer.wire.errors import ServerError
 from tests import forked
 from tests.integration.conftest import Served, patience
 from tests.ports import free_port
+from tests.turns import is_exhaustive
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")
@@ -82,8 +83,8 @@ def every_case(*who: str) -> list[Case]:
 
 
 def as_parameters(cases: Iterable[Case], is_tried: Callable[..., bool]) -> list[Any]:
-    """Return cases as parameters of a test: those that are tried each time; all if STAGE2_EVERY_STRIKE is set."""
-    tried = [case for case in cases if os.environ.get("STAGE2_EVERY_STRIKE") or is_tried(*case)]
+    """Return cases as parameters of a test: those that are tried each time; all in an exhaustive run."""
+    tried = [case for case in cases if is_exhaustive() or is_tried(*case)]
     return [pytest.param(*case, id=" ".join([case[0].name, *case[1:3], case[3].name, case[4]])) for case in tried]
 
 

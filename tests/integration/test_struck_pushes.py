@@ -1,7 +1,7 @@
 """The fault table of pushes to the stub: each process struck in each phase, over both transports, and usable then.
 
 Usable: the next push goes through, and the server's log-probabilities are those of the learner that made it. The same
-table on real vLLM is in test_vllm_faults. Every second case is tried; STAGE2_EVERY_STRIKE=1 tries them all.
+table on real vLLM is in test_vllm_faults. Every second case is tried; STAGE2_EXHAUSTIVE=1 tries them all.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """The fault table of pushes on real vLLM: each process killed and stopped in each phase, and all usable afterwards.
 
 Usable: the next push goes through, and the server's log-probabilities are those of the learner that made it. The same
-table on the stub is in test_struck_pushes, and what becomes of rollouts in test_fault_table. STAGE2_EVERY_STRIKE=1
+table on the stub is in test_struck_pushes, and what becomes of rollouts in test_fault_table. STAGE2_EXHAUSTIVE=1
 tries every process in every phase, by each blow, over each transport.
 """
 

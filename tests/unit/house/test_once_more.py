@@ -1,0 +1,85 @@
+"""Tests that fail run once more: with real runs of pytest on small files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.once_more import MOST_FLAKY, report, run
+
+PASSES = "def test_passes():\n    pass\n"
+FLAKY = """
+import pathlib
+def test_flaky_{number}():
+    seen = pathlib.Path(__file__).with_suffix(".{number}")
+    before, _ = seen.exists(), seen.write_text("")
+    assert before
+"""
+ALONE = """
+import fcntl, pytest
+def test_that_no_other_tier_may_run():
+    with open("{lock}") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+"""
+FAILS = "def test_fails():\n    assert False\n"
+
+
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the plugin that a tier names: the others take seconds to import."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def tier(folder: Path, *texts: str) -> int:
+    """Run a tier of one file, as tests in two processes do."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_file.py").write_text("\n".join(texts))
+    (folder / "out").mkdir(exist_ok=True)
+    return run("tier", ["-q", "-p", "xdist", "-n", "2", "--rootdir", str(folder), str(folder)], folder / "out")
+
+
+def flaky(count: int) -> list[str]:
+    return [FLAKY.format(number=number) for number in range(count)]
+
+
+def test_tier_that_passes_runs_once_and_is_not_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert tier(tmp_path, PASSES) == 0
+    assert report(tmp_path / "out") == 0
+    assert "flaky" not in capfd.readouterr().out
+
+
+def test_test_that_passes_alone_is_reported_as_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert tier(tmp_path, PASSES, *flaky(1)) == 0
+    capfd.readouterr()
+    assert report(tmp_path / "out") == 0
+    assert capfd.readouterr().out == "flaky: test_file.py::test_flaky_0 failed, and passed when it ran alone\n"
+
+
+def test_test_that_fails_twice_fails_its_tier(tmp_path: Path) -> None:
+    assert tier(tmp_path, FAILS, *flaky(1)) == 1
+    assert report(tmp_path / "out") == 0
+
+
+def test_more_failures_than_may_be_flaky_are_not_run_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert tier(tmp_path, *flaky(MOST_FLAKY + 1)) == 1
+    assert "once more" not in capfd.readouterr().out
+
+
+def test_flaky_tests_of_all_tiers_count_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, count in {"one": MOST_FLAKY, "other": 1}.items():
+        (tmp_path / f"{name}.flaky").write_text("a test\n" * count)
+    assert report(tmp_path) == 1
+    assert "3 tests are flaky; at most 2 may be" in capfd.readouterr().out
+
+
+def test_flaky_test_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
+    assert tier(tmp_path, *flaky(1)) == 0
+    assert tier(tmp_path, PASSES) == 0
+    assert not (tmp_path / "out/tier.flaky").exists()
+
+
+def test_tier_that_cannot_run_keeps_the_code_of_pytest(tmp_path: Path) -> None:
+    assert tier(tmp_path, "import nothing_of_this_name\n") == 2
+
+
+def test_tier_shares_the_machine_and_a_failed_test_has_it_alone(tmp_path: Path) -> None:
+    assert tier(tmp_path, ALONE.format(lock=tmp_path / "out/lock")) == 0
