@@ -7,7 +7,6 @@ sync waits for all requests under way, for it would abort them; so no rollout is
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -297,12 +296,12 @@ class ServerRollouts(RolloutSource):
             answers.settle()
 
     def _push(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
-        for attempt in itertools.count(1):
+        attempt = 1
+        while True:
             try:
                 return self._push_once(model, global_step, stopwatch)
             except ServerError as error:
-                self._wait_for_lost(error, attempt, global_step)
-        raise AssertionError("it returns or raises")
+                attempt = self._wait_for_lost(error, attempt, global_step) + 1
 
     def _push_once(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
@@ -315,14 +314,21 @@ class ServerRollouts(RolloutSource):
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 
-    def _wait_for_lost(self, error: ServerError, attempt: int, global_step: int) -> None:
-        """Go on without lost servers, or wait for them if none is left; raise the error after the last attempt."""
-        if attempt == ATTEMPTS:
-            raise error
-        logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
-        self._synchronizer.invalidate()
-        self._reporter.update(phase="waiting-for-servers", message=str(error))
-        self._wait(error)
+    def _wait_for_lost(self, error: ServerError, attempt: int, global_step: int) -> int:
+        """Go on without lost servers, or wait for them if none is left; raise the error after the last attempt.
+
+        Returns the attempts that have failed by now: a wait for servers that stay away is one, as a frozen server's.
+        """
+        while attempt < ATTEMPTS:
+            logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
+            self._synchronizer.invalidate()
+            self._reporter.update(phase="waiting-for-servers", message=str(error))
+            try:
+                self._wait(error)
+                return attempt
+            except ServerError as still:
+                error, attempt = still, attempt + 1
+        raise error
 
     def _answer(
         self, request: GenerationRequest, version: int, sync: SyncReport | None, after: Sequence[Answers]

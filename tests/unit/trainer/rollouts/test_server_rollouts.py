@@ -5,6 +5,7 @@ A server that stays lost ends the run so that another start can resume it. The o
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,35 @@ def test_a_server_that_stays_lost_ends_the_run(rollouts, served):
     with pytest.raises(ServerError, match="http://a:1"):
         rollouts.generate(request(3))
     assert len(served.asked) == 3
+
+
+@pytest.mark.parametrize("lost_in", ["push", "request"])
+@pytest.mark.parametrize(("frozen_for", "ends"), [(1, False), (99, True)])
+def test_server_that_is_frozen_gets_the_attempts_that_the_log_promises(
+    served, sync, reporter, caplog, monkeypatch, lost_in, frozen_for, ends
+):
+    waits = []
+
+    def wait(error):
+        waits.append(error)
+        if len(waits) <= frozen_for:
+            raise ServerError("http://a:1", "health", "not healthy within 240 s")
+
+    push = sync.push
+    if lost_in == "push":
+
+        def fail_once(model, *, version):
+            monkeypatch.setattr(sync, "push", push)
+            raise ServerError("http://a:1", "push", "frozen")
+
+        monkeypatch.setattr(sync, "push", fail_once)
+    else:
+        served.fail = {1}
+    rollouts = fresh_rollouts(served, sync, reporter, wait)
+    with pytest.raises(ServerError, match="not healthy") if ends else contextlib.nullcontext():
+        rollouts.generate(request(3))
+    assert len(waits) == 2, "the first attempt failed; each wait begins another one"
+    assert [f"attempt {number} of 3" in caplog.text for number in (1, 2, 3)] == [True, True, False]
 
 
 def test_the_record_says_which_servers_and_weights_answered(rollouts):
