@@ -208,7 +208,7 @@ async def test_one_whose_api_server_went_back_in_time_ends_and_says_so(caplog: p
     made = controller(Idle())
     made.watches = cast("Any", Restored())
     await made.start()
-    await asyncio.wait_for(made.stop_flag.wait(), timeout=5)
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=60)
     assert "the API server was restored from a backup (pods: version 99 after 100): starts again" in caplog.text
     assert "bug" not in caplog.text
     assert (operator.why_ended(made) or "").endswith("everything has to be listed anew")
@@ -272,7 +272,7 @@ async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int, monkeypa
     made = controller(Idle(), leases=Leases() if replicas > 1 else None)
     monkeypatch.setattr(Idle, "run", fails)
     await made.start()
-    await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=60)
     assert made.broken
     assert not made.lost
     await made.stop()

@@ -5,13 +5,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.process.torchrun import LOOKS_AGAIN_S, Node, joined_exit_code, run_processes
+from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
 from tests.ports import free_port
 
 
@@ -61,7 +62,16 @@ def machine(index: int, port: int, folder: Path, *, host: str = "127.0.0.1", cou
 def until_it_waits(started: subprocess.Popen[str]) -> None:
     assert started.stderr is not None
     assert any("waiting for the learner's other machines" in line for line in started.stderr)
-    time.sleep(4)  # until it waits, or has gone on
+
+
+def until(condition: Callable[[], bool], *running: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert all(one.poll() is None for one in running)
+        time.sleep(0.05)
+
+
+def store_of_first(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -75,7 +85,7 @@ def test_the_processes_of_several_machines_are_numbered_by_their_machine(restart
         for index in range(2):
             earlier.set(f"machine-{index}", "of the earlier attempt")
         machines.append(machine(1, port, tmp_path))
-        until_it_waits(machines[0])
+        until(lambda: earlier.get("machine-1") != b"of the earlier attempt", *machines)
         del earlier
     else:
         machines.append(machine(1, port, tmp_path))
@@ -91,12 +101,13 @@ def test_a_machine_that_goes_while_it_waits_is_waited_for_again(tmp_path: Path) 
     port = free_port()
     first, gone = (machine(index, port, tmp_path, count=3) for index in (0, 1))
     until_it_waits(first)
-    until_it_waits(gone)
+    calls = store_of_first(port)
+    until(lambda: calls.check(["machine-1"]), first, gone)
     gone.kill()
     gone.communicate()
-    time.sleep(4 * LOOKS_AGAIN_S)  # until the first one has forgotten its last call
+    until(lambda: not calls.check(["machine-1"]), first)
     last = machine(2, port, tmp_path, count=3)
-    until_it_waits(last)
+    until(lambda: calls.check(["machine-2"]), first, last)
     machines = [first, last, machine(1, port, tmp_path, count=3)]
     try:
         assert [one.communicate(timeout=200) and one.returncode for one in machines] == [0, 0, 0]
@@ -156,6 +167,8 @@ def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(
     waiting = machine(index, port, tmp_path, host=host)
     try:
         until_it_waits(waiting)
+        if silent:
+            silent.accept()
         waiting.terminate()
         assert waiting.wait(timeout=30) == EXIT_RETRYABLE
     finally:

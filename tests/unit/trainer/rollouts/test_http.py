@@ -54,7 +54,7 @@ def serve():
 
 
 @contextmanager
-def backend(*servers, timeout_s=5, **options):
+def backend(*servers, timeout_s=WAIT_S, **options):
     urls = [server if isinstance(server, str) else server.url for server in servers]
     sampling = Sampling(max_new_tokens=8, repetition_penalty=1.05)
     with ServerBackend(urls, token="t", sampling=sampling, timeout_s=timeout_s, **options) as client:
@@ -230,7 +230,7 @@ def test_a_server_has_no_more_requests_than_it_can_work_on(serve):
 
 
 def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout(caplog):
-    polls, timeout_s = threading.Semaphore(0), 2
+    polls, timeout_s = threading.Semaphore(0), 10
 
     def answer(path, body):
         if path == "/weight_info":

@@ -342,8 +342,8 @@ def test_workers_come_in_any_order_and_are_taken_by_rank(listener, job, port):
     listener.expect(expected)
     links = {member.rank: job.dial(port, member) for member in reversed(expected)}
     for rank, one in enumerate(accepted(listener), start=1):
-        one.send([bytes([rank])], 5)
-        assert links[rank].receive(1, 5) == bytes([rank])
+        one.send([bytes([rank])], PATIENCE_S)
+        assert links[rank].receive(1, PATIENCE_S) == bytes([rank])
 
 
 def test_it_listens_on_the_one_address_that_servers_dial(listener, port):
@@ -404,9 +404,9 @@ def test_nobody_else_takes_a_workers_place(listener, job, port):
     first = job.dial(port, member)
     (ours,) = accepted(listener)
     with pytest.raises(LinkError, match=r"closed|broke"):  # at the latest of its first message
-        job.dial(port, member).receive(1, 5)
-    ours.send([b"a"], 5)
-    assert first.receive(1, 5) == b"a"
+        job.dial(port, member).receive(1, PATIENCE_S)
+    ours.send([b"a"], PATIENCE_S)
+    assert first.receive(1, PATIENCE_S) == b"a"
 
 
 def test_a_wait_that_has_become_pointless_ends(listener):

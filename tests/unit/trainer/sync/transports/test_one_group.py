@@ -109,7 +109,7 @@ class Silent(Client):
 
 
 def test_a_server_that_does_not_come_leaves_the_others_a_group_of_their_own(make_servers, caplog):
-    servers = make_servers(timeout_s=5.0)
+    servers = make_servers()
     servers.clients[1] = Silent([])
     with pytest.raises(ServerError, match="does not answer"):
         servers.connect()
@@ -139,10 +139,10 @@ def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_al
 
 
 def test_a_server_that_stands_still_costs_a_deadline(make_servers):
-    servers = make_servers(timeout_s=2.0)
+    servers = make_servers()
     servers.connect()
     great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
-    with pytest.raises(LinkError, match=r"a bucket was not received within 2 s"):
+    with pytest.raises(LinkError, match=r"a bucket was not received within 10 s"):
         all_at_once(lambda transfer: transfer.send(great), servers.transfers)
 
 
