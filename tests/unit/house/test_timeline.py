@@ -1,0 +1,50 @@
+"""The timeline of a run of tests: real processes, and a picture of what was measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.timeline import Tier, Timeline, draw, measure, read, tier_of, write
+
+COMPUTES = "import time\nwhile time.process_time() < 3: pass"
+
+
+def test_tier_counts_what_its_processes_compute_and_nothing_of_others(tmp_path: Path) -> None:
+    script, python = tmp_path / "both", f"'{sys.executable}' -c '{COMPUTES}'"
+    script.write_text(f"{python} -m tests.mutants & {python}; wait")
+    timeline, code = measure(["sh", str(script)])
+    assert code == 0
+    assert list(timeline.tiers) == ["mutants"]
+    assert 1.5 < timeline.tiers["mutants"].cpu_s < 4.5
+    assert timeline.wall_s > 3
+    assert max(timeline.busy) > 0.5
+
+
+def test_code_of_a_run_that_fails_is_kept() -> None:
+    assert measure(["sh", "-c", "exit 3"])[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "tier"),
+    [
+        ("python -m tests.once_more jobs -q tests/jobs", "jobs"),
+        ("/x/bin/pytest -q --durations=10 -n 2 --dist loadfile tests/unit", "unit"),
+        ("python -m pytest -m alone tests/cluster", None),
+    ],
+)
+def test_a_process_runs_the_tier_of_its_command(command: str, tier: str | None) -> None:
+    assert tier_of(command.split()) == tier
+
+
+def test_table_and_picture_show_what_was_measured(tmp_path: Path) -> None:
+    timeline = Timeline(2, 120.0, [1.0, 0.5], {"unit": Tier(0.0, 90.0, 80.0)})
+    assert list(timeline.table())[2:] == [
+        "| unit | 0:00 | 1:30 | 80 |",
+        "| all | 0:00 | 2:00 | 180 |",
+        "\nOf 2 cores 25% of the time were idle.",
+    ]
+    write(timeline, tmp_path / "timeline.json")
+    assert read(tmp_path / "timeline.json") == timeline
+    draw(timeline, tmp_path / "timeline.svg")
+    assert "<svg" in (tmp_path / "timeline.svg").read_text()
