@@ -134,6 +134,12 @@ TEMPLATES: list[tuple[dict[str, Any], set[str]]] = [
     (nfs("files.example", "/"), {"nfs"}),
     (nfs("files.example.evil", "/export"), {"nfs"}),
     (nfs("10.0.0.1", "/export"), {"nfs"}),
+    *((nfs(f"files.example:/export{more}", "/x"), {"nfs"}) for more in ("", "/a", "/..")),  # the server ends at :/
+    (nfs("open.example:", "/a"), {"nfs"}),
+    (nfs("open.example", "/"), set()),
+    (nfs("open.example", ""), {"nfs"}),
+    (nfs("", "/export"), {"nfs"}),
+    (volume(nfs={"server": "open.example"}), {"nfs"}),
     (volume(nfs={}), {"nfs"}),
     (volume(persistentVolumeClaim={"claimName": "data"}), set()),
     (volume(persistentVolumeClaim={"claimName": "others"}), {"claims"}),
