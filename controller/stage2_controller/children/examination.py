@@ -23,6 +23,7 @@ Pods = Mapping[str, Mapping[str, Any]]
 _IN_OUR_IMAGE = "/opt/stage2"
 _FILES_OF_OTHERS = ("configMap", "secret", "projected", "downwardAPI")  # the kubelet mounts them read-only
 _NEW = ("emptyDir", "ephemeral")
+_AMOUNT = "must be an amount, such as 2, 500m or 64Gi"
 _NO_VOLUME = "lies in no volume of the job"
 
 
@@ -50,6 +51,7 @@ def examined(job: RolloutMatchingJob) -> Examination:
     found = Examination()
     for role, pod in pods.items():
         found.problems += _resource_problems(job, role, pod)
+        found.problems += _size_problems(role, pod)
         found.problems += _mount_problems(role, pod)
         found.problems += _name_problems(job, role, pod)
     learner = _container(pods, names.ROLE_LEARNER)
@@ -189,15 +191,31 @@ def _resource_problems(job: RolloutMatchingJob, role: str, pod: Mapping[str, Any
                 yield problem
 
 
+def _size_problems(role: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse sizes of volumes that are no amounts."""
+    for volume in pod["spec"]["volumes"]:
+        path = f"spec.{role}.template.spec.volumes[{volume['name']}]"
+        limit = value_at(volume, "emptyDir", "sizeLimit")
+        if limit is not None and not _is_amount(limit):
+            yield Problem(f"{path}.emptyDir.sizeLimit", limit, _AMOUNT, "change it")
+        new = value_at(volume, "ephemeral", "volumeClaimTemplate", "spec", "resources")
+        where = f"{path}.ephemeral.volumeClaimTemplate.spec.resources"
+        yield from _amount_problems(where, new if isinstance(new, Mapping) else {})
+
+
+def _is_amount(value: Any) -> bool:
+    number = parse_quantity(value)
+    return number is not None and number >= 0
+
+
 def _amount_problems(path: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
     requests, limits = (resources.get(key) or {} for key in ("requests", "limits"))
     for part, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
-            number = parse_quantity(amount)
-            if number is None or number < 0:
-                yield Problem(
-                    f"{path}.{part}[{name}]", amount, "must be an amount, such as 2, 500m or 64Gi", "change it"
-                )
+            if not _is_amount(amount):
+                yield Problem(f"{path}.{part}[{name}]", amount, _AMOUNT, "change it")
+            elif "/" in name and (parse_quantity(amount) or 0) % 1:
+                yield Problem(f"{path}.{part}[{name}]", amount, "must be a whole number of pieces", "change it")
     for name, requested in requests.items():
         yield from _limit_problems(f"{path}.limits[{name}]", name, requested, limits.get(name))
 

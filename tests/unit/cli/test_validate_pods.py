@@ -103,6 +103,34 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "spec.learner.template.spec.containers[learner].resources.requests[memory]",
         "amount",
     ),
+    *(
+        (resources("learner", {"memory": more}, {"memory": "60Gi"}), "spec.learner.resources.limits[memory]", "at least")
+        for more in ("67108864Ki", "68e9", "68E9", "68719476736000m", "68.8G", 68719476736, "0.1Ti")
+    ),
+    (resources("learner", {}, {NIC: "1500m"}), f"spec.learner.resources.limits[{NIC}]", "whole"),
+    *(
+        (resources("learner", {}, {"memory": wrong}), "spec.learner.resources.limits.memory", "of the form")
+        for wrong in ("64ki", "64mi", "64K", "6.4.1Gi", "1e3Gi", "64 Gi", "64GB", ".")
+    ),
+    (volumes(emptyDir={"sizeLimit": "5ki"}), "spec.volumes[2].emptyDir.sizeLimit", "of the form"),
+    (
+        of_role("learner", volumes=[{"name": "q", "emptyDir": {"sizeLimit": "5 GB"}}]),
+        "spec.learner.template.spec.volumes[q].emptyDir.sizeLimit",
+        "amount",
+    ),
+    (
+        of_role(
+            "rollout",
+            volumes=[
+                {
+                    "name": "q",
+                    "ephemeral": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "-1Gi"}}}}},
+                }
+            ],
+        ),
+        "spec.rollout.template.spec.volumes[q].ephemeral.volumeClaimTemplate.spec.resources.requests[storage]",
+        "amount",
+    ),
     (resources("learner", {"memory": "16Mi"}, {"memory": "64Mi"}), "spec.learner.resources.limits[memory]", "/dev/shm"),
     (of_role("learner", {"name": "lerner", "env": []}), "spec.learner.template.spec.containers[0].image", "learner"),
     (of_role("rollout", {"name": "sever"}), "spec.rollout.template.spec.containers[0].image", "server"),
@@ -128,6 +156,12 @@ RIGHT: list[dict[str, Any]] = [
     configured(custom={"image_roots": ["/data/images"]}),
     resources("learner", {"cpu": 8, "memory": "64Gi"}, {"cpu": "8000m", "memory": "64Gi"}),
     resources("learner", {"cpu": 8}, {"memory": "64Gi"}),
+    *(
+        resources("learner", {"memory": "64Gi"}, {"memory": same})
+        for same in ("67108864Ki", "65536Mi", "68719476736", "68719476736e0", "68719476736000m", "0.0625Ti")
+    ),
+    resources("learner", {"cpu": "1.1", NIC: "1e0"}, {"cpu": "1100m", NIC: "1000m"}),
+    of_role("learner", volumes=[{"name": "q", "emptyDir": {"sizeLimit": "1024Ki"}}]),
     resources("learner", {"a.example/nic": 1}, {"a.example/nic": 1}),
     resources("learner", {}, {"a.example/nic": 1}),
     of_role("rollout", {"name": "server"}, {"name": "server-2"}),
