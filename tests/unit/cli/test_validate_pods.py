@@ -44,7 +44,15 @@ def mounting(mount: dict[str, Any]) -> dict[str, Any]:
     return of_role("learner", {"name": "learner", "volumeMounts": [mount]})
 
 
+def limits(**amounts: Any) -> dict[str, Any]:
+    """Resources of a container or a pod, with `__` for a slash."""
+    return {"resources": {"limits": {key.replace("__", "/").replace("_", "."): one for key, one in amounts.items()}}}
+
+
 NIC = "a.example/nic"
+MORE = {"name": "more", "persistentVolumeClaim": {"claimName": "more"}}
+AT_MORE = {"name": "more", "mountPath": "/more"}
+LEARNER = "spec.learner.template.spec"
 CLAIM = {"persistentVolumeClaim": {"claimName": "output"}}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     # a change of job-3v1, the path that is named, and words of the rule or of the way out
@@ -104,8 +112,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "amount",
     ),
     *(
-        (resources("learner", {"memory": more}, {"memory": "60Gi"}), "spec.learner.resources.limits[memory]", "at least")
-        for more in ("67108864Ki", "68e9", "68E9", "68719476736000m", "68.8G", 68719476736, "0.1Ti")
+        (resources("learner", {"memory": one}, {"memory": "60Gi"}), "spec.learner.resources.limits[memory]", "at least")
+        for one in ("67108864Ki", "68e9", "68E9", "68719476736000m", "68.8G", 68719476736, "0.1Ti")
     ),
     (resources("learner", {}, {NIC: "1500m"}), f"spec.learner.resources.limits[{NIC}]", "whole"),
     *(
@@ -132,6 +140,92 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "amount",
     ),
     (resources("learner", {"memory": "16Mi"}, {"memory": "64Mi"}), "spec.learner.resources.limits[memory]", "/dev/shm"),
+    (
+        {
+            **configured(model={"model": "/more/model"}),
+            **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        },
+        "spec.config.model.model",
+        "server-0",
+    ),
+    (
+        {
+            **configured(model={"model": "/more/model"}),
+            **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+            **of_role("rollout", {"name": "server-0", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        },
+        "spec.config.model.model",
+        "server-1",
+    ),
+    # a whole pod's resources
+    (
+        of_role("learner", resources={"requests": {"memory": "64Gi"}, "limits": {"memory": "8Gi"}}),
+        f"{LEARNER}.resources.limits[memory]",
+        "at least its request",
+    ),
+    (of_role("learner", resources={"requests": {"memory": "64GB"}}), f"{LEARNER}.resources.requests[memory]", "amount"),
+    (of_role("learner", **limits(cpu="2")), f"{LEARNER}.resources.limits[cpu]", "containers request 8"),
+    (of_role("learner", resources={"requests": {"cpu": 2}}), f"{LEARNER}.resources.requests[cpu]", "containers"),
+    (
+        {"learner": {"resources": {"requests": {"cpu": 1}, "limits": {"cpu": 8}}, "template": {"spec": limits(cpu=4)}}},
+        f"{LEARNER}.resources.limits[cpu]",
+        "limit of learner, 8",
+    ),
+    (of_role("learner", **limits(nvidia_com__gpu=4)), f"{LEARNER}.resources.limits[nvidia.com/gpu]", "cpu, memory"),
+    # room of /dev/shm
+    (
+        {"learner": {"resources": None, "template": {"spec": limits(memory="64Mi")}}},
+        f"{LEARNER}.resources.limits[memory]",
+        "/dev/shm",
+    ),
+    (
+        {"learner": {"resources": None, **of_role("learner", {"name": "learner", **limits(memory="64Mi")})["learner"]}},
+        f"{LEARNER}.containers[learner].resources.limits[memory]",
+        "/dev/shm",
+    ),
+    (
+        {"rollout": {"resources": None, **of_role("rollout", {"name": "server", **limits(memory="1G")})["rollout"]}},
+        "spec.rollout.template.spec.containers[server-2].resources.limits[memory]",
+        "/dev/shm",
+    ),
+    # two mounts at one path
+    *(
+        (
+            of_role("learner", {"name": name, "image": "x", "volumeMounts": [data, models]}),
+            f"{LEARNER}.containers[{name}].volumeMounts[{models['mountPath']}].mountPath",
+            "data",
+        )
+        for name in ("learner", "side")
+        for data, models in (
+            ({"name": "data", "mountPath": "/x"}, {"name": "models", "mountPath": "/x"}),
+            ({"name": "data", "mountPath": "/x"}, {"name": "models", "mountPath": "/y/../x/"}),
+        )
+    ),
+    (
+        mounting({"mountPath": "/data/", "name": "output"}),
+        f"{LEARNER}.containers[learner].volumeMounts[/data/].mountPath",
+        "data",
+    ),
+    # GPUs, and what has no such name
+    *(
+        (
+            {role: {"resources": {part: {"nvidia.com/gpu": "4"}}}},
+            f"spec.{role}.resources.{part}[nvidia.com/gpu]",
+            "counted by the job",
+        )
+        for role in ("learner", "rollout")
+        for part in ("limits", "requests")
+    ),
+    *(
+        ({role: limits(**{name: "1"})}, f"spec.{role}.resources.limits[{name}]", words)
+        for role in ("learner", "rollout")
+        for name, words in (("gpu", "gpu"), ("gpus", "gpu"), ("mem", "cpu, memory"))
+    ),
+    (
+        of_role("rollout", {"name": "server", **limits(gpu=1)}),
+        "spec.rollout.template.spec.containers[server-0].resources.limits[gpu]",
+        "spec.rollout.gpusPerServer",
+    ),
     (of_role("learner", {"name": "lerner", "env": []}), "spec.learner.template.spec.containers[0].image", "learner"),
     (of_role("rollout", {"name": "sever"}), "spec.rollout.template.spec.containers[0].image", "server"),
     (of_role("rollout", {"name": "server-3"}), "spec.rollout.template.spec.containers[0].image", "server-2"),
@@ -166,6 +260,15 @@ RIGHT: list[dict[str, Any]] = [
     resources("learner", {}, {"a.example/nic": 1}),
     of_role("rollout", {"name": "server"}, {"name": "server-2"}),
     of_role("learner", {"name": "logs", "image": "x"}),
+    of_role("learner", {"name": "logs", "image": "x", **limits(memory="64Mi")}),
+    of_role("learner", resources={"requests": {"cpu": 8, "memory": "64Gi"}, "limits": {"memory": "128Gi"}}),
+    resources("learner", {"ephemeral-storage": "1Gi", "hugepages-2Mi": "4Mi"}, {"hugepages-2Mi": "4Mi"}),
+    mounting({"mountPath": "/data", "name": "output"}),
+    {
+        **configured(model={"model": "/more/model"}),
+        **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        **of_role("rollout", {"name": "server", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+    },
     {
         **writes_to("/more/run"),
         **of_role(
