@@ -17,6 +17,7 @@ from stage2_controller.children.amounts import amount_problems, containers_of, i
 from stage2_controller.children.build import pod_templates
 from stage2_controller.spec import names, template_rules
 from stage2_controller.spec.objects import value_at
+from stage2_controller.spec.output_folder import whole_path
 from stage2_controller.spec.settings import DEFAULT_IMAGE
 
 Pods = Mapping[str, Mapping[str, Any]]
@@ -141,8 +142,8 @@ def _unreadable(job: RolloutMatchingJob, path: str, pod: Mapping[str, Any], cont
 
 
 def _place(path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> _Place | None:
-    """Return where a path lies; None: in no volume. A relative one begins where stage2's image starts processes."""
-    whole = layout.cleaned(str(PurePosixPath(container.get("workingDir") or layout.TMP_FOLDER) / path))
+    """Return where a path lies; None: in no volume."""
+    whole = whole_path(path, container)
     above = [
         mount
         for mount in container.get("volumeMounts") or ()

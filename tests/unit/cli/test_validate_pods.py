@@ -332,3 +332,18 @@ def test_every_example_is_valid(path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_all_servers_with_one_mistake_are_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validated(tmp_path, resources("rollout", {"memory": "32Gi"}, {"memory": "1Gi"})) == 64
     assert capsys.readouterr().err.count("limits[memory]") == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "of_learner"),
+    [("runs", {}), ("/var/runs", {"securityContext": {"readOnlyRootFilesystem": False}})],
+    ids=["relative", "in no volume"],
+)
+def test_checkpoints_that_go_with_the_pod_are_a_warning(
+    folder: str, of_learner: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validated(tmp_path, writes_to(folder), of_role("learner", {"name": "learner", **of_learner})) == 0
+    warned = " ".join(capsys.readouterr().err.split())
+    assert f"1 warning {OUTPUT}: '{folder}'" in warned
+    assert "ends with the learner's pod" in warned
+    assert "persistentVolumeClaim" in warned
