@@ -347,3 +347,41 @@ def test_checkpoints_that_go_with_the_pod_are_a_warning(
     assert f"1 warning {OUTPUT}: '{folder}'" in warned
     assert "ends with the learner's pod" in warned
     assert "persistentVolumeClaim" in warned
+
+
+SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "b"}}
+NAMELESS: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": None, "stringData": {"a": "b"}}
+NEEDED_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "output"}, "spec": {}}
+
+
+def beside(folder: Path, *documents: Any) -> int:
+    (folder / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    return validate_files([folder / "job.yaml"], changes=["training.max_steps=3"])
+
+
+def test_other_objects_beside_a_job_are_skipped_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert beside(tmp_path, SETTINGS, NAMELESS, example(), NEEDED_CLAIM) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "valid RolloutMatchingJob" in shown
+    assert "  not checked: ConfigMap settings, Secret, PersistentVolumeClaim output" in shown
+
+
+@pytest.mark.parametrize(
+    ("documents", "path"),
+    [
+        ([SETTINGS], "kind: 'ConfigMap'"),
+        ([SETTINGS, NEEDED_CLAIM], "kind: 'ConfigMap'"),
+        ([{**example(), "kind": "RolloutMatchingjob"}, SETTINGS], "kind: 'RolloutMatchingjob'"),
+        ([SETTINGS, {**example(), "apiVersion": "stage2/v1"}], "apiVersion: 'stage2/v1'"),
+        ([SETTINGS, {"kind": "ConfigMap"}, {**example(), "spec": {}}], "spec.config"),
+        ([example(), {"kind": ["Job"]}], "kind: ['Job']"),
+        ([example(), {"training": {}}], "kind"),
+        ([{"training": {}}, SETTINGS], "2 documents"),
+    ],
+    ids=str,
+)
+def test_documents_without_a_right_job_are_refused(
+    documents: list[Any], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert beside(tmp_path, *documents) == 64
+    assert path in capsys.readouterr().err
