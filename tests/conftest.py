@@ -29,7 +29,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    """helm."""
+    """helm, which goes by the cluster that a test names: its own variables would lead elsewhere."""
+    for name in [name for name in os.environ if name.startswith(("HELM_KUBE", "HELM_NAMESPACE"))]:
+        del os.environ[name]
     return tool("helm")
 
 

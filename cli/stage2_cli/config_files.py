@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import refused
-from stage2_api.job import RolloutMatchingJob
+from stage2_api.job import GROUP, KIND, RolloutMatchingJob
 from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
+from stage2_controller.spec.objects import value_at
 from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
 
 WATCHED = ("spec.suspend", "spec.evictionLimit", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
@@ -36,6 +37,23 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
             kind = type(document).__name__
             raise refused(str(path), kind, "each document must be a mapping", "start it with `key: value` lines")
     return documents
+
+
+def jobs_and_others(documents: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the jobs of a file, and the kinds and names of other Kubernetes objects, such as a ConfigMap of a job's.
+
+    All are jobs where none would be one: then each is refused with what it lacks.
+    """
+    jobs = [one for one in documents if not _is_other_object(one)]
+    if not jobs:
+        return list(documents), []
+    others = [one for one in documents if _is_other_object(one)]
+    return jobs, [f"{one['kind']} {value_at(one, 'metadata', 'name') or ''}".rstrip() for one in others]
+
+
+def _is_other_object(document: Mapping[str, Any]) -> bool:
+    kind, version = document.get("kind"), document.get("apiVersion", "")
+    return isinstance(kind, str) and kind != KIND and not str(version).startswith(f"{GROUP}/")
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

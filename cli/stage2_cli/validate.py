@@ -18,7 +18,7 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-from stage2_cli.config_files import changed, is_job, load_documents, only_document, with_bases
+from stage2_cli.config_files import changed, is_job, jobs_and_others, load_documents, only_document, with_bases
 from stage2_cli.console import file_progress, show_config_error, show_idle_settings, show_warnings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.children.examination import examined
@@ -129,7 +129,8 @@ def _load(
         check_rewards(config)
         findings.kind = "training configuration"
         return [(config, lambda named: named)]
-    jobs = [parse_job(changed(document, changes)) for document in documents]
+    written, others = jobs_and_others(documents)
+    jobs = [parse_job(changed(document, changes)) for document in written]
     for job in jobs:
         template_rules.check(job)
         check_rewards(job.spec.config, root="spec.config.")
@@ -138,6 +139,7 @@ def _load(
         raise ConfigError(problems)
     findings.kind = "RolloutMatchingJob"
     findings.warnings += [warning for job in jobs for warning in output_folder.warnings(job)]
+    findings.not_checked += [", ".join(others)] if others else []
     in_image = [path for one in seen for path in one.in_image]
     findings.not_checked += [f"{key}: {file}: in no volume: the job's image must have it" for key, file in in_image]
     return [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]

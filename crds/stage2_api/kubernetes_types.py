@@ -11,7 +11,10 @@ from pydantic import Field, StringConstraints
 
 from stage2_api.section import DnsLabel, KubernetesObject, Name, Path, free_mapping
 
-_QUANTITY = r"^[+]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$"
+QUANTITY = r"([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?"
+"""The form of an amount without a sign: its number, and its exponent or unit."""
+
+_QUANTITY = f"^[+]?{QUANTITY}$"
 
 Quantity = Annotated[
     int | Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_QUANTITY)],

@@ -4,7 +4,7 @@
 is a mistake where stage2's own image runs; another image may have it, so that is only said.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,9 +13,11 @@ from stage2_api.errors import Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
 from stage2_api.runconfig import FOLDER, HUB_NAME
+from stage2_controller.children.amounts import amount_problems, containers_of, is_own
 from stage2_controller.children.build import pod_templates
 from stage2_controller.spec import names, template_rules
-from stage2_controller.spec.objects import parse_quantity, value_at
+from stage2_controller.spec.objects import value_at
+from stage2_controller.spec.output_folder import whole_path
 from stage2_controller.spec.settings import DEFAULT_IMAGE
 
 Pods = Mapping[str, Mapping[str, Any]]
@@ -24,6 +26,7 @@ _IN_OUR_IMAGE = "/opt/stage2"
 _FILES_OF_OTHERS = ("configMap", "secret", "projected", "downwardAPI")  # the kubelet mounts them read-only
 _NEW = ("emptyDir", "ephemeral")
 _NO_VOLUME = "lies in no volume of the job"
+_IN_IMAGE = "in the image"
 
 
 @dataclass
@@ -49,8 +52,9 @@ def examined(job: RolloutMatchingJob) -> Examination:
     pods = pod_templates(job)
     found = Examination()
     for role, pod in pods.items():
-        found.problems += _resource_problems(job, role, pod)
+        found.problems += amount_problems(job, role, pod)
         found.problems += _mount_problems(role, pod)
+        found.problems += _shared_path_problems(job, role, pod)
         found.problems += _name_problems(job, role, pod)
     learner = _container(pods, names.ROLE_LEARNER)
     for key, path in _written(job):
@@ -101,25 +105,45 @@ def _write_problems(key: str, path: str, pod: Mapping[str, Any], container: Mapp
 
 
 def _examine_read(found: Examination, job: RolloutMatchingJob, pods: Pods, key: str, path: str) -> None:
-    """Look for a path in the learner's container; servers have the volumes of the job too."""
-    container = _container(pods, names.ROLE_LEARNER)
-    place = _place(path, pods[names.ROLE_LEARNER], container)
-    where = f"spec.config.{key}"
-    way_out = "choose a path below the mountPath of a volume that has it, or add one to spec.volumes"
+    """Look for a path in the learner's container, and for the model in those of the servers too.
+
+    They have the volumes of the job in common, so that only a template makes a difference.
+    """
+    readers = [(names.ROLE_LEARNER, _container(pods, names.ROLE_LEARNER))]
+    if key == "model.model" and names.ROLE_ROLLOUT in pods:
+        containers = pods[names.ROLE_ROLLOUT]["spec"]["containers"]
+        readers += [(names.ROLE_ROLLOUT, one) for one in containers if is_own(one)]
+    for role, container in readers:
+        rule = _unreadable(job, path, pods[role], container)
+        if rule == _IN_IMAGE:
+            found.in_image.append((key, path))
+            return
+        if rule is not None:
+            way_out = "choose a path below the mountPath of a volume that has it, or add one to spec.volumes"
+            if rule.startswith(_NO_VOLUME):
+                way_out += ", or name the image that has it: spec.image"
+            of = f" ({container['name']} loads it too)" if role == names.ROLE_ROLLOUT else ""
+            found.problems.append(Problem(f"spec.config.{key}", path, f"{rule}{of}", way_out))
+            return
+
+
+def _unreadable(job: RolloutMatchingJob, path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> str | None:
+    """Return why a container cannot have a path; None where it may, and _IN_IMAGE where only its image can know."""
+    place = _place(path, pod, container)
     if place is not None:
-        if place.is_new and not template_rules.adds_containers(job):
-            rule = f"the volume {place.volume} at {place.mount_path} is empty when the pod starts"
-            found.problems.append(Problem(where, path, rule, way_out))
-    elif container["image"] != DEFAULT_IMAGE:
-        found.in_image.append((key, path))
-    elif not PurePosixPath(layout.cleaned(path)).is_relative_to(_IN_OUR_IMAGE):
-        rule = f"{_NO_VOLUME}, and stage2's image does not have it"
-        found.problems.append(Problem(where, path, rule, f"{way_out}, or name the image that has it: spec.image"))
+        if not place.is_new or template_rules.adds_containers(job):
+            return None
+        return f"the volume {place.volume} at {place.mount_path} is empty when the pod starts"
+    if container.get("image") != DEFAULT_IMAGE:
+        return _IN_IMAGE
+    if PurePosixPath(layout.cleaned(path)).is_relative_to(_IN_OUR_IMAGE):
+        return None
+    return f"{_NO_VOLUME}, and stage2's image does not have it"
 
 
 def _place(path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> _Place | None:
-    """Return where a path lies; None: in no volume. A relative one begins where stage2's image starts processes."""
-    whole = layout.cleaned(str(PurePosixPath(container.get("workingDir") or layout.TMP_FOLDER) / path))
+    """Return where a path lies; None: in no volume."""
+    whole = whole_path(path, container)
     above = [
         mount
         for mount in container.get("volumeMounts") or ()
@@ -143,12 +167,6 @@ def _container(pods: Pods, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for key in ("containers", "initContainers"):
-        for container in pod["spec"].get(key) or ():
-            yield key, container
-
-
 def _name_problems(job: RolloutMatchingJob, role: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse what a template adds without an image, which is most often a misspelt name of stage2's own."""
     template = (job.spec.rollout if role == names.ROLE_ROLLOUT else job.spec.learner).template
@@ -162,62 +180,44 @@ def _name_problems(job: RolloutMatchingJob, role: str, pod: Mapping[str, Any]) -
                 yield Problem(path, container.get("image"), rule, "correct the name, or give the container an image")
 
 
+def _shared_path_problems(job: RolloutMatchingJob, role: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse a path that one container mounts twice: no API server takes the same text, and else one hides the other.
+
+    A mount of a template replaces stage2's own at the same path, written alike; two of the template's do not.
+    """
+    template = (job.spec.rollout if role == names.ROLE_ROLLOUT else job.spec.learner).template
+    written = [
+        (key, one)
+        for key in ("containers", "initContainers")
+        for one in value_at(template, "spec", key) or ()
+        if _twice(one)
+    ]
+    known = {(key, one["name"]) for key, one in written}
+    built = [(key, one) for key, one in containers_of(pod) if (key, one["name"]) not in known and _twice(one)]
+    for key, container in [*written, *built]:
+        first, again = _twice(container)
+        path = f"spec.{role}.template.spec.{key}[{container['name']}].volumeMounts[{again['mountPath']}].mountPath"
+        rule = f"the container mounts {first.get('name')} there too"
+        yield Problem(path, again["mountPath"], rule, "choose another path, or remove one of the two")
+
+
+def _twice(container: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the first two mounts of a container at one path; empty where each has a path of its own."""
+    seen: dict[str, Mapping[str, Any]] = {}
+    for mount in container.get("volumeMounts") or ():
+        path = layout.cleaned(mount["mountPath"])
+        if path in seen:
+            return seen[path], mount
+        seen[path] = mount
+    return ()
+
+
 def _mount_problems(role: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
     present = [volume["name"] for volume in pod["spec"]["volumes"]]
-    for key, container in _containers(pod):
+    for key, container in containers_of(pod):
         for mount in container.get("volumeMounts") or ():
             if mount.get("name") not in present:
                 path = f"spec.{role}.template.spec.{key}[{container['name']}].volumeMounts[{mount['mountPath']}].name"
                 yield Problem(
                     path, mount.get("name"), f"no volume of the pod has this name: {', '.join(present)}", "correct it"
                 )
-
-
-def _resource_problems(job: RolloutMatchingJob, role: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse amounts that the API server refuses, once for all servers, and a limit that /dev/shm has no room in."""
-    spec = job.spec.rollout if role == names.ROLE_ROLLOUT else job.spec.learner
-    written = spec.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if spec.resources else {}
-    of_role = list(_amount_problems(f"spec.{role}.resources", written))
-    if job.spec.gpu_resource:
-        of_role += _memory_problems(f"spec.{role}.resources", written)
-    yield from of_role
-    seen = {(problem.path.removeprefix(f"spec.{role}.resources"), problem.value) for problem in of_role}
-    for key, container in _containers(pod):
-        path = f"spec.{role}.template.spec.{key}[{container['name']}].resources"
-        for problem in _amount_problems(path, container.get("resources") or {}):
-            if (problem.path.removeprefix(path), problem.value) not in seen:
-                yield problem
-
-
-def _amount_problems(path: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
-    requests, limits = (resources.get(key) or {} for key in ("requests", "limits"))
-    for part, amounts in (("requests", requests), ("limits", limits)):
-        for name, amount in amounts.items():
-            number = parse_quantity(amount)
-            if number is None or number < 0:
-                yield Problem(
-                    f"{path}.{part}[{name}]", amount, "must be an amount, such as 2, 500m or 64Gi", "change it"
-                )
-    for name, requested in requests.items():
-        yield from _limit_problems(f"{path}.limits[{name}]", name, requested, limits.get(name))
-
-
-def _limit_problems(path: str, name: str, requested: Any, limit: Any) -> Iterator[Problem]:
-    least, most = parse_quantity(requested), parse_quantity(limit)
-    if least is None or (most is None and limit is not None):
-        return
-    if "/" in name and least != most:
-        rule = f"must equal its request, {requested}: pieces of {name} are not shared"
-        yield Problem(path, limit, rule, "set both to the same number, or only the limit")
-    elif most is not None and most < least:
-        yield Problem(
-            path, limit, f"must be at least its request, {requested}", "raise the limit, or lower the request"
-        )
-
-
-def _memory_problems(path: str, resources: Mapping[str, Any]) -> Iterable[Problem]:
-    limit = value_at(resources, "limits", "memory")
-    most = parse_quantity(limit)
-    if most is not None and most < layout.SHARED_MEMORY_BYTES:
-        rule = f"{layout.SHARED_MEMORY_FOLDER} is part of it, where workers of vLLM and NCCL need 1Gi"
-        yield Problem(f"{path}.limits[memory]", limit, rule, "raise the limit, or remove it")

@@ -93,7 +93,7 @@ def steps_kept(context: PlanContext, report: Report) -> Condition | None:
     if begun:
         why = ", the newest checkpoint"
     elif where:
-        why = f": {where}; give that volume a persistentVolumeClaim"
+        why = f": {where}; {output_folder.WAY_OUT}"
     else:
         why = f": it found no checkpoint in training.output_dir {context.job.spec.config.training.output_dir}"
     count = report.furthest - begun

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stage2_api.kubernetes_types import QUANTITY
+
 
 def value_at(value: Any, *keys: str) -> Any:
     """Return the value below these keys, whatever the shape of a person's text; None where a key is missing."""
@@ -16,14 +18,17 @@ def value_at(value: Any, *keys: str) -> Any:
 Amounts = Mapping[str, float]
 """Amounts by resource name, in base units: cores, bytes, pieces."""
 
-_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30,
-             "T": 1e12, "Ti": 2**40, "P": 1e15, "Pi": 2**50, "E": 1e18, "Ei": 2**60}  # fmt: skip
-_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i))?")
+_DECIMAL = {"n": "e-9", "u": "e-6", "m": "e-3", "k": "e3", "M": "e6", "G": "e9", "T": "e12", "P": "e15", "E": "e18"}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
+_FORM = re.compile(f"([+-]?){QUANTITY}")
 _MOST = 1e300  # sums of more may be infinite
 
 
 def parse_quantity(value: Any) -> float | None:
-    """Return the amount in base units (cores, bytes, pieces); None if `value` is no quantity or has no finite sum."""
+    """Return the amount in base units (cores, bytes, pieces); None if `value` is no quantity or has no finite sum.
+
+    Two forms of one amount are equal: `1100m` and `1.1`.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:
@@ -32,8 +37,8 @@ def parse_quantity(value: Any) -> float | None:
         return None
     if form is None:
         return None
-    number, exponent, suffix = form.groups()
-    amount = float(number + (exponent or "")) * _SUFFIXES.get(suffix, 1)
+    sign, number, unit = form.groups("")
+    amount = float(f"{sign}{number}{'' if unit in _BINARY else _DECIMAL.get(unit, unit)}") * _BINARY.get(unit, 1)
     return amount if abs(amount) <= _MOST else None
 
 

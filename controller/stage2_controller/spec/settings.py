@@ -180,7 +180,9 @@ class AdminPolicy:
         if volume.get("nfs") is not None:
             server, folder = (value_at(volume, "nfs", key) for key in ("server", "path"))
             export = f"{server}:{_without_slash(folder)}"
-            if _ANY not in self.nfs and not (_is_plain(folder, root=True) and _lies_in(export, self.nfs)):
+            # The server is a host alone: `files.example:/export` as a server would be the beginning of any export.
+            is_plain = isinstance(server, str) and "/" not in server and _is_plain(folder, root=True)
+            if _ANY not in self.nfs and not (is_plain and _lies_in(export, self.nfs)):
                 yield self._refused(f"{path}.nfs", export, _EXPORT)
 
     def _folder(self, path: str, folder: Any) -> Iterator[Problem]:
@@ -281,7 +283,7 @@ def _is_plain(folder: Any, *, root: bool = False) -> bool:
     if not isinstance(folder, str):
         return False
     path = _without_slash(folder)
-    plain = _PLAIN.fullmatch(path) is not None or (root and path == "")
+    plain = _PLAIN.fullmatch(path) is not None or (root and folder == "/")
     return plain and not {".", ".."}.intersection(path.split("/"))
 
 

@@ -268,7 +268,8 @@ def _are_capabilities(value: Any) -> bool:
 
 
 def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    """Return whether a value is a whole number above 0; an API server stores 5000.0 as 5000."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and value % 1 == 0
 
 
 def _are_ids(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _FORMS = {
 """What must hold, by the type of pydantic's error."""
 
 _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_WITH_SIGNS = re.compile(r"[-+]?[0-9]+([_:.][0-9]+)+")  # 1_000, 12:30:45
 Location = tuple[int | str, ...]
 Located = Sequence[tuple[Location, ErrorDetails]]
 M = TypeVar("M", bound=BaseModel)
@@ -254,8 +256,8 @@ def _way_out(model: type[BaseModel], place: Sequence[int | str], error: ErrorDet
     )
     if near:
         return f"did you mean {near[0]!r}?"
-    if error["type"] in ("int_type", "float_type") and isinstance(value, str) and _NUMBER.fullmatch(value):
-        return _as_number(value)
+    if error["type"] in ("int_type", "float_type") and isinstance(value, str) and (as_number := _as_number(value)):
+        return as_number
     if isinstance(value, bool) and error["type"] in ("int_type", "float_type", "string_type"):
         return f"write a value instead of {str(value).lower()}, or remove the key"
     if default is None or isinstance(default, BaseModel):
@@ -263,7 +265,12 @@ def _way_out(model: type[BaseModel], place: Sequence[int | str], error: ErrorDet
     return f"change it, or remove the key (default {_yaml(default)})"
 
 
-def _as_number(text: str) -> str:
+def _as_number(text: str) -> str | None:
+    """Return how to write a text as the number that it looks like; None if it looks like none."""
+    if not _NUMBER.fullmatch(text):
+        return f"write plain digits: YAML reads {text} as text" if _WITH_SIGNS.fullmatch(text) else None
+    if not math.isfinite(float(text)):
+        return "write a smaller number"
     if "e" in text.lower() and "." not in text:
         mantissa, _, exponent = text.lower().partition("e")
         return f"write {mantissa}.0e{exponent}: YAML reads {text} as text"

@@ -78,10 +78,10 @@ def test_a_tenant_scales_a_job_within_the_largest_one(tenant: Kubectl) -> None:
 
 
 def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> None:
-    for override, path, known in RISKY:
+    for override, path in RISKY:
         sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
         done = tenant.run("create", "--dry-run=server", "--validate=false", "-f", "-", stdin=sent)
-        assert (done.returncode != 0) is known, (path, done.stderr)
+        assert done.returncode != 0, path
     for override in NEEDED:
         sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
         done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)

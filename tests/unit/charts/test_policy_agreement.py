@@ -18,7 +18,17 @@ from stage2_controller.spec import template_rules
 from stage2_controller.spec.settings import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
 from tests.unit.charts.conftest import Template
-from tests.unit.charts.test_policy import POLICY, account, env_of, of_pod, policy_of, token_for, volume, with_container
+from tests.unit.charts.test_policy import (
+    POLICY,
+    account,
+    env_of,
+    of_pod,
+    policy_of,
+    security,
+    token_for,
+    volume,
+    with_container,
+)
 from tests.unit.controller import builders as b
 
 LISTED = (
@@ -38,6 +48,7 @@ LISTED = (
     'policy.resourceClaimTemplates=["one-gpu"]',
 )
 HARD = "a rule that no value lifts"
+NONE: set[str] = set()
 
 
 def claim(**spec: Any) -> dict[str, Any]:
@@ -134,6 +145,12 @@ TEMPLATES: list[tuple[dict[str, Any], set[str]]] = [
     (nfs("files.example", "/"), {"nfs"}),
     (nfs("files.example.evil", "/export"), {"nfs"}),
     (nfs("10.0.0.1", "/export"), {"nfs"}),
+    *((nfs(f"files.example:/export{more}", "/x"), {"nfs"}) for more in ("", "/a", "/..")),  # the server ends at :/
+    (nfs("open.example:", "/a"), {"nfs"}),
+    (nfs("open.example", "/"), set()),
+    (nfs("open.example", ""), {"nfs"}),
+    (nfs("", "/export"), {"nfs"}),
+    (volume(nfs={"server": "open.example"}), {"nfs"}),
     (volume(nfs={}), {"nfs"}),
     (volume(persistentVolumeClaim={"claimName": "data"}), set()),
     (volume(persistentVolumeClaim={"claimName": "others"}), {"claims"}),
@@ -189,6 +206,94 @@ TEMPLATES: list[tuple[dict[str, Any], set[str]]] = [
     (with_container("side", image="my/trainer", securityContext={"runAsGroup": 0}), {"groups", HARD}),
     ({"spec": {"initContainers": [{"name": "i", "image": "my/trainer", "securityContext": {"runAsGroup": 0}}]}},
      {"groups", HARD}),
+    # fields that training does not need
+    *(
+        (volume(**{kind: source}), {HARD})
+        for kind, source in (
+            ("csi", {"driver": "secrets-store.csi.k8s.io"}),
+            ("image", {"reference": "x"}),
+            ("gitRepo", {"repository": "x"}),
+            ("iscsi", {"targetPortal": "x"}),
+        )
+    ),
+    *(
+        ({"metadata": {key: value}}, {HARD})
+        for key, value in (
+            ("finalizers", ["a.example/b"]), ("namespace", "kube-system"), ("name", "x"), ("generateName", "x"),
+            ("ownerReferences", [{"kind": "Node"}]),
+        )
+    ),
+    ({"status": {}}, {HARD}),
+    *(
+        (of_pod(**{key: value}), {HARD})
+        for key, value in (
+            ("shareProcessNamespace", True), ("hostname", "x"), ("priority", 1), ("affinity", {}),
+            ("ephemeralContainers", [{"name": "x"}]), ("restartPolicy", "Always"), ("hostPID", False),
+            ("nodeName", "x"), ("overhead", {"cpu": 1}),
+            ("resourceClaims", [{"name": "c"}]), ("resources", {"claims": [{"name": "c"}]}),
+        )
+    ),
+    *(
+        (with_container(name, image="my/trainer", **{key: value}), {HARD})
+        for name in ("learner", "side")
+        for key, value in (
+            ("restartPolicyRules", [{"action": "Restart"}]), ("volumeDevices", [{"devicePath": "/dev/x", "name": "v"}]),
+            ("resources", {"claims": [{"name": "c"}]}), ("tty", True),
+            *(("lifecycle", {hook: {"httpGet": {"host": "10.0.0.1"}}}) for hook in ("preStop", "postStart")),
+            ("lifecycle", {"preStop": {"tcpSocket": {"host": "10.0.0.1", "port": 1}}}),
+            *((f"{one}Probe", {"httpGet": {"host": "10.0.0.1"}}) for one in ("liveness", "readiness", "startup")),
+            ("livenessProbe", {"tcpSocket": {"host": "10.0.0.1"}}),
+        )
+    ),
+    *(
+        (with_container("side", image="my/trainer", ports=[{"containerPort": 1, key: 1}]), {HARD})
+        for key in ("hostPort", "hostIP")
+    ),
+    *(
+        (with_container("side", image="my/trainer", **{key: value}), set())
+        for key, value in (
+            ("lifecycle", {"preStop": {"exec": {"command": ["host"]}}}),
+            ("livenessProbe", {"httpGet": {"port": 1, "httpHeaders": [{"name": "host", "value": "a"}]}}),
+            ("livenessProbe", {"grpc": {"port": 1}, "periodSeconds": 1}),
+            ("ports", [{"containerPort": 1}]),
+            ("restartPolicy", "Always"),
+        )
+    ),
+    # numbers of users and groups are whole; an API server stores 5000.0 as 5000
+    *(
+        (of_pod(securityContext={key: value}), values)
+        for key in ("runAsGroup", "fsGroup")
+        for value, values in ((5000.0, NONE), (10001.0, NONE), (6000.0, {"groups"}), (0.0, {"groups", HARD}))
+    ),
+    (of_pod(securityContext={"fsGroup": 5000.5}), {"groups", HARD}),
+    (of_pod(securityContext={"supplementalGroups": [5000.0]}), set()),
+    (of_pod(securityContext={"supplementalGroups": [5000, 0.5]}), {"groups", HARD}),
+    *((security(runAsUser=user), {HARD}) for user in (0, 1000.5, -1)),
+    (security(runAsUser=1000.0), set()),
+    (security(runAsUser=1000), set()),
+    *(
+        (security(**{key: value}), {HARD})
+        for key, value in (
+            ("runAsNonRoot", False), ("procMount", "Unmasked"), ("windowsOptions", {"hostProcess": True}),
+            ("privileged", True), ("allowPrivilegeEscalation", True),
+            *((profile, {"type": "Unconfined"}) for profile in ("seccompProfile", "appArmorProfile")),
+            ("seccompProfile", {}),
+            *(("seLinuxOptions", wrong) for wrong in ({"type": "spc_t"}, {"user": "u"}, {"role": "r"})),
+            *(("capabilities", wrong) for wrong in ({"add": ["SYS_ADMIN"]}, {"drop": []}, {"drop": ["NET_RAW"]})),
+        )
+    ),
+    *(
+        (security(**{key: value}), set())
+        for key, value in (
+            ("runAsNonRoot", True), ("procMount", "Default"), ("privileged", False), ("readOnlyRootFilesystem", False),
+            ("seccompProfile", {"type": "Localhost", "localhostProfile": "a"}),
+            ("seLinuxOptions", {"type": "container_t", "level": "s0"}),
+            ("capabilities", {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}), ("capabilities", {}),
+        )
+    ),
+    (of_pod(securityContext={"sysctls": [{"name": "kernel.x", "value": "1"}]}), {HARD}),
+    (of_pod(securityContext={"privileged": False}), {HARD}),
+    (of_pod(securityContext={"fsGroupChangePolicy": "Always", "supplementalGroupsPolicy": "Strict"}), set()),
     (mounts(folder("/data"), {"name": "v", "mountPath": "/v", "readOnly": True}), set()),
     (mounts(folder("/data"), {"name": "v", "mountPath": "/v"}), {"writableHostPaths"}),
     (mounts(folder("/data"), {"name": ["v"], "mountPath": "/v"}), set()),  # no pod can have it
@@ -269,6 +374,25 @@ def test_admission_and_controller_judge_each_document_alike(template: Template) 
     }
     assert len(judged) > 150
     assert {spec: one for spec, one in judged.items() if not one[0] == one[1] == one[2]} == {}
+
+
+def test_admission_and_controller_list_the_same_fields(template: Template) -> None:
+    (listed,) = [one for one in template()[POLICY]["spec"]["variables"] if one["name"] == "unknownFields"]
+    written = [set(re.findall("'([^']*)'", one)) for one in re.findall(r"k in (\[.*?\])", listed["expression"])]
+    assert written == [
+        {"metadata", "spec"},
+        template_rules.OF_METADATA,
+        template_rules.OF_POD,
+        template_rules.OF_POD_SECURITY,
+        template_rules.VOLUMES,
+        template_rules.OF_CONTAINER,
+        template_rules.OF_CONTAINER_SECURITY,
+    ]
+
+
+def test_a_refusal_of_admission_names_the_fields(template: Template) -> None:
+    raw = b.job(learner={"gpus": 1, "template": of_pod(hostPID=True, volumes=[{"name": "v", "csi": {"driver": "x"}}])})
+    assert "hostPID, csi: no field that training needs" in admitted(template()[POLICY], raw)
 
 
 def test_a_star_lifts_every_rule_that_a_value_lifts(template: Template) -> None:

@@ -44,7 +44,15 @@ def mounting(mount: dict[str, Any]) -> dict[str, Any]:
     return of_role("learner", {"name": "learner", "volumeMounts": [mount]})
 
 
+def limits(**amounts: Any) -> dict[str, Any]:
+    """Resources of a container or a pod, with `__` for a slash."""
+    return {"resources": {"limits": {key.replace("__", "/").replace("_", "."): one for key, one in amounts.items()}}}
+
+
 NIC = "a.example/nic"
+MORE = {"name": "more", "persistentVolumeClaim": {"claimName": "more"}}
+AT_MORE = {"name": "more", "mountPath": "/more"}
+LEARNER = "spec.learner.template.spec"
 CLAIM = {"persistentVolumeClaim": {"claimName": "output"}}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     # a change of job-3v1, the path that is named, and words of the rule or of the way out
@@ -103,7 +111,121 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "spec.learner.template.spec.containers[learner].resources.requests[memory]",
         "amount",
     ),
+    *(
+        (resources("learner", {"memory": one}, {"memory": "60Gi"}), "spec.learner.resources.limits[memory]", "at least")
+        for one in ("67108864Ki", "68e9", "68E9", "68719476736000m", "68.8G", 68719476736, "0.1Ti")
+    ),
+    (resources("learner", {}, {NIC: "1500m"}), f"spec.learner.resources.limits[{NIC}]", "whole"),
+    *(
+        (resources("learner", {}, {"memory": wrong}), "spec.learner.resources.limits.memory", "of the form")
+        for wrong in ("64ki", "64mi", "64K", "6.4.1Gi", "1e3Gi", "64 Gi", "64GB", ".")
+    ),
+    (volumes(emptyDir={"sizeLimit": "5ki"}), "spec.volumes[2].emptyDir.sizeLimit", "of the form"),
+    (
+        of_role("learner", volumes=[{"name": "q", "emptyDir": {"sizeLimit": "5 GB"}}]),
+        "spec.learner.template.spec.volumes[q].emptyDir.sizeLimit",
+        "amount",
+    ),
+    (
+        of_role(
+            "rollout",
+            volumes=[
+                {
+                    "name": "q",
+                    "ephemeral": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "-1Gi"}}}}},
+                }
+            ],
+        ),
+        "spec.rollout.template.spec.volumes[q].ephemeral.volumeClaimTemplate.spec.resources.requests[storage]",
+        "amount",
+    ),
     (resources("learner", {"memory": "16Mi"}, {"memory": "64Mi"}), "spec.learner.resources.limits[memory]", "/dev/shm"),
+    (
+        {
+            **configured(model={"model": "/more/model"}),
+            **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        },
+        "spec.config.model.model",
+        "server-0",
+    ),
+    (
+        {
+            **configured(model={"model": "/more/model"}),
+            **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+            **of_role("rollout", {"name": "server-0", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        },
+        "spec.config.model.model",
+        "server-1",
+    ),
+    # a whole pod's resources
+    (
+        of_role("learner", resources={"requests": {"memory": "64Gi"}, "limits": {"memory": "8Gi"}}),
+        f"{LEARNER}.resources.limits[memory]",
+        "at least its request",
+    ),
+    (of_role("learner", resources={"requests": {"memory": "64GB"}}), f"{LEARNER}.resources.requests[memory]", "amount"),
+    (of_role("learner", **limits(cpu="2")), f"{LEARNER}.resources.limits[cpu]", "containers request 8"),
+    (of_role("learner", resources={"requests": {"cpu": 2}}), f"{LEARNER}.resources.requests[cpu]", "containers"),
+    (
+        {"learner": {"resources": {"requests": {"cpu": 1}, "limits": {"cpu": 8}}, "template": {"spec": limits(cpu=4)}}},
+        f"{LEARNER}.resources.limits[cpu]",
+        "limit of learner, 8",
+    ),
+    (of_role("learner", **limits(nvidia_com__gpu=4)), f"{LEARNER}.resources.limits[nvidia.com/gpu]", "cpu, memory"),
+    # room of /dev/shm
+    (
+        {"learner": {"resources": None, "template": {"spec": limits(memory="64Mi")}}},
+        f"{LEARNER}.resources.limits[memory]",
+        "/dev/shm",
+    ),
+    (
+        {"learner": {"resources": None, **of_role("learner", {"name": "learner", **limits(memory="64Mi")})["learner"]}},
+        f"{LEARNER}.containers[learner].resources.limits[memory]",
+        "/dev/shm",
+    ),
+    (
+        {"rollout": {"resources": None, **of_role("rollout", {"name": "server", **limits(memory="1G")})["rollout"]}},
+        "spec.rollout.template.spec.containers[server-2].resources.limits[memory]",
+        "/dev/shm",
+    ),
+    # two mounts at one path
+    *(
+        (
+            of_role("learner", {"name": name, "image": "x", "volumeMounts": [data, models]}),
+            f"{LEARNER}.containers[{name}].volumeMounts[{models['mountPath']}].mountPath",
+            "data",
+        )
+        for name in ("learner", "side")
+        for data, models in (
+            ({"name": "data", "mountPath": "/x"}, {"name": "models", "mountPath": "/x"}),
+            ({"name": "data", "mountPath": "/x"}, {"name": "models", "mountPath": "/y/../x/"}),
+        )
+    ),
+    (
+        mounting({"mountPath": "/data/", "name": "output"}),
+        f"{LEARNER}.containers[learner].volumeMounts[/data/].mountPath",
+        "data",
+    ),
+    # GPUs, and what has no such name
+    *(
+        (
+            {role: {"resources": {part: {"nvidia.com/gpu": "4"}}}},
+            f"spec.{role}.resources.{part}[nvidia.com/gpu]",
+            "counted by the job",
+        )
+        for role in ("learner", "rollout")
+        for part in ("limits", "requests")
+    ),
+    *(
+        ({role: limits(**{name: "1"})}, f"spec.{role}.resources.limits[{name}]", words)
+        for role in ("learner", "rollout")
+        for name, words in (("gpu", "gpu"), ("gpus", "gpu"), ("mem", "cpu, memory"))
+    ),
+    (
+        of_role("rollout", {"name": "server", **limits(gpu=1)}),
+        "spec.rollout.template.spec.containers[server-0].resources.limits[gpu]",
+        "spec.rollout.gpusPerServer",
+    ),
     (of_role("learner", {"name": "lerner", "env": []}), "spec.learner.template.spec.containers[0].image", "learner"),
     (of_role("rollout", {"name": "sever"}), "spec.rollout.template.spec.containers[0].image", "server"),
     (of_role("rollout", {"name": "server-3"}), "spec.rollout.template.spec.containers[0].image", "server-2"),
@@ -128,10 +250,25 @@ RIGHT: list[dict[str, Any]] = [
     configured(custom={"image_roots": ["/data/images"]}),
     resources("learner", {"cpu": 8, "memory": "64Gi"}, {"cpu": "8000m", "memory": "64Gi"}),
     resources("learner", {"cpu": 8}, {"memory": "64Gi"}),
+    *(
+        resources("learner", {"memory": "64Gi"}, {"memory": same})
+        for same in ("67108864Ki", "65536Mi", "68719476736", "68719476736e0", "68719476736000m", "0.0625Ti")
+    ),
+    resources("learner", {"cpu": "1.1", NIC: "1e0"}, {"cpu": "1100m", NIC: "1000m"}),
+    of_role("learner", volumes=[{"name": "q", "emptyDir": {"sizeLimit": "1024Ki"}}]),
     resources("learner", {"a.example/nic": 1}, {"a.example/nic": 1}),
     resources("learner", {}, {"a.example/nic": 1}),
     of_role("rollout", {"name": "server"}, {"name": "server-2"}),
     of_role("learner", {"name": "logs", "image": "x"}),
+    of_role("learner", {"name": "logs", "image": "x", **limits(memory="64Mi")}),
+    of_role("learner", resources={"requests": {"cpu": 8, "memory": "64Gi"}, "limits": {"memory": "128Gi"}}),
+    resources("learner", {"ephemeral-storage": "1Gi", "hugepages-2Mi": "4Mi"}, {"hugepages-2Mi": "4Mi"}),
+    mounting({"mountPath": "/data", "name": "output"}),
+    {
+        **configured(model={"model": "/more/model"}),
+        **of_role("learner", {"name": "learner", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+        **of_role("rollout", {"name": "server", "volumeMounts": [AT_MORE]}, volumes=[MORE]),
+    },
     {
         **writes_to("/more/run"),
         **of_role(
@@ -195,3 +332,56 @@ def test_every_example_is_valid(path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_all_servers_with_one_mistake_are_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validated(tmp_path, resources("rollout", {"memory": "32Gi"}, {"memory": "1Gi"})) == 64
     assert capsys.readouterr().err.count("limits[memory]") == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "of_learner"),
+    [("runs", {}), ("/var/runs", {"securityContext": {"readOnlyRootFilesystem": False}})],
+    ids=["relative", "in no volume"],
+)
+def test_checkpoints_that_go_with_the_pod_are_a_warning(
+    folder: str, of_learner: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validated(tmp_path, writes_to(folder), of_role("learner", {"name": "learner", **of_learner})) == 0
+    warned = " ".join(capsys.readouterr().err.split())
+    assert f"1 warning {OUTPUT}: '{folder}'" in warned
+    assert "ends with the learner's pod" in warned
+    assert "persistentVolumeClaim" in warned
+
+
+SETTINGS = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "b"}}
+NAMELESS: dict[str, Any] = {"apiVersion": "v1", "kind": "Secret", "metadata": None, "stringData": {"a": "b"}}
+NEEDED_CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "output"}, "spec": {}}
+
+
+def beside(folder: Path, *documents: Any) -> int:
+    (folder / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    return validate_files([folder / "job.yaml"], changes=["training.max_steps=3"])
+
+
+def test_other_objects_beside_a_job_are_skipped_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert beside(tmp_path, SETTINGS, NAMELESS, example(), NEEDED_CLAIM) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "valid RolloutMatchingJob" in shown
+    assert "  not checked: ConfigMap settings, Secret, PersistentVolumeClaim output" in shown
+
+
+@pytest.mark.parametrize(
+    ("documents", "path"),
+    [
+        ([SETTINGS], "kind: 'ConfigMap'"),
+        ([SETTINGS, NEEDED_CLAIM], "kind: 'ConfigMap'"),
+        ([{**example(), "kind": "RolloutMatchingjob"}, SETTINGS], "kind: 'RolloutMatchingjob'"),
+        ([SETTINGS, {**example(), "apiVersion": "stage2/v1"}], "apiVersion: 'stage2/v1'"),
+        ([SETTINGS, {"kind": "ConfigMap"}, {**example(), "spec": {}}], "spec.config"),
+        ([example(), {"kind": ["Job"]}], "kind: ['Job']"),
+        ([example(), {"training": {}}], "kind"),
+        ([{"training": {}}, SETTINGS], "2 documents"),
+    ],
+    ids=str,
+)
+def test_documents_without_a_right_job_are_refused(
+    documents: list[Any], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert beside(tmp_path, *documents) == 64
+    assert path in capsys.readouterr().err

@@ -191,6 +191,21 @@ def test_the_demo_stays_on_its_cluster_when_somebody_switches_the_context(
         assert (stranger.requests, chosen.requests != []) == ([], True)
 
 
+@pytest.mark.parametrize("variable", ["HELM_KUBECONTEXT", "HELM_KUBEAPISERVER", "HELM_NAMESPACE", "HELM_KUBETOKEN"])
+def test_the_demo_takes_its_cluster_from_no_variable_of_helm(
+    checkout: Checkout, stranger: Stranger, tmp_path: Path, variable: str
+) -> None:
+    """Helm goes by these before it goes by a kubeconfig."""
+    seen = checkout.folder / "seen"
+    checkout.program("helm", f'env | grep ^HELM_ >>{seen}; exec {tool("helm")} "$@"')
+    with Stranger(tmp_path / "printed") as chosen:
+        named = kubeconfig(checkout.folder / "named", "mine", mine=chosen.url, production=stranger.url)
+        value = stranger.url if variable == "HELM_KUBEAPISERVER" else "production"
+        checkout.run("hack/demo-cluster", "out", KUBECONFIG=str(named), HELM_DEBUG="false", **{variable: value})
+        assert (stranger.requests, chosen.requests != []) == ([], True)
+    assert set(seen.read_text().splitlines()) == {"HELM_DEBUG=false"}
+
+
 ALWAYS_FAILS = """case "$*" in
   "config "*|*" config "*) exec REAL "$@" ;;
   *"get nodes"*) echo 4 ;;

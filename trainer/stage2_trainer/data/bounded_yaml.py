@@ -6,9 +6,10 @@ stream of events is counted before anything is built from it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -18,7 +19,10 @@ from stage2_trainer.data.files import read_named
 
 LARGEST_BYTES = 2 << 20  # more than the API server takes as one object
 MERGE = "tag:yaml.org,2002:merge"
+LONGEST_NUMBER = 250  # characters; a float holds it in any base
 MOST_VALUES = 200_000  # keys, values and list items of a file; those of an anchor count again for each alias
+
+N = TypeVar("N", int, float)
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, if PyYAML was built with it
 _Base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
@@ -43,7 +47,30 @@ class _UniqueKeys:
 
 
 class _ValueLoader(_UniqueKeys, _Safe):  # type: ignore[misc]
-    """Reads numbers, dates and truth values as such."""
+    """Reads numbers, dates and truth values as such.
+
+    What is a number to YAML 1.1 alone stays text, which the reader of its field refuses by name: `12:30`, not 750, and
+    `1_000`. So does a number that no float can hold.
+    """
+
+    def construct_yaml_int(self: Any, node: yaml.ScalarNode) -> int | str:
+        """Return a whole number."""
+        return _number(node.value, lambda: int(_Safe.construct_yaml_int(self, node)))
+
+    def construct_yaml_float(self: Any, node: yaml.ScalarNode) -> float | str:
+        """Return a number."""
+        return _number(node.value, lambda: float(_Safe.construct_yaml_float(self, node)))
+
+
+for _kind in ("int", "float"):
+    _ValueLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", getattr(_ValueLoader, f"construct_yaml_{_kind}"))
+
+
+def _number(text: str, built: Callable[[], N]) -> N | str:
+    if len(text) > LONGEST_NUMBER or ":" in text or "_" in text:
+        return text
+    number = built()
+    return text if math.isinf(number) and "inf" not in text.lower() else number
 
 
 class _TextLoader(_UniqueKeys, _Base):  # type: ignore[misc]

@@ -39,16 +39,36 @@ KEPT_BY_TEMPLATE = {
         }
     },
 }
+
+
+def with_learner(**fields: Any) -> dict[str, Any]:
+    return {"gpus": 1, "template": {"spec": {"containers": [{"name": "learner", **fields}]}}}
+
+
+def writes_to(folder: str) -> dict[str, Any]:
+    return {"training": {"output_dir": folder}}
+
+
+OPEN = {"securityContext": {"readOnlyRootFilesystem": False}}
 FLEETING: dict[str, dict[str, Any]] = {
     "an emptyDir": {"volumes": EMPTY},
     "an emptyDir within a claim": {"volumes": EPHEMERAL},
     "a volume of the learner's template": {"learner": OF_TEMPLATE},
     "the pod's own /tmp": {"config": {"training": {"output_dir": "/tmp/run"}}},
+    "a relative folder, which begins in /tmp": {"config": writes_to("runs/a")},
+    "a relative folder that leads into the root": {"config": writes_to("../srv/a"), "learner": with_learner(**OPEN)},
+    "a relative folder of a working folder": {
+        "config": writes_to("a"),
+        "learner": with_learner(workingDir="/srv", **OPEN),
+    },
+    "no volume": {"config": writes_to("/srv/runs"), "learner": with_learner(**OPEN)},
     "shared memory": {"config": {"training": {"output_dir": "/dev/shm"}}},
 }
 LASTING: dict[str, dict[str, Any]] = {
     "a claim": {},
     "a claim of the learner's template": {"volumes": EMPTY, "learner": KEPT_BY_TEMPLATE},
+    "a relative folder within a claim": {"config": writes_to("a"), "learner": with_learner(workingDir="/data/runs")},
+    "a relative folder that leads to a claim": {"config": writes_to("../data/a")},
     "a folder of the node": {"volumes": [{"name": "data", "mountPath": "/data", "hostPath": {"path": "/runs"}}]},
 }
 
