@@ -17,7 +17,7 @@ from stage2_api.coordinates import BINS, coord_bin
 from stage2_api.errors import counted, refused
 from stage2_trainer.data.records import Record, lines
 from stage2_trainer.matching.ground_truth import Unit
-from stage2_trainer.scores.coco_results import Annotations, Finders, Results
+from stage2_trainer.scores.coco_results import Annotations, Finders, Results, doubt
 from stage2_trainer.scores.plain_answers import PlainAnswer, read_plain_answer, seen_form
 from stage2_trainer.scores.rollout_file import WAY_OUT, Index, Line, Rollouts, is_of_a_run, lines_of
 from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, count_coordinates, read_answer
@@ -39,6 +39,7 @@ class Reading:
 
 
 AS_RECOGNISED = Reading()
+DETECTION = frozenset({"image_id", "category_id"})
 BEYOND = 1.1  # times the largest number of a unit: greater ones are not of that unit
 STRAY = 0.1  # share of the answers that may have such numbers, and do not tell the unit of a file
 
@@ -237,10 +238,14 @@ class _Units:
 
 
 def _document(path: Path) -> Any:
-    """Return the JSON document that a file is as a whole; None for JSON lines, and for what is no JSON."""
+    """Return the JSON document that a file is as a whole, or the list of its lines if they are COCO's results.
+
+    None for other lines, and for what is no JSON.
+    """
     first = next(iter(lines(path)), None)
-    if first is None or isinstance(_parsed(first.text), dict):
-        return None
+    entry = _parsed(first.text) if first else None
+    if first is None or isinstance(entry, dict):
+        return [_parsed(line.text) for line in lines(path)] if entry and entry.keys() >= DETECTION else None
     return _parsed(path.read_bytes())
 
 
@@ -255,7 +260,9 @@ def _read_results(path: Path, document: Any, records: Sequence[Record], index: I
     """Return the answers of COCO's results. A record without a detection has an empty answer."""
     if not isinstance(document, list) or not document:
         first = document if document is not None else _parsed(next((line.text for line in lines(path)), b""))
-        seen = "no JSON" if first is None else "a JSON list without entries" if first == [] else "no list"
+        seen = (
+            "no JSON" if first is None else "a JSON list without entries, so no answers" if first == [] else "no list"
+        )
         if isinstance(first, dict):
             lined = "lines, first " if document is None else ""
             seen = f"{lined}a JSON object with {', '.join(map(repr, [*first][:5]))}"
@@ -264,9 +271,13 @@ def _read_results(path: Path, document: Any, records: Sequence[Record], index: I
     annotations = Annotations.from_file(reading.annotations) if reading.annotations else None
     sizes = [(record.width, record.height) for record in records]
     answers = Results(path, document).answers(Finders(index.places_of, index.places_of_stem), sizes, annotations)
+    found = doubt(answers, sizes)
+    if found and reading.form == "auto":
+        rule, way_out = found
+        raise refused(f"{path} bbox", None, rule, f"{way_out}; --answers coco scores them as they are")
     every = [answers.get(place, NO_ANSWER) for place in range(len(records))]
     missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
-    return Answered(every, missing, form="coco", unit="pixels")
+    return Answered(every, missing, form="coco", unit="pixels", notes=found[:1] if found else ())
 
 
 def _answer(line: Line) -> ReadAnswer:
