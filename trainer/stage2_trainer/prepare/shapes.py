@@ -12,6 +12,10 @@ from stage2_trainer.prepare.outlines import outlines_of
 NO_SHAPE = "it has neither a box nor an outline"
 FROM_OUTLINE = "an object without a box has the bounds of its outline"
 ROTATED = "a rotated box was replaced by its bounds, or with --geometry poly by its outline"
+LARGEST_RADIANS = 7.0  # a whole turn, rounded up
+UNCLEAR_ANGLE = (
+    "its box has an angle that may be degrees or radians: write the degrees clockwise as rotation, or numbers above 7"
+)
 ROTATED_SHARES = "its box is rotated, and its coordinates are shares, of which a rotation has no angle"
 
 
@@ -24,7 +28,7 @@ def shaped_object(
     outlines: bool,
     shares: bool = False,
 ) -> AnnotatedObject:
-    """Return the object of an annotation with `segmentation` and `rotation` as in COCO, and this box.
+    """Return the object of an annotation with `segmentation`, `rotation` and `angle` as in COCO, and this box.
 
     corners: turns the box's four numbers into x1, y1, x2, y2. outlines: the segmentation is read also where there is a
     box. Raises LeftOut.
@@ -77,11 +81,24 @@ def _is_blank(box: Any) -> bool:
 
 
 def _rotation(annotation: Mapping[str, Any]) -> float:
-    """Return the degrees by which a box is rotated: CVAT's attribute, or the annotation's own key."""
+    """Return the degrees by which a box is rotated clockwise: `rotation`, as CVAT writes it, or `angle`.
+
+    Both are keys of the annotation or attributes. Raises LeftOut for an angle that may be radians.
+    """
     attributes = annotation.get("attributes")
-    value = attributes.get("rotation") if isinstance(attributes, Mapping) else None
+    places = (attributes if isinstance(attributes, Mapping) else {}, annotation)
+    if rotation := next(filter(None, (_degrees(place.get("rotation")) for place in places)), 0.0):
+        return rotation
+    angle = next(filter(None, (_degrees(place.get("angle")) for place in places)), 0.0)
+    if 0 < abs(angle) <= LARGEST_RADIANS:
+        raise LeftOut(UNCLEAR_ANGLE, angle)
+    return angle
+
+
+def _degrees(value: Any) -> float:
+    """Return a number, also one that is written as text; 0 for anything else."""
     try:
-        degrees = float(annotation.get("rotation") if value is None else value)  # type: ignore[arg-type]
+        degrees = float(value)
     except (TypeError, ValueError, OverflowError):
         return 0.0
     return degrees if is_number(degrees) else 0.0

@@ -112,8 +112,7 @@ class Hf:
         }
         if "segmentation" in more:
             form["segmentation"] = datasets.List(datasets.List(datasets.List(datasets.Value("float64"))))
-        if "rotation" in more:
-            form["rotation"] = datasets.List(datasets.Value("float64"))
+        form |= {key: datasets.List(datasets.Value("float64")) for key in ("rotation", "angle") if key in more}
         whole = datasets.Value("int64")
         features = {"image": datasets.Image(), "objects": form, "width": whole, "height": whole}
         row = {"image": {"bytes": encoded.getvalue(), "path": None}, "objects": objects}
@@ -254,15 +253,43 @@ def test_rotated_box_in_shares_is_left_out(tmp_path, form):
     assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
 
-@pytest.mark.parametrize("turn", [{"rotation": "90"}, {"attributes": {"rotation": 90.0, "occluded": False}}])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"rotation": "90"},
+        {"attributes": {"rotation": 90.0, "occluded": False}},
+        {"attributes": {"rotation": 0.0}, "rotation": 90},
+        {"angle": 90},
+        {"angle": "-90.0", "attributes": {"angle": None}},
+        {"attributes": {"angle": 270}},
+        {"rotation": 90, "angle": 1.5707963},
+    ],
+    ids=str,
+)
 def test_rotation_of_coco_is_an_attribute_or_a_key_and_may_be_a_text(tmp_path, turn):
     found = imported(Coco(tmp_path, (10, 90, 90, 110), **turn), tmp_path)
     assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
 
 
+@pytest.mark.parametrize("form", [Coco, Hf])
+def test_angle_that_may_be_radians_is_left_out_and_named(tmp_path, form):
+    found = imported(form(tmp_path, (10, 90, 90, 110), angle=1.5707963), tmp_path)
+    assert (found.records, found.counts) == ([], {shapes.UNCLEAR_ANGLE: 1})
+
+
+@pytest.mark.parametrize("form", [Coco, Hf])
+def test_angle_in_degrees_turns_a_box_as_a_rotation_does(tmp_path, form):
+    source = form(tmp_path, (10, 90, 90, 110), angle=90.0)
+    found = imported(source, tmp_path)
+    assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
+    assert imported(source, tmp_path, geometry="poly").objects == [("cat", [600, 300, 600, 700, 400, 700, 400, 300])]
+
+
 @pytest.mark.parametrize(
     "turn",
     [
+        {"angle": 0},
+        {"angle": 180.0},
         {"rotation": 0},
         {"rotation": 180},
         {"rotation": None},

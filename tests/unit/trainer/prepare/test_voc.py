@@ -223,6 +223,20 @@ SHAPES = {
         [600, 300, 600, 700, 400, 700, 400, 300],
         {shapes.ROTATED: 1},
     ),
+    **{
+        f"rotated, {where}": (
+            inner,
+            [400, 300, 600, 700],
+            [600, 300, 600, 700, 400, 700, 400, 300],
+            {shapes.ROTATED: 1},
+        )
+        for name, inner in {
+            "by an angle of the object": f"<angle>90</angle>{FLAT}",
+            "by an angle of the box": FLAT.replace("</bndbox>", "<angle>90.0</angle></bndbox>"),
+            "by a rotation of the object": f"<rotation>90</rotation>{FLAT}",
+        }.items()
+    },
+    "rotated by degrees or radians": (f"<angle>1.57</angle>{FLAT}", None, None, {shapes.UNCLEAR_ANGLE: 1}),
     "not rotated, by CVAT": (
         f"<attributes><attribute><name>rotation</name><value>0.0</value></attribute></attributes>{FLAT}",
         [100, 450, 900, 550],
@@ -264,6 +278,13 @@ def test_rotated_boxes_and_polygons_become_bounds_or_outlines(tmp_path, case):
     for geometry, bins in (("bbox", box), ("poly", outline)):
         found = import_voc(tmp_path / geometry, source, geometry=geometry, order="file")
         assert (found.objects[:-1], found.counts) == ([("cat", bins)] if bins else [], counts)
+
+
+def test_a_rotated_box_in_shares_is_left_out(tmp_path):
+    turned = "<robndbox><cx>.5</cx><cy>.5</cy><w>.8</w><h>.1</h><angle>1.57</angle></robndbox>"
+    source = written(tmp_path / "voc", {"a": f"<object><name>cat</name>{turned}</object>"})
+    found = import_voc(tmp_path, source, VocChoice(units="shares"))
+    assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
 
 def test_an_ending_may_be_in_capitals(tmp_path):
