@@ -224,12 +224,7 @@ SHAPES = {
         {shapes.ROTATED: 1},
     ),
     **{
-        f"rotated, {where}": (
-            inner,
-            [400, 300, 600, 700],
-            [600, 300, 600, 700, 400, 700, 400, 300],
-            {shapes.ROTATED: 1},
-        )
+        f"rotated, {name}": (inner, [400, 300, 600, 700], [600, 300, 600, 700, 400, 700, 400, 300], {shapes.ROTATED: 1})
         for name, inner in {
             "by an angle of the object": f"<angle>90</angle>{FLAT}",
             "by an angle of the box": FLAT.replace("</bndbox>", "<angle>90.0</angle></bndbox>"),
