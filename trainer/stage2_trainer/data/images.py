@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import math
 import mimetypes
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
+import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from stage2_trainer.data.files import open_regular
@@ -41,6 +43,7 @@ THIRTY_TWO_BITS = frozenset({"F", "I"})  # Pillow's I has 16 bits if the file is
 SCALE = "scale it so that white is 255, and save it with 8 bits"
 TOO_LARGE, SMALLER = f"it has more than {MOST_PIXELS:,} pixels", "make it smaller"
 DARKEST_WHITE = 1 / 4  # of the largest value: below it the upper two of the bits are empty
+STRAY_PIXELS = 1 / 1000  # of an image: a sensor has broken ones, which are white
 
 
 class ImageError(ValueError):
@@ -154,12 +157,26 @@ def check_depth(image: Image.Image) -> None:
         return
     image.load()
     grey = image.mode in SIXTEEN_BITS
-    white = 65535 if grey else 255
-    channels = [image.convert("I")] if grey else [image.getchannel(name) for name in image.getbands() if name != "A"]
-    brightest = max(cast("tuple[int, int]", channel.getextrema())[1] for channel in channels)
-    if (brightest or not grey) and brightest < DARKEST_WHITE * white:
-        fault = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
-        raise RefusedImageError(fault, f"the brightest value is {brightest:,} of {white:,}", SCALE)
+    names = [name for name in image.getbands() if name != "A"]
+    levels = [_grey_levels(image)] if grey else [_levels(image.getchannel(name).histogram()) for name in names]
+    bright, dim = max(found[0] for found in levels), any(found[1] for found in levels)
+    pixels = image.width * image.height
+    if bright <= min(math.ceil(STRAY_PIXELS * pixels), pixels - 1) and (dim or not grey):
+        fault = "it has 16 bits, and is nearly all below a quarter of white: its upper bits are empty"
+        raise RefusedImageError(fault, f"{bright:,} of {pixels:,} pixels are brighter", SCALE)
+
+
+def _grey_levels(image: Image.Image) -> tuple[int, bool]:
+    """Return how many pixels of 16 bits are no darker than DARKEST_WHITE, and whether any other is not black."""
+    values = np.asarray(image)
+    bright = values >= DARKEST_WHITE * 65536
+    return int(np.count_nonzero(bright)), int(np.count_nonzero(values)) > int(np.count_nonzero(bright))
+
+
+def _levels(histogram: list[int]) -> tuple[int, bool]:
+    """Return the same of the upper eight bits, of which the decoder keeps no others, from how many pixels have each."""
+    first = int(DARKEST_WHITE * 256)
+    return sum(histogram[first:]), any(histogram[1:first])
 
 
 def _has_sixteen_bits(image: Image.Image) -> bool:
