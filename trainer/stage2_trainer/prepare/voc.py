@@ -285,11 +285,22 @@ def _object(element: ElementTree.Element, desc: str, choice: VocChoice, tally: T
         x, y, width, height, angle = _numbers(rotated, ROTATED_BOX)
         box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
         return rotated_object(desc, box, angle, Outlines())
-    bounds = element.find("bndbox")
-    numbers = None if bounds is None else _numbers(bounds, CORNERS)
+    outline = _outline(element)
+    numbers = _box_numbers(element, beside_outline=bool(outline))
     turned = {key: element.findtext(key) or element.findtext(f"bndbox/{key}") for key in ("rotation", "angle")}
-    further = {"segmentation": _outline(element), "attributes": _attributes(element), **turned}
+    further = {"segmentation": outline, "attributes": _attributes(element), **turned}
     return shaped_object(desc, further, numbers, from_edge, outlines=True, shares=choice.units == "shares")
+
+
+def _box_numbers(element: ElementTree.Element, *, beside_outline: bool) -> list[float] | None:
+    """Return the numbers of an object's box; None if it has none, or no numbers beside an outline. Raises LeftOut."""
+    bounds = element.find("bndbox")
+    try:
+        return None if bounds is None else _numbers(bounds, CORNERS)
+    except LeftOut:
+        if beside_outline:
+            return None
+        raise
 
 
 def _numbers(element: ElementTree.Element, tags: Sequence[str]) -> list[float]:
@@ -310,7 +321,7 @@ def _outline(element: ElementTree.Element) -> list[list[float]]:
     numbers = polygon.iter() if polygon is not None else ()
     texts = [number.text or "" for number in numbers if number.tag[:1] in ("x", "y")]
     try:
-        return [[float(text) for text in texts]]
+        return [[float(text) for text in texts]] if texts else []
     except ValueError as error:
         raise LeftOut(BROKEN_OUTLINE, texts) from error
 

@@ -237,6 +237,37 @@ def test_object_with_an_outline_and_no_box_has_the_outlines_bounds(tmp_path, for
     assert (found.objects, found.counts) == ([("cat", CORNERS)], {shapes.FROM_OUTLINE: 1})
 
 
+NO_BOXES = [
+    [5, 5, 0, 0], [5, 5, 0, 9], [0, 0, 0, 0], [-1, -1, -1, -1], [math.nan] * 4, [5, 5, math.nan, 9], [None] * 4, "",
+    " ", math.nan, {}, [], [5, 5], [30, 40, 50, 80, 0.5],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("box", NO_BOXES, ids=str)
+def test_box_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+    source = Coco(tmp_path, segmentation=POLYGON)
+    document = json.loads((tmp_path / "x.json").read_text())
+    document["annotations"][0]["bbox"] = box
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    for choice, bins in (({}, BINS), ({"geometry": "poly"}, CORNERS)):
+        found = imported(source, tmp_path, **choice)
+        assert (found.objects, found.counts) == ([("cat", bins)], {shapes.FROM_OUTLINE: 1})
+    del document["annotations"][0]["segmentation"]
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    assert imported(source, tmp_path).objects == []
+
+
+@pytest.mark.parametrize("box", [(-1, -1, -1, -1), (5, 5, 5, 9), (math.nan, 1, 2, 3)])
+def test_box_of_a_data_set_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+    found = imported(HfVoc(tmp_path, box, segmentation=POLYGON), tmp_path)
+    assert (found.objects, found.counts) == ([("cat", BINS)], {shapes.FROM_OUTLINE: 1})
+
+
+def test_negative_size_beside_an_outline_is_still_named(tmp_path):
+    found = imported(Coco(tmp_path, (60, 100, 10, 20), segmentation=POLYGON), tmp_path)
+    assert found.counts == {record_writer.REVERSED: 1}
+
+
 @pytest.mark.parametrize("form", [Coco, Hf])
 def test_rotated_box_becomes_its_bounds_or_its_outline(tmp_path, form):
     """A box of 80 x 20 pixels about (50, 100), turned by a quarter, is 20 x 80."""

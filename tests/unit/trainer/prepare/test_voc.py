@@ -250,6 +250,19 @@ SHAPES = {
         [100, 450, 900, 450, 500, 550],
         {shapes.FROM_OUTLINE: 1},
     ),
+    **{
+        f"a polygon beside {name}": (
+            f"<polygon><x1>10</x1><y1>90</y1><x2>90</x2><y2>90</y2><x3>50</x3><y3>110</y3></polygon>{no_box}",
+            [100, 450, 900, 550],
+            [100, 450, 900, 450, 500, 550],
+            {shapes.FROM_OUTLINE: 1},
+        )
+        for name, no_box in {
+            "an empty box": "<bndbox/>",
+            "a box of zeros": "<bndbox><xmin>0</xmin><ymin>0</ymin><xmax>0</xmax><ymax>0</ymax></bndbox>",
+            "a box of no numbers": "<bndbox><xmin>nan</xmin><ymin/><xmax>NaN</xmax><ymax/></bndbox>",
+        }.items()
+    },
     "a polygon that is no polygon": (
         "<polygon><x1>a</x1><y1>90</y1></polygon>",
         None,
