@@ -12,6 +12,7 @@ import io
 import math
 import mimetypes
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -202,8 +203,9 @@ def _formats() -> list[str]:
 def displayed(image: Image.Image) -> Image.Image:
     """Return the RGB pixels (8 bits) of an image as a viewer displays it.
 
-    EXIF's rotation is applied; transparency is on white; 16 bits keep the upper eight, which must not be empty; the
-    first of several frames counts; palettes and CMYK are converted as Pillow does. Raises RefusedImageError.
+    EXIF's rotation is applied; transparency is on white, or ignored if it hides all; 16 bits keep the upper eight,
+    which must not be empty; the first of several frames counts; palettes and CMYK are converted as Pillow does. Raises
+    RefusedImageError.
     """
     check_depth(image)
     image.load()  # a broken file is an error here; below, the rest of its image would be black
@@ -211,9 +213,22 @@ def displayed(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     shown = Image.new("RGB", image.size)
+    hidden = is_hidden(image)
     for strip, top in _strips(image):
-        shown.paste(_as_rgb(strip), (0, top))
+        shown.paste(_as_rgb(strip, hidden=hidden), (0, top))
     return shown
+
+
+def is_hidden(image: Image.Image) -> bool:
+    """Whether an image is transparent everywhere: some tools leave the channel at 0, and mean no transparency."""
+    return image.has_transparency_data and not any(
+        strip.convert("RGBA").getchannel("A").getextrema()[1] for strip, _ in _strips(image)
+    )
+
+
+def open_source(source: str) -> AbstractContextManager[BinaryIO]:
+    """Open the encoded bytes of a path or URL. Raises ImageError for a URL, OSError for a path."""
+    return io.BytesIO(image_bytes(source)) if source.startswith("data:") else open_regular(file_path(source))
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
@@ -223,15 +238,15 @@ def _strips(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    """Return the RGB pixels of an upright image."""
+def _as_rgb(image: Image.Image, *, hidden: bool) -> Image.Image:
+    """Return the RGB pixels of an upright image. hidden: its transparency is ignored."""
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
-    if image.has_transparency_data:
+    if image.has_transparency_data and not hidden:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+    return (image.convert("RGBA") if hidden else image).convert("RGB")
 
 
 def orientation(image: Image.Image, file: BinaryIO) -> int:
@@ -277,7 +292,7 @@ def read_header(source: str) -> Header:
     if source.startswith("data:"):
         return header_of(image_bytes(source), source)
     try:
-        with open_regular(file_path(source)) as file:
+        with open_source(source) as file:
             return _header(file, source)
     except OSError as error:
         raise ImageError.unreadable(source, error) from error
