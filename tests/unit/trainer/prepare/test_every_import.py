@@ -12,7 +12,7 @@ from PIL import Image
 
 from stage2_trainer.data.files import name_below
 from stage2_trainer.data.nearest_file import FilesBelow
-from stage2_trainer.prepare import annotations, record_writer, shapes, yolo
+from stage2_trainer.prepare import annotations, coco, record_writer, shapes, yolo
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 from stage2_trainer.prepare.voc import VocChoice, read_voc
@@ -405,12 +405,15 @@ def test_every_import_with_paths_names_what_is_missing(tmp_path, form, name):
     assert not Path(named).is_absolute()
 
 
+NAMED_TWICE = ((2, "lost.png"), (3, "./lost.png"), (4, "lost.png"), (5, "gone.png"))
+
+
 def test_missing_image_of_several_entries_is_looked_for_once(tmp_path):
     source = Coco(tmp_path)
     document = json.loads((tmp_path / "x.json").read_text())
-    document["images"] += [{"id": number, "file_name": "lost.png"} for number in (2, 3, 4, 5)]
+    document["images"] += [{"id": number, "file_name": name} for number, name in NAMED_TWICE]
     (tmp_path / "x.json").write_text(json.dumps(document))
     found = imported(source, tmp_path)
-    assert found.counts == {record_writer.MISSING: 4}
-    assert found.tally.names[record_writer.MISSING] == ["lost.png"]
-    assert list(found.tally.missing) == [tmp_path / "set" / "lost.png"]
+    assert found.counts == {record_writer.MISSING: 2, coco.SAME_FILE: 2}
+    assert found.tally.names[record_writer.MISSING] == ["lost.png", "gone.png"]
+    assert list(found.tally.missing) == [tmp_path / "set" / "lost.png", tmp_path / "set" / "gone.png"]
