@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.signatures import LONGEST, REPLACE, contents_of
@@ -41,6 +41,7 @@ TEXT_CHUNKS, ORIENTING_KEYWORDS = (b"tEXt", b"zTXt", b"iTXt"), (b"Raw profile", 
 ORIENTING_CHUNKS = (b"eXIf", *(kind + key for kind in TEXT_CHUNKS for key in ORIENTING_KEYWORDS))
 SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 THIRTY_TWO_BITS = frozenset({"F", "I"})  # Pillow's I has 16 bits if the file is a PPM
+WHITE_IS_ZERO = 0  # Pillow inverts such TIFFs of 8 bits, and no others
 SCALE = "scale it so that white is 255, and save it with 8 bits"
 TOO_LARGE, SMALLER = f"it has more than {MOST_PIXELS:,} pixels", "make it smaller"
 DARKEST_WHITE = 1 / 4  # of the largest value: below it the upper two of the bits are empty
@@ -134,9 +135,17 @@ def open_image(file: BinaryIO) -> Image.Image:
         kind = "floats" if image.mode == "F" else "integers"
         fault = f"its pixels are {kind} of more than 16 bits, and nothing says which of them is white"
         raise RefusedImageError(fault, "", SCALE)
+    if image.mode in SIXTEEN_BITS and _photometric(image) == WHITE_IS_ZERO:
+        raise RefusedImageError("it is a TIFF of 16 bits whose white is 0", "", "save it so that black is 0")
     if not _converts(image.mode):
         raise RefusedImageError("its colours are not converted to RGB", image.mode, "convert it to RGB")
     return image
+
+
+def _photometric(image: Image.Image) -> object:
+    """Return the PhotometricInterpretation of a TIFF; None of any other image."""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
 
 
 @functools.cache

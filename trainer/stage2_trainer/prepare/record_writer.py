@@ -76,8 +76,8 @@ NO_OUTLINE = "an outline without area in the image was replaced by the corners o
 SAME_ID = "another image has the same id: scores by id cannot distinguish them"
 PERCENT_OBJECTS, PERCENT_SIDE = 10, 200  # so many objects in images so large do not all lie in 0 to 100 by chance
 PERCENT = (
-    "all coordinates lie in 0 to 100, and no image is that small: they may be percent, and all boxes wrong (divide them "
-    "by 100, and give --units shares)"
+    "all coordinates lie in 0 to 100, and no image is that small: they may be percent, and all boxes wrong (divide "
+    "them by 100, and give --units shares)"
 )
 UNSEEN_CLASS = "no object has this name of --classes"
 

@@ -121,6 +121,17 @@ def test_sixteen_bits_keep_their_upper_eight(case):
     assert np.array_equal(np.asarray(load_image(image_url(path))), np.asarray(load_image(path)))
 
 
+def test_a_tiff_of_sixteen_bits_whose_white_is_zero_is_refused(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(grey(65535, "TIFF"))
+    assert load_image(str(path)).getpixel((39, 0)) == (255, 255, 255)
+    tag = struct.pack("<HHI", 262, 3, 1)
+    path.write_bytes(path.read_bytes().replace(tag + struct.pack("<I", 1), tag + struct.pack("<I", 0)))
+    for use in (read_header, load_image):
+        with pytest.raises(ImageError, match=r"whose white is 0.*; save it so that black is 0"):
+            use(str(path))
+
+
 def test_an_image_with_more_than_a_few_bright_pixels_keeps_its_levels():
     shown = np.asarray(load_image(url(saved(with_bright_pixels(TWELVE_BITS, 6)))))[..., 0]
     assert (shown.max(), np.count_nonzero(shown == 255)) == (255, 6)
