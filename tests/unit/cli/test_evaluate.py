@@ -147,7 +147,10 @@ def test_a_stock_models_answers_are_a_baseline_in_one_command(foreign):
     shown = evaluated(foreign, "--rollouts", "qwen.jsonl", "--rollouts", "good.jsonl")
     assert "1 (qwen)" in shown
     assert "1: answers read as JSON with plain numbers, Qwen3-VL's form" in shown
-    assert "1: plain numbers are bins, because some exceed their image (900 of 640 pixels in qwen.jsonl:2)" in shown
+    assert (
+        "1: plain numbers are bins, because 2 of 3 answers exceed their image (900 of 640 pixels in qwen.jsonl:2)"
+        in shown
+    )
     assert "2: answers read as stage2's, with coordinate tokens" in shown
     alone = evaluated(foreign, "--rollouts", "qwen.jsonl", "--resamples", "0")
     assert "qwen.jsonl (qwen)" in alone

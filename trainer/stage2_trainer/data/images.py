@@ -9,13 +9,16 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import math
 import mimetypes
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.signatures import LONGEST, REPLACE, contents_of
@@ -38,9 +41,11 @@ TEXT_CHUNKS, ORIENTING_KEYWORDS = (b"tEXt", b"zTXt", b"iTXt"), (b"Raw profile", 
 ORIENTING_CHUNKS = (b"eXIf", *(kind + key for kind in TEXT_CHUNKS for key in ORIENTING_KEYWORDS))
 SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 THIRTY_TWO_BITS = frozenset({"F", "I"})  # Pillow's I has 16 bits if the file is a PPM
+WHITE_IS_ZERO = 0  # Pillow inverts such TIFFs of 8 bits, and no others
 SCALE = "scale it so that white is 255, and save it with 8 bits"
 TOO_LARGE, SMALLER = f"it has more than {MOST_PIXELS:,} pixels", "make it smaller"
 DARKEST_WHITE = 1 / 4  # of the largest value: below it the upper two of the bits are empty
+STRAY_PIXELS = 1 / 1000  # of an image: a sensor has broken ones, which are white
 
 
 class ImageError(ValueError):
@@ -130,9 +135,17 @@ def open_image(file: BinaryIO) -> Image.Image:
         kind = "floats" if image.mode == "F" else "integers"
         fault = f"its pixels are {kind} of more than 16 bits, and nothing says which of them is white"
         raise RefusedImageError(fault, "", SCALE)
+    if image.mode in SIXTEEN_BITS and _photometric(image) == WHITE_IS_ZERO:
+        raise RefusedImageError("it is a TIFF of 16 bits whose white is 0", "", "save it so that black is 0")
     if not _converts(image.mode):
         raise RefusedImageError("its colours are not converted to RGB", image.mode, "convert it to RGB")
     return image
+
+
+def _photometric(image: Image.Image) -> object:
+    """Return the PhotometricInterpretation of a TIFF; None of any other image."""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION)
 
 
 @functools.cache
@@ -154,12 +167,26 @@ def check_depth(image: Image.Image) -> None:
         return
     image.load()
     grey = image.mode in SIXTEEN_BITS
-    white = 65535 if grey else 255
-    channels = [image.convert("I")] if grey else [image.getchannel(name) for name in image.getbands() if name != "A"]
-    brightest = max(cast("tuple[int, int]", channel.getextrema())[1] for channel in channels)
-    if (brightest or not grey) and brightest < DARKEST_WHITE * white:
-        fault = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
-        raise RefusedImageError(fault, f"the brightest value is {brightest:,} of {white:,}", SCALE)
+    names = [name for name in image.getbands() if name != "A"]
+    levels = [_grey_levels(image)] if grey else [_levels(image.getchannel(name).histogram()) for name in names]
+    bright, dim = max(found[0] for found in levels), any(found[1] for found in levels)
+    pixels = image.width * image.height
+    if bright <= min(math.ceil(STRAY_PIXELS * pixels), pixels - 1) and (dim or not grey):
+        fault = "it has 16 bits, and is nearly all below a quarter of white: its upper bits are empty"
+        raise RefusedImageError(fault, f"{bright:,} of {pixels:,} pixels are brighter", SCALE)
+
+
+def _grey_levels(image: Image.Image) -> tuple[int, bool]:
+    """Return how many pixels of 16 bits are no darker than DARKEST_WHITE, and whether any other is not black."""
+    values = np.asarray(image)
+    bright = values >= DARKEST_WHITE * 65536
+    return int(np.count_nonzero(bright)), int(np.count_nonzero(values)) > int(np.count_nonzero(bright))
+
+
+def _levels(histogram: list[int]) -> tuple[int, bool]:
+    """Return the same of the upper eight bits, of which the decoder keeps no others, from how many pixels have each."""
+    first = int(DARKEST_WHITE * 256)
+    return sum(histogram[first:]), any(histogram[1:first])
 
 
 def _has_sixteen_bits(image: Image.Image) -> bool:
@@ -185,8 +212,9 @@ def _formats() -> list[str]:
 def displayed(image: Image.Image) -> Image.Image:
     """Return the RGB pixels (8 bits) of an image as a viewer displays it.
 
-    EXIF's rotation is applied; transparency is on white; 16 bits keep the upper eight, which must not be empty; the
-    first of several frames counts; palettes and CMYK are converted as Pillow does. Raises RefusedImageError.
+    EXIF's rotation is applied; transparency is on white, or ignored if it hides all; 16 bits keep the upper eight,
+    which must not be empty; the first of several frames counts; palettes and CMYK are converted as Pillow does. Raises
+    RefusedImageError.
     """
     check_depth(image)
     image.load()  # a broken file is an error here; below, the rest of its image would be black
@@ -194,9 +222,22 @@ def displayed(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     shown = Image.new("RGB", image.size)
+    hidden = is_hidden(image)
     for strip, top in _strips(image):
-        shown.paste(_as_rgb(strip), (0, top))
+        shown.paste(_as_rgb(strip, hidden=hidden), (0, top))
     return shown
+
+
+def is_hidden(image: Image.Image) -> bool:
+    """Whether an image is transparent everywhere: some tools leave the channel at 0, and mean no transparency."""
+    return image.has_transparency_data and not any(
+        strip.convert("RGBA").getchannel("A").getextrema()[1] for strip, _ in _strips(image)
+    )
+
+
+def open_source(source: str) -> AbstractContextManager[BinaryIO]:
+    """Open the encoded bytes of a path or URL. Raises ImageError for a URL, OSError for a path."""
+    return io.BytesIO(image_bytes(source)) if source.startswith("data:") else open_regular(file_path(source))
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
@@ -206,15 +247,15 @@ def _strips(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    """Return the RGB pixels of an upright image."""
+def _as_rgb(image: Image.Image, *, hidden: bool) -> Image.Image:
+    """Return the RGB pixels of an upright image. hidden: its transparency is ignored."""
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
-    if image.has_transparency_data:
+    if image.has_transparency_data and not hidden:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+    return (image.convert("RGBA") if hidden else image).convert("RGB")
 
 
 def orientation(image: Image.Image, file: BinaryIO) -> int:
@@ -260,7 +301,7 @@ def read_header(source: str) -> Header:
     if source.startswith("data:"):
         return header_of(image_bytes(source), source)
     try:
-        with open_regular(file_path(source)) as file:
+        with open_source(source) as file:
             return _header(file, source)
     except OSError as error:
         raise ImageError.unreadable(source, error) from error

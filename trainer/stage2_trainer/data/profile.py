@@ -21,6 +21,7 @@ from typing import Any, Literal
 from stage2_api.coordinates import BINS
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.files import open_regular
+from stage2_trainer.data.image_oddities import oddities
 from stage2_trainer.data.images import ImageError, file_path, read_header
 from stage2_trainer.data.nearest_file import FilesBelow
 from stage2_trainer.data.object_order import ObjectOrder, area_of
@@ -293,7 +294,7 @@ class _ProfileBuilder:
         self._waiting = []
 
     def _add_images(self, record: Record, place: str) -> bool:
-        """Check the headers of a record's images; return whether the record can be shown."""
+        """Check the headers of a record's images, and some pixels; return whether the record can be shown."""
         suspicions, sizes = self._profile.suspicions, []
         for source in record.images:
             if is_missing(source):
@@ -307,6 +308,8 @@ class _ProfileBuilder:
                 sizes.append(read_header(source).size)
             except ImageError as error:
                 suspicions.add(f"{BROKEN_IMAGE}: {error.fault}; {error.way_out}", f"{place}: {source[:LONGEST_NAME]}")
+            for reason in oddities(source):
+                suspicions.add(reason, place)
         stated = (record.width, record.height)
         if len(sizes) == len(record.images) and stated not in sizes:
             suspicions.add(OTHER_SIZE, f"{place}: {compared_sizes(record, sizes[0])}")

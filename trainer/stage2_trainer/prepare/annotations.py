@@ -46,7 +46,9 @@ OTHER_MASK = "its segmentation is a mask of another size than its image"
 SHARES = (
     "its coordinates all lie in 0 to 1, or little beyond: they are shares of the image, not pixels (--units shares)"
 )
-NOT_SHARES = "its numbers are not shares of the image, 0 to 1 (--units pixels, if they are pixels)"
+NOT_SHARES = (
+    "its numbers are not shares of the image, 0 to 1 (--units pixels, if they are pixels; divide percent by 100)"
+)
 KEYPOINTS = "keypoints are not written, only the box"
 NO_CATEGORY = "its category is not in the file"
 SAME_NAME = "several categories have this name: in records they are one"

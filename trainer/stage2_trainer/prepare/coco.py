@@ -6,6 +6,7 @@ Format: https://cocodataset.org/#format-data
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ from stage2_trainer.prepare.shapes import shaped_object
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category without objects in the file, which records cannot hold"
 NO_FEDERATED = "a category in an image's federated lists that is not in the file"
+SAME_FILE = "an image of the file is the picture of an earlier one, whose record has the objects of both"
 FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 
 
@@ -76,23 +78,45 @@ def read_coco(
     paths = {number: images / _file_name(entry, annotations) for number, entry in entries.by_id.items()}
     of_image = _by_image(document["annotations"], entries.ids, tally)
     federated = {number: _federated(entry, reading, annotations) for number, entry in entries.by_id.items()}
+    joined = _joined(paths, tally)
     _count_categories(document["annotations"], reading)
 
     def read() -> Iterator[AnnotatedImage]:
-        for number, entry in entries.by_id.items():
+        for number, others in joined.items():
+            entry = entries.by_id[number]
             objects = list(_annotated_objects(of_image.get(number, ()), reading))
+            for other in others:
+                further = _annotated_objects(of_image.get(other, ()), reading)
+                objects += [one for one in further if one not in objects]
             size = stated_size(entry.get("width"), entry.get("height"))
             yield AnnotatedImage(
                 str(number),
                 paths[number],
                 size,
                 objects,
-                metadata=federated[number],
+                metadata=_merged([federated[one] for one in (number, *others)]),
                 shares=reading.shares,
                 root=images,
             )
 
-    return AnnotatedSet(len(entries.by_id), read())
+    return AnnotatedSet(len(joined), read())
+
+
+def _joined(paths: Mapping[int | str, Path], tally: Tally) -> Mapping[int | str, Sequence[int | str]]:
+    """Return the first image of each file, with the others of the file: two records would contradict each other."""
+    of_file: dict[str, list[int | str]] = defaultdict(list)
+    for number, path in paths.items():
+        of_file[os.path.normpath(path)].append(number)
+    for first, *others in of_file.values():
+        for other in others:
+            tally.change(SAME_FILE, f"{other} and {first}: {paths[first].name}")
+    return {first: others for first, *others in of_file.values()}
+
+
+def _merged(lists: Sequence[Mapping[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """Return all that lists of the same names hold, each once."""
+    keys = dict.fromkeys(key for one in lists for key in one)
+    return {key: [*dict.fromkeys(name for one in lists for name in one.get(key, ()))] for key in keys}
 
 
 def _by_image(
@@ -136,13 +160,13 @@ def _document(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise refused("--annotations", str(path), f"must be readable ({error.strerror})", "check the path") from error
     except (ValueError, RecursionError) as error:
-        rule = f"must be JSON ({error}){_form_seen(_first_line(content))}"
-        raise refused("--annotations", str(path), rule, "give COCO's instances_*.json") from error
+        seen, way_out = _form_seen(_first_line(content))
+        raise refused("--annotations", str(path), f"must be JSON ({error}){seen}", way_out) from error
     for key in ("images", "annotations", "categories"):
         listed = document.get(key) if isinstance(document, dict) else None
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            rule = f"must have a list of objects {key}{_form_seen(document)}"
-            raise refused("--annotations", str(path), rule, "give instances_*.json")
+            seen, way_out = _form_seen(document)
+            raise refused("--annotations", str(path), f"must have a list of objects {key}{seen}", way_out)
     return cast("Mapping[str, Any]", document)
 
 
@@ -154,9 +178,10 @@ def _first_line(content: bytes) -> object:
         return None
 
 
-def _form_seen(value: object) -> str:
+def _form_seen(value: object) -> tuple[str, str]:
+    """Return what form another tool's file has, for a rule, and the way out of it."""
     form = form_of(value)
-    return f"; it has the form of {form.name}" if form else ""
+    return (f"; it has the form of {form.name}", form.way_out) if form else ("", "give COCO's instances_*.json")
 
 
 def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> _Entries:

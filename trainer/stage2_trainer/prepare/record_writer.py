@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -57,8 +58,8 @@ OTHER_SIZE = "its file has another size than its annotations"
 CROWDED = "it has more objects than --max-objects"
 OTHER_CLASS = "its name is not one of --classes"
 REVERSED = (
-    "its right or lower edge lies before its left or upper one: a negative size, or x, y, width, height read as two "
-    "corners (then the other boxes are wrong too)"
+    "its right or lower edge lies before its left or upper one: a negative size, or four numbers that mean something "
+    "else than was read (then the other boxes are wrong too)"
 )
 NO_AREA = "it has no area"
 BEYOND = "it lies outside of the image"
@@ -73,6 +74,11 @@ CLIPPED = "a box extended more than a pixel beyond its image, and was clipped"
 OUTLINE_CLIPPED = "an outline extended more than a pixel beyond its image: its points were moved to the edge"
 NO_OUTLINE = "an outline without area in the image was replaced by the corners of its box"
 SAME_ID = "another image has the same id: scores by id cannot distinguish them"
+PERCENT_OBJECTS, PERCENT_SIDE = 10, 200  # so many objects in images so large do not all lie in 0 to 100 by chance
+PERCENT = (
+    "all coordinates lie in 0 to 100, and no image is that small: they may be percent, and all boxes wrong (divide "
+    "them by 100, and give --units shares)"
+)
 UNSEEN_CLASS = "no object has this name of --classes"
 
 
@@ -115,6 +121,7 @@ def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Record
                 tally.records += 1
                 tally.objects += len(record["objects"])
         writer.count_unseen()
+        writer.count_percent()
         if not tally.objects:
             raise NothingKept
 
@@ -129,6 +136,13 @@ class _Writer:
         self._tally = tally
         self._names: set[str] = set()  # of objects so far; at most MOST_NAMES that --classes lacks
         self._ids: set[str] = set()
+        self._furthest, self._shortest = 0.0, math.inf  # coordinate, and side of an image, in pixels
+
+    def count_percent(self) -> None:
+        """Note coordinates that may be percent of the images."""
+        few = self._tally.objects < PERCENT_OBJECTS or self._shortest < PERCENT_SIDE
+        if not few and 1 + REACH < self._furthest <= 100 + REACH:
+            self._tally.change(PERCENT, f"the largest is {self._furthest:g}")
 
     def count_unseen(self) -> None:
         """Count the names of --classes that no object has, each with the names that it may mean."""
@@ -222,6 +236,9 @@ class _Writer:
         if right <= left or bottom <= top:
             raise LeftOut(_no_area(image.shares, one.box), _shown(one.box))
         _check_units(one.box, image.shares, (width, height))
+        if not image.shares:
+            self._furthest = max(self._furthest, x2, y2)
+            self._shortest = min(self._shortest, width, height)
         if max(left - x1, x2 - right, top - y1, y2 - bottom) > CLIPPED_PIXELS:
             self._tally.change(CLIPPED, f"{image.sample_id} {one.desc}")
         box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))

@@ -10,8 +10,12 @@ from stage2_trainer.prepare.annotations import AnnotatedObject, Box, LeftOut, Ou
 from stage2_trainer.prepare.outlines import outlines_of
 
 NO_SHAPE = "it has neither a box nor an outline"
-FROM_OUTLINE = "an object without a box has the bounds of its outline"
+FROM_OUTLINE = "an object without a box, or with one that has no area, has the bounds of its outline"
 ROTATED = "a rotated box was replaced by its bounds, or with --geometry poly by its outline"
+LARGEST_RADIANS = 7.0  # a whole turn, rounded up
+UNCLEAR_ANGLE = (
+    "its box has an angle that may be degrees or radians: write the degrees clockwise as rotation, or numbers above 7"
+)
 ROTATED_SHARES = "its box is rotated, and its coordinates are shares, of which a rotation has no angle"
 
 
@@ -24,20 +28,19 @@ def shaped_object(
     outlines: bool,
     shares: bool = False,
 ) -> AnnotatedObject:
-    """Return the object of an annotation with `segmentation` and `rotation` as in COCO, and this box.
+    """Return the object of an annotation with `segmentation`, `rotation` and `angle` as in COCO, and this box.
 
     corners: turns the box's four numbers into x1, y1, x2, y2. outlines: the segmentation is read also where there is a
     box. Raises LeftOut.
     """
     segmentation = annotation.get("segmentation")
-    if segmentation and _is_blank(box):
+    stated = _usable(box, corners) if segmentation else _stated(box, corners)
+    if stated is None:
         parts = outlines_of(segmentation)
         if not parts.parts and parts.bounds is None:
             raise LeftOut(NO_SHAPE)
         return AnnotatedObject(desc, bounds(parts), parts, (FROM_OUTLINE,))
-    if box is None or box == []:
-        raise LeftOut(NO_SHAPE)
-    x1, y1, x2, y2 = corners(four_numbers(box))
+    x1, y1, x2, y2 = stated
     parts = outlines_of(segmentation) if outlines else Outlines()
     if not (degrees := _rotation(annotation)) % 180:
         return AnnotatedObject(desc, (x1, y1, x2, y2), parts)
@@ -71,17 +74,48 @@ def bounds(outlines: Outlines) -> Box:
     return min(xs), min(ys), max(xs), max(ys)
 
 
-def _is_blank(box: Any) -> bool:
-    """Whether a box is missing; some tools write zeros then."""
-    return box is None or (isinstance(box, list | tuple) and not any(box))
+def _stated(box: Any, corners: Callable[[Box], Box]) -> Box:
+    """Return the corners of a box. Raises LeftOut."""
+    if box is None or box == []:
+        raise LeftOut(NO_SHAPE)
+    return corners(four_numbers(box))
+
+
+def _usable(box: Any, corners: Callable[[Box], Box]) -> Box | None:
+    """Return the corners of a box beside an outline; None if that must give the box.
+
+    Some tools write zeros, -1, NaN, a blank text or a point where they have no box. A negative size stays: it is an
+    error of reading.
+    """
+    try:
+        numbers = four_numbers(box)
+    except LeftOut:
+        return None
+    if {*numbers} in ({0}, {-1}):
+        return None
+    x1, y1, x2, y2 = corners(numbers)
+    return None if x1 == x2 or y1 == y2 else (x1, y1, x2, y2)
 
 
 def _rotation(annotation: Mapping[str, Any]) -> float:
-    """Return the degrees by which a box is rotated: CVAT's attribute, or the annotation's own key."""
+    """Return the degrees by which a box is rotated clockwise: `rotation`, as CVAT writes it, or `angle`.
+
+    Both are keys of the annotation or attributes. Raises LeftOut for an angle that may be radians.
+    """
     attributes = annotation.get("attributes")
-    value = attributes.get("rotation") if isinstance(attributes, Mapping) else None
+    places = (attributes if isinstance(attributes, Mapping) else {}, annotation)
+    if rotation := next(filter(None, (_degrees(place.get("rotation")) for place in places)), 0.0):
+        return rotation
+    angle = next(filter(None, (_degrees(place.get("angle")) for place in places)), 0.0)
+    if 0 < abs(angle) <= LARGEST_RADIANS:
+        raise LeftOut(UNCLEAR_ANGLE, angle)
+    return angle
+
+
+def _degrees(value: Any) -> float:
+    """Return a number, also one that is written as text; 0 for anything else."""
     try:
-        degrees = float(annotation.get("rotation") if value is None else value)  # type: ignore[arg-type]
+        degrees = float(value)
     except (TypeError, ValueError, OverflowError):
         return 0.0
     return degrees if is_number(degrees) else 0.0

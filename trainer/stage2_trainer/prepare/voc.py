@@ -33,7 +33,7 @@ from stage2_trainer.prepare.annotations import (
     is_number,
     stated_size,
 )
-from stage2_trainer.prepare.shapes import rotated_object, shaped_object
+from stage2_trainer.prepare.shapes import ROTATED_SHARES, rotated_object, shaped_object
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
 WORD, MARK = re.compile(r"\S+"), re.compile("[-+]?[0-9]+")
@@ -280,13 +280,27 @@ def _object(element: ElementTree.Element, desc: str, choice: VocChoice, tally: T
         return left - 1, top - 1, right, bottom
 
     if (rotated := element.find("robndbox")) is not None:
+        if choice.units == "shares":
+            raise LeftOut(ROTATED_SHARES)
         x, y, width, height, angle = _numbers(rotated, ROTATED_BOX)
         box = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
         return rotated_object(desc, box, angle, Outlines())
-    bounds = element.find("bndbox")
-    numbers = None if bounds is None else _numbers(bounds, CORNERS)
-    further = {"segmentation": _outline(element), "rotation": _attributes(element).get("rotation")}
+    outline = _outline(element)
+    numbers = _box_numbers(element, beside_outline=bool(outline))
+    turned = {key: element.findtext(key) or element.findtext(f"bndbox/{key}") for key in ("rotation", "angle")}
+    further = {"segmentation": outline, "attributes": _attributes(element), **turned}
     return shaped_object(desc, further, numbers, from_edge, outlines=True, shares=choice.units == "shares")
+
+
+def _box_numbers(element: ElementTree.Element, *, beside_outline: bool) -> list[float] | None:
+    """Return the numbers of an object's box; None if it has none, or no numbers beside an outline. Raises LeftOut."""
+    bounds = element.find("bndbox")
+    try:
+        return None if bounds is None else _numbers(bounds, CORNERS)
+    except LeftOut:
+        if beside_outline:
+            return None
+        raise
 
 
 def _numbers(element: ElementTree.Element, tags: Sequence[str]) -> list[float]:
@@ -307,7 +321,7 @@ def _outline(element: ElementTree.Element) -> list[list[float]]:
     numbers = polygon.iter() if polygon is not None else ()
     texts = [number.text or "" for number in numbers if number.tag[:1] in ("x", "y")]
     try:
-        return [[float(text) for text in texts]]
+        return [[float(text) for text in texts]] if texts else []
     except ValueError as error:
         raise LeftOut(BROKEN_OUTLINE, texts) from error
 

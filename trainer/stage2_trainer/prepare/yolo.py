@@ -41,7 +41,14 @@ CLASS_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 LABEL_ENDINGS = (".txt", ".TXT")
 
 BROKEN_LINE = "its line is neither a class and four numbers, nor a class and at least three points"
-CONFIDENCE = "its line has a fifth number behind the box, as predictions have a confidence: remove that column"
+CONFIDENCE = (
+    "its line has a number or two behind the box, such as a confidence or an angle: remove the confidence, and write a "
+    "rotated box as four corners"
+)
+THREE_POINTS = (
+    "a line with six numbers was read as an outline of three points; if it is a box and two numbers, remove these"
+)
+KEYPOINT_NUMBERS = "its line has other numbers behind the box than the keypoints that kpt_shape names"
 BROKEN_LABELS = "its label file cannot be read"
 BACKGROUND = "an image without a label file has no objects, as in Ultralytics"
 NO_IMAGE = "its label file has no image"
@@ -188,9 +195,12 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
     except ValueError as error:
         raise LeftOut(BROKEN_LINE) from error
     if layout.document.get("kpt_shape") not in NOTHING and len(shares) > 4:
+        if len(shares) != 4 + _keypoint_numbers(layout):
+            raise LeftOut(KEYPOINT_NUMBERS)
         tally.change(KEYPOINTS, name)
         shares = shares[:4]
-    if len(shares) == 5:
+    is_box_and_two = len(shares) == 6 and layout.units == "shares" and all_shares(shares[:4]) and not all_shares(shares)
+    if len(shares) == 5 or is_box_and_two:
         raise LeftOut(CONFIDENCE)
     if not all(map(is_number, (number, *shares))) or int(number) != number or len(shares) < 4 or len(shares) % 2:
         raise LeftOut(BROKEN_LINE)
@@ -204,7 +214,19 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
         return AnnotatedObject(desc, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
     xs, ys = shares[::2], shares[1::2]
     outline = Outlines([list(zip(xs, ys, strict=True))])
-    return AnnotatedObject(desc, bounds(outline), outline, (FOUR_POINTS,) if len(xs) == 4 else ())
+    noted = {3: (THREE_POINTS,), 4: (FOUR_POINTS,)}
+    return AnnotatedObject(desc, bounds(outline), outline, noted.get(len(xs), ()))
+
+
+def _keypoint_numbers(layout: _Layout) -> int:
+    """Return how many numbers the keypoints of an object have, by `kpt_shape`: points, and numbers of each.
+
+    Raises ConfigError.
+    """
+    shape = layout.document["kpt_shape"]
+    if isinstance(shape, list) and len(shape) == 2 and all(CLASS_NUMBER.fullmatch(str(one)) for one in shape):
+        return int(shape[0]) * int(shape[1])
+    raise refused(f"{layout.file} kpt_shape", shape, "must be the numbers of points and of values", "write [17, 3]")
 
 
 def _count_lost(places: Sequence[Path], images: Sequence[Path], layout: _Layout, tally: Tally) -> None:

@@ -17,7 +17,7 @@ from stage2_api.coordinates import BINS, coord_bin
 from stage2_api.errors import counted, refused
 from stage2_trainer.data.records import Record, lines
 from stage2_trainer.matching.ground_truth import Unit
-from stage2_trainer.scores.coco_results import Annotations, Finders, Results
+from stage2_trainer.scores.coco_results import Annotations, Finders, Results, doubt
 from stage2_trainer.scores.plain_answers import PlainAnswer, read_plain_answer, seen_form
 from stage2_trainer.scores.rollout_file import WAY_OUT, Index, Line, Rollouts, is_of_a_run, lines_of
 from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, count_coordinates, read_answer
@@ -39,7 +39,9 @@ class Reading:
 
 
 AS_RECOGNISED = Reading()
+DETECTION = frozenset({"image_id", "category_id"})
 BEYOND = 1.1  # times the largest number of a unit: greater ones are not of that unit
+STRAY = 0.1  # share of the answers that may have such numbers, and do not tell the unit of a file
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ class _Texts:
         form = reading.form if reading.form in ("stage2", "qwen") else self._recognised_form()
         unit, notes = None, []
         if form == "qwen":
-            unit, reason = (reading.unit, "as --answer-units says") if reading.unit else self._recognised_unit()
-            notes.append(f"plain numbers are {unit}, {reason}" if unit else "no answer has numbers")
+            unit, note = self._unit(reading.unit)
+            notes.append(note)
             answers = {
                 place: one.measured(unit or "bins", self.sizes[place], self.lines[place].finish_reason)
                 for place, one in self._plain.items()
@@ -110,6 +112,7 @@ class _Texts:
                     f"{counted(len(others), 'answer')} with JSON of another form, such as that of"
                     f" {self.lines[others[0]].place}, count as broken; --answers qwen reads them"
                 )
+        notes += self._broken(answers)
         every = [answers.get(place, NO_ANSWER) for place in range(len(records))]
         missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
         return Answered(_with_comparable_scores(every), missing, of_a_run, form, unit, tuple(notes))
@@ -122,6 +125,21 @@ class _Texts:
     def _plain(self) -> dict[int, PlainAnswer]:
         return {place: read_plain_answer(line.text) for place, line in self.lines.items()}
 
+    def _broken(self, answers: Mapping[int, ReadAnswer]) -> list[str]:
+        """Return a note on the answers of which nothing can be read, with the form of the first."""
+        unread = [
+            place
+            for place, one in answers.items()
+            if not one.objects and not one.parsed and not self._plain[place].objects
+        ]
+        if not unread:
+            return []
+        first = self.lines[unread[0]]
+        return [
+            f"{counted(len(unread), 'answer')} of {len(answers):,} cannot be read, and count as broken; the first,"
+            f" {first.place}, has {seen_form(first.text)}"
+        ]
+
     def _recognised_form(self) -> Form:
         """Return the form in which the answers can be read. Raises ConfigError that names the one that was seen."""
         in_tokens, plain = (
@@ -129,61 +147,105 @@ class _Texts:
         )
         if in_tokens or plain:
             return "stage2" if 2 * in_tokens >= plain else "qwen"
-        texts = {line.text.strip() for line in self.lines.values()}
-        if texts == {"{}"} or any(count_coordinates(text) for text in texts):
+        empty = [place for place, one in self._plain.items() if one.is_whole]
+        if empty and all(self.lines[place].text.strip() == "{}" for place in empty):
             return "stage2"
-        told = [(place, one) for place, one in self._plain.items() if self.lines[place].text.strip()]
-        seen = next(((place, one) for place, one in told if one.invalid or not one.found_json), None)
-        if told and seen is None:
-            return "qwen"  # empty lists
-        line = self.lines[seen[0]] if seen else next(iter(self.lines.values()))
+        if empty:
+            return "qwen"
+        line = next((line for line in self.lines.values() if line.text.strip()), next(iter(self.lines.values())))
         rule = f"can be read in no form; seen: {seen_form(line.text)}"
         way_out = (
             "give answers with coordinate tokens, or a JSON list of bbox_2d and label; --answers stage2 scores any"
         )
         raise refused(f"{line.place} text", line.text[:80], rule, way_out)
 
-    def _recognised_unit(self) -> tuple[Unit | None, str]:
-        """Return the one unit that all plain numbers fit, and why; None without numbers.
+    def _unit(self, given: Unit | None) -> tuple[Unit | None, str]:
+        """Return the unit of plain numbers, and a note on it and on the answers that it does not fit."""
+        numbers = {
+            self.lines[place].place: [*answer.numbers(self.sizes[place])] for place, answer in self._plain.items()
+        }
+        units = _Units({place: found for place, found in numbers.items() if found})
+        if not units.numbers:
+            return given, "no answer has numbers"
+        unit = given or units.recognised()
+        reason = (
+            "as --answer-units says"
+            if given
+            else f"because {units.excluding('bins' if unit == 'pixels' else 'pixels')}"
+        )
+        others = units.beyond[unit]
+        disagreeing = f"; {units.excluding(unit)}, and disagree" if others else ""
+        return unit, f"plain numbers are {unit}, {reason}{disagreeing}"
 
-        A box may extend a little beyond its image, so such numbers prove nothing. Raises ConfigError where the numbers
-        fit both units, or neither.
-        """
-        numbers = [
-            (number, side, self.lines[place].place)
-            for place, answer in self._plain.items()
-            for number, side in answer.numbers(self.sizes[place])
-        ]
-        if not numbers:
-            return None, ""
-        first = numbers[0][2]
+
+@dataclass(frozen=True)
+class _Units:
+    """What the plain numbers of answers say about their unit. numbers: by FILE:LINE, each with the side of its image.
+
+    A box may extend a little beyond its image, and one answer may be nonsense, so few numbers prove nothing.
+    """
+
+    numbers: Mapping[str, Sequence[tuple[float, int]]]
+
+    @cached_property
+    def beyond(self) -> Mapping[Unit, Mapping[str, str]]:
+        """The first number that is not of a unit, in each answer that has one, by FILE:LINE."""
+        no_bins, no_pixels = {}, {}
+        for place, numbers in self.numbers.items():
+            if (no_bin := next((number for number, _ in numbers if number > BEYOND * BINS), None)) is not None:
+                no_bins[place] = f"{no_bin:g} in {place}"
+            no_pixel = next(((number, side) for number, side in numbers if number > BEYOND * side), None)
+            if no_pixel is not None:
+                no_pixels[place] = f"{no_pixel[0]:g} of {no_pixel[1]} pixels in {place}"
+        return {"bins": no_bins, "pixels": no_pixels}
+
+    def excluding(self, unit: Unit) -> str:
+        """Describe the answers with numbers that are not of a unit."""
+        found = [*self.beyond[unit].values()]
+        limit = f"{BINS}" if unit == "bins" else "their image"
+        verb = "exceeds" if len(found) == 1 else "exceed"
+        return f"{len(found):,} of {counted(len(self.numbers), 'answer')} {verb} {limit} ({found[0] if found else '-'})"
+
+    def recognised(self) -> Unit:
+        """Return the one unit that fits nearly all answers. Raises ConfigError where both fit, or neither."""
+        where = f"{next(iter(self.numbers))} text"
         way_out = "give --answer-units bins (0 to 1000, as Qwen3-VL writes them) or pixels (of the image)"
-        if all(0 <= number <= 1 for number, _, _ in numbers) and any(number % 1 for number, _, _ in numbers):
-            rule = "all numbers lie between 0 and 1: they are shares of the image, which are not read"
-            raise refused(f"{first} text", None, rule, "multiply them by 1000, and give --answer-units bins")
-        no_bin = next((f"{number:g} in {where}" for number, _, where in numbers if number > BEYOND * BINS), None)
-        no_pixel = next(
-            (f"{number:g} of {side} pixels in {where}" for number, side, where in numbers if number > BEYOND * side),
-            None,
-        )
-        if no_bin and no_pixel:
-            rule = f"numbers are neither all bins ({no_bin}) nor all pixels ({no_pixel})"
-            raise refused(f"{first} text", None, rule, way_out)
-        if not no_bin and not no_pixel:
-            rule = "all numbers fit both bins (0 to 1000) and the pixels of the images, so their unit is not clear"
-            raise refused(f"{first} text", None, rule, way_out)
-        return (
-            ("pixels", f"because some exceed 1000 ({no_bin})")
-            if no_bin
-            else ("bins", f"because some exceed their image ({no_pixel})")
-        )
+        most = STRAY * len(self.numbers)
+        self._refuse_shares(where, most)
+        fitting = [unit for unit, beyond in self.beyond.items() if len(beyond) <= most]
+        if len(fitting) == 1:
+            return fitting[0]
+        if not fitting:
+            rule = (
+                f"numbers are neither all bins ({self.excluding('bins')}) nor all pixels ({self.excluding('pixels')})"
+            )
+            raise refused(where, None, rule, way_out)
+        strays = [self.excluding(unit) for unit, beyond in self.beyond.items() if beyond]
+        but = f" (but {', and '.join(strays)})" if strays else ""
+        rule = f"all numbers fit both bins (0 to 1000) and the pixels of the images{but}, so their unit is not clear"
+        raise refused(where, None, rule, way_out)
+
+    def _refuse_shares(self, where: str, most: float) -> None:
+        """Raise ConfigError where nearly all answers have shares of the image, 0 to 1."""
+        within = [numbers for numbers in self.numbers.values() if all(0 <= number <= 1 for number, _ in numbers)]
+        broken = any(number % 1 for numbers in within for number, _ in numbers)
+        others = len(self.numbers) - len(within)
+        if others > most or not broken:
+            return
+        but = f" but in {counted(others, 'answer')} of {len(self.numbers):,}" if others else ""
+        rule = f"all numbers lie between 0 and 1{but}: they are shares of the image, which are not read"
+        raise refused(where, None, rule, "multiply them by 1000, and give --answer-units bins")
 
 
 def _document(path: Path) -> Any:
-    """Return the JSON document that a file is as a whole; None for JSON lines, and for what is no JSON."""
+    """Return the JSON document that a file is as a whole, or the list of its lines if they are COCO's results.
+
+    None for other lines, and for what is no JSON.
+    """
     first = next(iter(lines(path)), None)
-    if first is None or isinstance(_parsed(first.text), dict):
-        return None
+    entry = _parsed(first.text) if first else None
+    if first is None or isinstance(entry, dict):
+        return [_parsed(line.text) for line in lines(path)] if entry and entry.keys() >= DETECTION else None
     return _parsed(path.read_bytes())
 
 
@@ -198,7 +260,9 @@ def _read_results(path: Path, document: Any, records: Sequence[Record], index: I
     """Return the answers of COCO's results. A record without a detection has an empty answer."""
     if not isinstance(document, list) or not document:
         first = document if document is not None else _parsed(next((line.text for line in lines(path)), b""))
-        seen = "no JSON" if first is None else "a JSON list without entries" if first == [] else "no list"
+        seen = (
+            "no JSON" if first is None else "a JSON list without entries, so no answers" if first == [] else "no list"
+        )
         if isinstance(first, dict):
             lined = "lines, first " if document is None else ""
             seen = f"{lined}a JSON object with {', '.join(map(repr, [*first][:5]))}"
@@ -207,9 +271,13 @@ def _read_results(path: Path, document: Any, records: Sequence[Record], index: I
     annotations = Annotations.from_file(reading.annotations) if reading.annotations else None
     sizes = [(record.width, record.height) for record in records]
     answers = Results(path, document).answers(Finders(index.places_of, index.places_of_stem), sizes, annotations)
+    found = doubt(answers, sizes)
+    if found and reading.form == "auto":
+        rule, way_out = found
+        raise refused(f"{path} bbox", None, rule, f"{way_out}; --answers coco scores them as they are")
     every = [answers.get(place, NO_ANSWER) for place in range(len(records))]
     missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
-    return Answered(every, missing, form="coco", unit="pixels")
+    return Answered(every, missing, form="coco", unit="pixels", notes=found[:1] if found else ())
 
 
 def _answer(line: Line) -> ReadAnswer:

@@ -1,4 +1,5 @@
-"""COCO's results: a JSON list of detections with `image_id`, `category_id`, `score`, and `bbox` or `segmentation`.
+"""COCO's results: a JSON list, or lines, of detections with `image_id`, `category_id`, `score`, and `bbox` or
+`segmentation`.
 
 Format: https://cocodataset.org/#format-results. A detection has no name, so the annotation file gives the names of
 categories; its `file_name` finds images whose ids are no names of records.
@@ -19,7 +20,7 @@ from typing import Any
 
 from pycocotools import mask as rle
 
-from stage2_api.errors import refused
+from stage2_api.errors import counted, refused
 from stage2_trainer.data.files import read_named
 from stage2_trainer.data.run_lengths import run_lengths
 from stage2_trainer.scores.plain_answers import LARGEST
@@ -28,6 +29,9 @@ from stage2_trainer.scores.scored_image import MeasuredObject, ReadAnswer
 WHOLE_NUMBER = re.compile(r"([0-9]{1,18})(?:\.0*)?")  # of 64 bits, as ids are in other tools
 LONGEST_EDGE = 2_000_000  # pixels around a polygon
 WAY_OUT = "correct the file, or write the answers as JSON lines (docs/evaluation.md)"
+
+BEYOND = 1.1  # times the size of an image: a box that ends there is not of this image
+FROM_CORNERS = "map(.bbox |= [.[0], .[1], .[2] - .[0], .[3] - .[1]])"
 
 Find = Callable[[str], Sequence[int]]  # from a name to the positions of records
 
@@ -126,6 +130,35 @@ class Results:
             )
             for place, found in objects.items()
         }
+
+
+def doubt(answers: Mapping[int, ReadAnswer], sizes: Sequence[tuple[int, int]]) -> tuple[str, str] | None:
+    """Return what boxes seem to be instead of x, y, width and height in pixels, and the way out; None if nothing.
+
+    sizes: of the records' images, by position. Each test asks for many boxes: a detector may err in some.
+    """
+    boxes = [
+        (*one.box, *sizes[place])
+        for place, answer in answers.items()
+        for one in answer.objects
+        if isinstance(one, MeasuredObject) and one.mask is None
+    ]
+    shares = sum(max(map(abs, box[:4])) <= 1 for box in boxes)
+    if 2 * shares > len(boxes):
+        rule = f"{shares:,} of {counted(len(boxes), 'detection')} lie between 0 and 1: they are shares of their images"
+        return rule, "multiply x and width by the image's width, y and height by its height"
+    beyond = [box for box in boxes if _reaches_out(box[0] + box[2], box[1] + box[3], *box[4:])]
+    if 4 * len(beyond) <= len(boxes):
+        return None
+    rule = f"{len(beyond):,} of {counted(len(boxes), 'detection')} leave their images"
+    corners = sum(x < right and y < low and not _reaches_out(right, low, *size) for x, y, right, low, *size in boxes)
+    if corners >= 0.9 * len(boxes):
+        return f"{rule}, and would not as corners x1, y1, x2, y2", f"write x, y, width, height: jq -c '{FROM_CORNERS}'"
+    return f"{rule}: they may be pixels of another size", "scale them to the width and height of the records"
+
+
+def _reaches_out(right: float, low: float, width: float, height: float) -> bool:
+    return right > BEYOND * width or low > BEYOND * height
 
 
 @dataclass(frozen=True)

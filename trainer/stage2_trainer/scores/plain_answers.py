@@ -82,6 +82,11 @@ class PlainAnswer:
             if not one.in_tokens:
                 yield from ((number, size[place % 2]) for place, number in enumerate(one.numbers))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is JSON, all of which was read."""
+        return self.found_json and self.closed and not self.broken and not self.invalid
+
     def measured(self, unit: Unit, size: tuple[int, int], finish_reason: str | None) -> ReadAnswer:
         """Return the answer in pixels of its image. finish_reason: as servers report it."""
         truncated = not self.closed or finish_reason == CUT_BY_LENGTH
@@ -89,7 +94,7 @@ class PlainAnswer:
         return ReadAnswer(
             objects,
             scores=None,
-            parsed=self.found_json and not truncated and not self.broken and not self.invalid,
+            parsed=self.is_whole and not truncated,
             truncated=truncated,
             looped=finish_reason == CUT_BY_REPETITION or loops(objects),
         )
@@ -124,9 +129,11 @@ def seen_form(text: str) -> str:
         return "points (point_2d), where boxes (bbox_2d) are needed"
     if (mark := next((mark for mark in BOX_MARKS if mark in text), None)) is not None:
         return f"boxes marked by {mark}"
-    if answer.invalid:
+    if answer.invalid and not answer.broken:
         return "JSON whose entries have no label with bbox_2d [x1, y1, x2, y2]"
-    return "broken JSON" if answer.found_json or not answer.closed else "text without JSON"
+    if not answer.closed:
+        return "JSON that breaks off"
+    return "broken JSON" if answer.found_json else "text without JSON"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, GTObject, ParsedRollout, parse_rollout
 from stage2_trainer.matching.ground_truth import InvalidObject, Measure, read_object
-from stage2_trainer.matching.parse import Kind
+from stage2_trainer.matching.parse import Kind, loads
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 
 NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
@@ -108,10 +108,19 @@ def from_parsed(
     return ReadAnswer(
         objects,
         scores,
-        parsed=parsed.clean and not truncated and not parsed.dropped and not parsed.notes,
+        parsed=_is_whole(parsed) and parsed.clean and not truncated and not parsed.dropped and not parsed.notes,
         truncated=truncated,
         looped=finish_reason == CUT_BY_REPETITION or loops(objects),
     )
+
+
+def _is_whole(parsed: ParsedRollout) -> bool:
+    """Whether an answer is JSON that lists objects, or is empty.
+
+    The parser looks for keys `object_n` and passes over all else: `{'object_1': ...}` has none.
+    """
+    value = loads(parsed.text)
+    return isinstance(value, dict) and (not value or bool(parsed.objects))
 
 
 def count_coordinates(text: str) -> int:

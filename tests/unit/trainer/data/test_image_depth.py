@@ -24,10 +24,11 @@ def grey(white, form="PNG", kind="u2"):
     return saved((RAMP * white).astype(kind), form)
 
 
-def colour(white, bands=3):
+def colour(white, bands=3, bright=0):
     """A PNG of 16 bits a channel, which Pillow cannot write; with four channels, the last is opaque."""
     opaque = [np.full_like(RAMP, 65535)] * (bands in (2, 4))
     levels = np.stack([RAMP * white] * (bands - len(opaque)) + opaque, axis=-1).astype(">u2")
+    levels[0, :bright] = 65535
     rows = b"".join(b"\0" + row.tobytes() for row in levels)
 
     def chunk(kind, data):
@@ -47,9 +48,17 @@ def url(content):
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
+def with_bright_pixels(levels, count):
+    """The same levels, of which the darkest are white: a sensor's broken pixels."""
+    changed = levels.copy()
+    changed.flat[:count] = 65535
+    return changed
+
+
+TWELVE_BITS = np.tile(np.arange(0, 4000, 40), (50, 1)).astype("u2")  # 5,000 pixels, so 5 of them may be broken
 FLOATS = "its pixels are floats of more than 16 bits, and nothing says which of them is white"
 INTEGERS = FLOATS.replace("floats", "integers")
-EMPTY_BITS = "it has 16 bits, and is all below a quarter of white: its upper bits are empty"
+EMPTY_BITS = "it has 16 bits, and is nearly all below a quarter of white: its upper bits are empty"
 REFUSED = {
     "floats from 0 to 1": (grey(1, "TIFF", "f4"), FLOATS),
     "floats from 0 to 255": (grey(255, "TIFF", "f4"), FLOATS),
@@ -62,6 +71,9 @@ REFUSED = {
     "10 bits in 16": (grey(1023), EMPTY_BITS),
     "12 bits in 16": (grey(4095), EMPTY_BITS),
     "12 bits in 16 as TIFF": (grey(4095, "TIFF"), EMPTY_BITS),
+    "12 bits in 16 and one bright pixel": (saved(with_bright_pixels(TWELVE_BITS, 1)), EMPTY_BITS),
+    "12 bits in 16 and five bright pixels": (saved(with_bright_pixels(TWELVE_BITS, 5), "TIFF"), EMPTY_BITS),
+    "12 bits in 16 of each colour and one bright pixel": (colour(4095, bright=1), EMPTY_BITS),
     "14 bits in 16": (grey(16383), EMPTY_BITS),
     "12 bits in 16 as PGM": (ppm(b"P5", 65535, 4095), EMPTY_BITS),
     "8 bits in 16 of each colour": (colour(255), EMPTY_BITS),
@@ -107,6 +119,30 @@ def test_sixteen_bits_keep_their_upper_eight(case):
     white = 127 if "half" in case else 255
     assert np.abs(pixels - RAMP * white).max() <= 1
     assert np.array_equal(np.asarray(load_image(image_url(path))), np.asarray(load_image(path)))
+
+
+def test_a_tiff_of_sixteen_bits_whose_white_is_zero_is_refused(tmp_path):
+    path = tmp_path / "a.tif"
+    path.write_bytes(grey(65535, "TIFF"))
+    assert load_image(str(path)).getpixel((39, 0)) == (255, 255, 255)
+    tag = struct.pack("<HHI", 262, 3, 1)
+    path.write_bytes(path.read_bytes().replace(tag + struct.pack("<I", 1), tag + struct.pack("<I", 0)))
+    for use in (read_header, load_image):
+        with pytest.raises(ImageError, match=r"whose white is 0.*; save it so that black is 0"):
+            use(str(path))
+
+
+def test_an_image_with_more_than_a_few_bright_pixels_keeps_its_levels():
+    shown = np.asarray(load_image(url(saved(with_bright_pixels(TWELVE_BITS, 6)))))[..., 0]
+    assert (shown.max(), np.count_nonzero(shown == 255)) == (255, 6)
+
+
+@pytest.mark.parametrize("white", [1, 3])
+def test_black_with_white_dots_has_no_empty_bits(white):
+    pixels = np.zeros((50, 100), "u2")
+    pixels[0, :white] = 65535
+    assert np.count_nonzero(np.asarray(load_image(url(saved(pixels))))[..., 0] == 255) == white
+    assert np.asarray(load_image(url(saved(np.full((1, 1), 65535, "u2"))))).min() == 255
 
 
 def test_all_black_image_of_sixteen_bits_stays_black():

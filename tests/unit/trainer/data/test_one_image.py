@@ -41,10 +41,27 @@ def test_the_rules_of_what_is_shown(tmp_path):
     image, options = turned(6)
     image.save(tmp_path / "turned.png", **options)
     assert load_image(str(tmp_path / "turned.png")).size == SIDES[::-1]
-    Image.new("RGBA", (1, 1), (10, 20, 30, 0)).save(tmp_path / "clear.png")
+    clear = Image.new("RGBA", (2, 1), (10, 20, 30, 0))
+    clear.putpixel((1, 0), (10, 20, 30, 255))
+    clear.save(tmp_path / "clear.png")
     assert load_image(str(tmp_path / "clear.png")).getpixel((0, 0)) == (255, 255, 255)
     Image.fromarray(np.full((1, 1), 0x8042, dtype=np.uint16)).save(tmp_path / "deep.png")
     assert load_image(str(tmp_path / "deep.png")).getpixel((0, 0)) == (0x80,) * 3
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparency_that_hides_all_is_ignored(tmp_path, mode):
+    colours = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+    image = Image.fromarray(colours).convert({"P": "L"}.get(mode, mode))
+    if mode == "P":
+        image = image.convert("P")
+        image.info["transparency"] = bytes(256)
+    else:
+        image.putalpha(0)
+    image.save(tmp_path / "hidden.png")
+    assert np.array_equal(np.asarray(load_image(str(tmp_path / "hidden.png")))[..., 0], colours)
+    sent = load_image(image_url(str(tmp_path / "hidden.png")))
+    assert np.array_equal(np.asarray(sent)[..., 0], colours)
 
 
 def test_an_orientation_that_stands_behind_the_pixels_is_seen(tmp_path):

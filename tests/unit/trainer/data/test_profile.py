@@ -1,5 +1,7 @@
 """A data file is inspected: its content is counted, and what is wrong or looks wrong is named by its line."""
 
+import base64
+import io
 import json
 import random
 import shutil
@@ -10,6 +12,7 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data import profile as module
+from stage2_trainer.data.image_oddities import HIDDEN, ONE_COLOUR
 from stage2_trainer.data.images import SCALE
 from stage2_trainer.data.profile import Lengths, profile, survey
 from stage2_trainer.data.records import AS_DECLARED, RecordRules
@@ -17,8 +20,24 @@ from stage2_trainer.data.signatures import REPLACE
 from stage2_trainer.matching import GTObject
 from tests.unit.trainer.prepare.odd_sets import picture
 
+
+def encoded(image):
+    """An image as the text of a PNG's bytes."""
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+BLANK = encoded(Image.new("RGB", (1000, 500), "green"))
 BOX = {"desc": "cat", "bbox_2d": [100, 100, 300, 300]}
 TRIANGLE = {"desc": "dog", "poly": [0, 0, 500, 0, 0, 500]}
+
+
+def dotted(color, mode="RGB"):
+    """An image of one colour but for a pixel."""
+    image = Image.new(mode, (1000, 500), color)
+    image.putpixel((999, 499), (255, 255, 255, *color[3:]))
+    return image
 
 
 @pytest.fixture
@@ -34,7 +53,7 @@ def look(tmp_path):
             good = {"images": [f"{number}.png"], "width": 1000, "height": 500, "units": "bins", "objects": [BOX]}
             record = good | change
             if record["images"] == [f"{number}.png"]:
-                Image.new("RGB", (1000, 500), (number, 0, 0)).save(tmp_path / f"{number}.png")
+                dotted((number, 0, 0)).save(tmp_path / f"{number}.png")
             lines.append(json.dumps(record))
         (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
         return profile(tmp_path / "x.jsonl", rules or RecordRules(), lengths_of)
@@ -146,8 +165,37 @@ def test_missing_image_of_several_records_is_counted_once(look):
 
 
 def test_several_images_of_one_record_are_no_repetition(look, tmp_path):
-    picture(tmp_path / "a.png", (1000, 500))
+    dotted((9, 9, 9)).save(tmp_path / "a.png")
     assert look({"images": ["a.png", "a.png"]}).suspicions.counts == {}
+
+
+ODD_PIXELS = {
+    "black.png": (Image.new("RGB", (1000, 500)), {}, {ONE_COLOUR: 1}),
+    "white.jpg": (Image.new("L", (1000, 500), 255), {}, {ONE_COLOUR: 1}),
+    "blue.jpg": (Image.new("RGB", (1000, 500), "blue"), {"quality": 100, "subsampling": 0}, {ONE_COLOUR: 1}),
+    "blue.webp": (Image.new("RGB", (1000, 500), "blue"), {"lossless": True}, {ONE_COLOUR: 1}),
+    "blue.bmp": (Image.new("RGB", (1000, 500), "blue"), {}, {ONE_COLOUR: 1}),
+    "clear.png": (Image.new("RGBA", (1000, 500), (9, 9, 9, 0)), {}, {ONE_COLOUR: 1, HIDDEN: 1}),
+    "hidden.png": (dotted((9, 9, 9, 0), "RGBA"), {}, {HIDDEN: 1}),
+    "hidden.webp": (dotted((9, 9, 9, 0), "RGBA"), {"lossless": True, "exact": True}, {HIDDEN: 1}),
+    "opaque.png": (dotted((9, 9, 9, 255), "RGBA"), {}, {}),
+    "dotted.png": (dotted((9, 9, 9)), {}, {}),
+    "dotted.bmp": (dotted((9, 9, 9)), {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ODD_PIXELS)
+def test_images_of_one_colour_and_hidden_ones_are_counted(look, tmp_path, name):
+    image, options, counts = ODD_PIXELS[name]
+    image.save(tmp_path / name, **options)
+    found = look({"images": [name]}, {"images": ["data:image/png;base64," + BLANK]})
+    assert found.suspicions.counts == {**counts, ONE_COLOUR: counts.get(ONE_COLOUR, 0) + 1}
+
+
+def test_a_truncated_image_is_not_odd(look, tmp_path):
+    Image.new("RGB", (1000, 500)).save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:600])
+    assert look({"images": ["a.png"]}).suspicions.counts == {}
 
 
 def test_descriptions_that_differ_in_case_or_spaces_only_stand_together(look):

@@ -412,3 +412,44 @@ def test_the_command_reports_what_it_wrote_and_left_out(tmp_path):
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 64
     assert "must be a new file" in again.stderr
+
+
+def test_two_images_of_one_file_are_one_record_with_the_objects_of_both(tmp_path):
+    found = [
+        annotation(1),
+        annotation(2, image=2),
+        annotation(3, image=2, bbox=(20, 20, 40, 40), segmentation=[SQUARE]),
+    ]
+    data = DataSet(tmp_path, found, ((1, "1.png"), (2, "1.png"), (3, "3.png")))
+    data.document["images"][1] |= {"file_name": "./1.png", "neg_category_ids": [18]}
+    first, second = data.records()
+    assert [one["sample_id"] for one in (first, second)] == ["1", "3"]
+    assert list(map(bins, first["objects"])) == [[100, 50, 600, 300], [200, 100, 600, 300]]
+    assert first["metadata"] == {"neg_category_ids": ["dog"]}
+    assert data.tally.changed[coco.SAME_FILE] == 1
+    assert data.tally.names[coco.SAME_FILE] == ["2 and 1: 1.png"]
+
+
+@pytest.mark.parametrize(
+    ("document", "way_out"),
+    [
+        ({"images": [], "messages": []}, 'write {"images": .PATH.'),
+        ([{"image_id": 1, "bbox": [], "score": 1}], "answers are --rollouts of `stage2 evaluate`"),
+        ({"image": "a.png"}, "give COCO's instances_"),
+    ],
+)
+def test_a_file_of_another_form_has_the_way_out_of_that_form(tmp_path, document, way_out):
+    data = DataSet(tmp_path, [])
+    data.document = document
+    with pytest.raises(ConfigError, match=rf"--annotations: .*{way_out}"):
+        data.records()
+
+
+@pytest.mark.parametrize(("side", "last", "noted"), [(640, 99, True), (640, 130, False), (150, 99, False)])
+def test_boxes_that_may_be_percent_are_named(tmp_path, side, last, noted):
+    Image.new("RGB", (side, side)).save(tmp_path / "a.png")
+    found = [annotation(number, bbox=(10, 10, last - 10, number + 20)) for number in range(10)]
+    data = DataSet(tmp_path, found, ((1, "../a.png"),), width=side, height=side)
+    Image.new("RGB", (side, side)).save(tmp_path / "a.png")
+    data.records()
+    assert (record_writer.PERCENT in data.tally.changed) is noted

@@ -12,7 +12,7 @@ from PIL import Image
 
 from stage2_trainer.data.files import name_below
 from stage2_trainer.data.nearest_file import FilesBelow
-from stage2_trainer.prepare import annotations, record_writer, shapes, yolo
+from stage2_trainer.prepare import annotations, coco, record_writer, shapes, yolo
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 from stage2_trainer.prepare.voc import VocChoice, read_voc
@@ -112,8 +112,7 @@ class Hf:
         }
         if "segmentation" in more:
             form["segmentation"] = datasets.List(datasets.List(datasets.List(datasets.Value("float64"))))
-        if "rotation" in more:
-            form["rotation"] = datasets.List(datasets.Value("float64"))
+        form |= {key: datasets.List(datasets.Value("float64")) for key in ("rotation", "angle") if key in more}
         whole = datasets.Value("int64")
         features = {"image": datasets.Image(), "objects": form, "width": whole, "height": whole}
         row = {"image": {"bytes": encoded.getvalue(), "path": None}, "objects": objects}
@@ -238,6 +237,37 @@ def test_object_with_an_outline_and_no_box_has_the_outlines_bounds(tmp_path, for
     assert (found.objects, found.counts) == ([("cat", CORNERS)], {shapes.FROM_OUTLINE: 1})
 
 
+NO_BOXES = [
+    [5, 5, 0, 0], [5, 5, 0, 9], [0, 0, 0, 0], [-1, -1, -1, -1], [math.nan] * 4, [5, 5, math.nan, 9], [None] * 4, "",
+    " ", math.nan, {}, [], [5, 5], [30, 40, 50, 80, 0.5],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("box", NO_BOXES, ids=str)
+def test_box_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+    source = Coco(tmp_path, segmentation=POLYGON)
+    document = json.loads((tmp_path / "x.json").read_text())
+    document["annotations"][0]["bbox"] = box
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    for choice, bins in (({}, BINS), ({"geometry": "poly"}, CORNERS)):
+        found = imported(source, tmp_path, **choice)
+        assert (found.objects, found.counts) == ([("cat", bins)], {shapes.FROM_OUTLINE: 1})
+    del document["annotations"][0]["segmentation"]
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    assert imported(source, tmp_path).objects == []
+
+
+@pytest.mark.parametrize("box", [(-1, -1, -1, -1), (5, 5, 5, 9), (math.nan, 1, 2, 3)])
+def test_box_of_a_data_set_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+    found = imported(HfVoc(tmp_path, box, segmentation=POLYGON), tmp_path)
+    assert (found.objects, found.counts) == ([("cat", BINS)], {shapes.FROM_OUTLINE: 1})
+
+
+def test_negative_size_beside_an_outline_is_still_named(tmp_path):
+    found = imported(Coco(tmp_path, (60, 100, 10, 20), segmentation=POLYGON), tmp_path)
+    assert found.counts == {record_writer.REVERSED: 1}
+
+
 @pytest.mark.parametrize("form", [Coco, Hf])
 def test_rotated_box_becomes_its_bounds_or_its_outline(tmp_path, form):
     """A box of 80 x 20 pixels about (50, 100), turned by a quarter, is 20 x 80."""
@@ -254,15 +284,43 @@ def test_rotated_box_in_shares_is_left_out(tmp_path, form):
     assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
 
-@pytest.mark.parametrize("turn", [{"rotation": "90"}, {"attributes": {"rotation": 90.0, "occluded": False}}])
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"rotation": "90"},
+        {"attributes": {"rotation": 90.0, "occluded": False}},
+        {"attributes": {"rotation": 0.0}, "rotation": 90},
+        {"angle": 90},
+        {"angle": "-90.0", "attributes": {"angle": None}},
+        {"attributes": {"angle": 270}},
+        {"rotation": 90, "angle": 1.5707963},
+    ],
+    ids=str,
+)
 def test_rotation_of_coco_is_an_attribute_or_a_key_and_may_be_a_text(tmp_path, turn):
     found = imported(Coco(tmp_path, (10, 90, 90, 110), **turn), tmp_path)
     assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
 
 
+@pytest.mark.parametrize("form", [Coco, Hf])
+def test_angle_that_may_be_radians_is_left_out_and_named(tmp_path, form):
+    found = imported(form(tmp_path, (10, 90, 90, 110), angle=1.5707963), tmp_path)
+    assert (found.records, found.counts) == ([], {shapes.UNCLEAR_ANGLE: 1})
+
+
+@pytest.mark.parametrize("form", [Coco, Hf])
+def test_angle_in_degrees_turns_a_box_as_a_rotation_does(tmp_path, form):
+    source = form(tmp_path, (10, 90, 90, 110), angle=90.0)
+    found = imported(source, tmp_path)
+    assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
+    assert imported(source, tmp_path, geometry="poly").objects == [("cat", [600, 300, 600, 700, 400, 700, 400, 300])]
+
+
 @pytest.mark.parametrize(
     "turn",
     [
+        {"angle": 0},
+        {"angle": 180.0},
         {"rotation": 0},
         {"rotation": 180},
         {"rotation": None},
@@ -347,12 +405,15 @@ def test_every_import_with_paths_names_what_is_missing(tmp_path, form, name):
     assert not Path(named).is_absolute()
 
 
+NAMED_TWICE = ((2, "lost.png"), (3, "./lost.png"), (4, "lost.png"), (5, "gone.png"))
+
+
 def test_missing_image_of_several_entries_is_looked_for_once(tmp_path):
     source = Coco(tmp_path)
     document = json.loads((tmp_path / "x.json").read_text())
-    document["images"] += [{"id": number, "file_name": "lost.png"} for number in (2, 3, 4, 5)]
+    document["images"] += [{"id": number, "file_name": name} for number, name in NAMED_TWICE]
     (tmp_path / "x.json").write_text(json.dumps(document))
     found = imported(source, tmp_path)
-    assert found.counts == {record_writer.MISSING: 4}
-    assert found.tally.names[record_writer.MISSING] == ["lost.png"]
-    assert list(found.tally.missing) == [tmp_path / "set" / "lost.png"]
+    assert found.counts == {record_writer.MISSING: 2, coco.SAME_FILE: 2}
+    assert found.tally.names[record_writer.MISSING] == ["lost.png", "gone.png"]
+    assert list(found.tally.missing) == [tmp_path / "set" / "lost.png", tmp_path / "set" / "gone.png"]

@@ -223,6 +223,15 @@ SHAPES = {
         [600, 300, 600, 700, 400, 700, 400, 300],
         {shapes.ROTATED: 1},
     ),
+    **{
+        f"rotated, {name}": (inner, [400, 300, 600, 700], [600, 300, 600, 700, 400, 700, 400, 300], {shapes.ROTATED: 1})
+        for name, inner in {
+            "by an angle of the object": f"<angle>90</angle>{FLAT}",
+            "by an angle of the box": FLAT.replace("</bndbox>", "<angle>90.0</angle></bndbox>"),
+            "by a rotation of the object": f"<rotation>90</rotation>{FLAT}",
+        }.items()
+    },
+    "rotated by degrees or radians": (f"<angle>1.57</angle>{FLAT}", None, None, {shapes.UNCLEAR_ANGLE: 1}),
     "not rotated, by CVAT": (
         f"<attributes><attribute><name>rotation</name><value>0.0</value></attribute></attributes>{FLAT}",
         [100, 450, 900, 550],
@@ -241,6 +250,19 @@ SHAPES = {
         [100, 450, 900, 450, 500, 550],
         {shapes.FROM_OUTLINE: 1},
     ),
+    **{
+        f"a polygon beside {name}": (
+            f"<polygon><x1>10</x1><y1>90</y1><x2>90</x2><y2>90</y2><x3>50</x3><y3>110</y3></polygon>{no_box}",
+            [100, 450, 900, 550],
+            [100, 450, 900, 450, 500, 550],
+            {shapes.FROM_OUTLINE: 1},
+        )
+        for name, no_box in {
+            "an empty box": "<bndbox/>",
+            "a box of zeros": "<bndbox><xmin>0</xmin><ymin>0</ymin><xmax>0</xmax><ymax>0</ymax></bndbox>",
+            "a box of no numbers": "<bndbox><xmin>nan</xmin><ymin/><xmax>NaN</xmax><ymax/></bndbox>",
+        }.items()
+    },
     "a polygon that is no polygon": (
         "<polygon><x1>a</x1><y1>90</y1></polygon>",
         None,
@@ -264,6 +286,13 @@ def test_rotated_boxes_and_polygons_become_bounds_or_outlines(tmp_path, case):
     for geometry, bins in (("bbox", box), ("poly", outline)):
         found = import_voc(tmp_path / geometry, source, geometry=geometry, order="file")
         assert (found.objects[:-1], found.counts) == ([("cat", bins)] if bins else [], counts)
+
+
+def test_a_rotated_box_in_shares_is_left_out(tmp_path):
+    turned = "<robndbox><cx>.5</cx><cy>.5</cy><w>.8</w><h>.1</h><angle>1.57</angle></robndbox>"
+    source = written(tmp_path / "voc", {"a": f"<object><name>cat</name>{turned}</object>"})
+    found = import_voc(tmp_path, source, VocChoice(units="shares"))
+    assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
 
 def test_an_ending_may_be_in_capitals(tmp_path):

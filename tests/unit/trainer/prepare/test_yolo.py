@@ -41,6 +41,9 @@ LABELS = {
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
     "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
+    "an angle behind the box": (f"0 0.5 0.5 0.1 0.1 45\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
+    "a confidence and an angle": (f"0 0.5 0.5 0.1 0.1 0.9 45\n{BOX}", [("cat", BINS)], {yolo.CONFIDENCE: 1}),
+    "three points": ("0 0.1 0.1 0.9 0.1 0.5 0.5", [("cat", [100, 100, 900, 500])], {yolo.THREE_POINTS: 1}),
     "four corners": (
         "0 0.5 0.1 0.9 0.3 0.5 0.5 0.1 0.3",
         [("cat", [100, 100, 900, 500])],
@@ -96,6 +99,19 @@ def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
     data = written(tmp_path, {"a.png": f"{BOX} 0.1 0.1 2 0.2 0.2 2"}, kpt_shape=[2, 3])
     found = import_yolo(tmp_path, data)
     assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.KEYPOINTS: 1})
+
+
+@pytest.mark.parametrize("numbers", ["0.9", "0.1 0.1 2 0.2 0.2", "0.1 0.1 2 0.2 0.2 2 0.9"])
+def test_numbers_that_are_no_keypoints_are_not_passed_over(tmp_path, numbers):
+    data = written(tmp_path, {"a.png": f"{BOX} {numbers}\n{BOX}"}, kpt_shape=[2, 3])
+    found = import_yolo(tmp_path, data)
+    assert (found.objects, found.counts) == ([("cat", BINS)], {yolo.KEYPOINT_NUMBERS: 1})
+
+
+@pytest.mark.parametrize("shape", [17, [17], ["a", "b"], [17, -3]])
+def test_a_shape_of_keypoints_that_is_none_is_refused(tmp_path, shape):
+    with pytest.raises(ConfigError, match=r"kpt_shape: .*numbers of points and of values"):
+        import_yolo(tmp_path, written(tmp_path, {"a.png": f"{BOX} 0.1 0.1"}, kpt_shape=shape))
 
 
 @pytest.mark.parametrize("train", ["../images/train", ["images/train"], "list.txt", "images"])

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from pycocotools.cocoeval import COCOeval
 from stage2_api.errors import ConfigError
 from stage2_trainer.scores.answer_file import Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import AnswerScores
-from stage2_trainer.scores.coco_results import id_text
+from stage2_trainer.scores.coco_results import FROM_CORNERS, id_text
 from stage2_trainer.scores.rollout_file import Rollouts
 from stage2_trainer.scores.scored_image import scored_images
 from tests.unit.trainer.scores.scenes import box, poly, random_scene, record
@@ -193,6 +194,59 @@ def test_segmentations_are_compared_as_masks_with_outlines_and_as_boxes_with_box
         assert image.answered_areas.tolist() == [80 * 40]
 
 
+BOXES = [(20, 10, 100, 50), (100, 40, 190, 95), (60, 20, 120, 90), (5, 60, 150, 99)]  # x1, y1, x2, y2
+
+
+@pytest.mark.parametrize(
+    ("write", "rule", "way_out"),
+    [
+        (
+            lambda x1, y1, x2, y2: [x1 / 200, y1 / 100, (x2 - x1) / 200, (y2 - y1) / 100],
+            "4 of 4 detections lie between 0 and 1: they are shares of their images",
+            "multiply x and width by the image's width",
+        ),
+        (
+            lambda *corners: [*corners],
+            "2 of 4 detections leave their images, and would not as corners x1, y1, x2, y2",
+            "write x, y, width, height: jq -c",
+        ),
+        (
+            lambda x1, y1, x2, y2: [x1 * 5, y1 * 10, (x2 - x1) * 5, (y2 - y1) * 10],
+            "4 of 4 detections leave their images: they may be pixels of another size",
+            "scale them",
+        ),
+    ],
+    ids=["shares", "corners", "bins"],
+)
+def test_boxes_of_another_meaning_are_named_with_the_way_out_and_scored_only_when_asked(files, write, rule, way_out):
+    entries = [{**RIGHT, "bbox": write(*box)} for box in BOXES]
+    with pytest.raises(ConfigError, match=rf"results.json bbox: {rule}; {way_out}.*--answers coco scores them as they"):
+        files(*entries)
+    assert files(*entries, form="coco").notes == (rule,)
+    right = [[x1, y1, x2 - x1, y2 - y1] for x1, y1, x2, y2 in BOXES] * 2
+    assert files(*({**RIGHT, "bbox": box} for box in (*right, entries[0]["bbox"], [150, 90, 190, 95]))).notes == ()
+
+
+def test_corners_become_boxes_by_the_command_that_is_named(files):
+    entries = json.dumps([{**RIGHT, "bbox": [*box]} for box in BOXES])
+    written = subprocess.run(["jq", "-c", FROM_CORNERS], input=entries, capture_output=True, check=True, text=True)
+    assert [one.box for one in files(*json.loads(written.stdout)).answers[0].objects] == [
+        (x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in BOXES
+    ]
+
+
+@pytest.mark.parametrize("form", ["auto", "coco"])
+def test_results_may_be_lines(tmp_path, form):
+    annotations = annotation_file(tmp_path, RECORDS)
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(RIGHT) + "\n" + json.dumps({**RIGHT, "category_id": 3}) + "\n")
+    answered = read(path, RECORDS, annotations=annotations, form=form)
+    assert [one.desc for one in answered.answers[0].objects] == ["cat", "dog"]
+    path.write_text(json.dumps(RIGHT) + "\n{half")
+    with pytest.raises(ConfigError, match=r"results.jsonl \[1\]: must be a detection"):
+        read(path, RECORDS, annotations=annotations, form=form)
+
+
 REFUSED = {
     "no annotation file": (RIGHT, {"with_names": False}, r"--annotations: .*names? of each category"),
     "an unknown category": ({**RIGHT, "category_id": 8}, {}, r"\[0\].category_id: 8; must be the id of a category"),
@@ -230,7 +284,8 @@ def test_what_cannot_be_read_is_named_by_its_position(files, entry, options, mes
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[]", "a JSON list without entries"), ('{"images": [], "annotations": []}', "with 'images', 'annotations'"),
+    [("[]", "a JSON list without entries, so no answers"),
+     ('{"images": [], "annotations": []}', "with 'images', 'annotations'"),
      ('{\n "images": [],\n "annotations": []\n}', "with 'images', 'annotations'"), ("[{", "no JSON"), ("", "no JSON")],
 )  # fmt: skip
 def test_a_file_that_is_no_list_of_detections_is_named_by_its_form(tmp_path, text, message):

@@ -188,8 +188,8 @@ def test_qwens_answers_have_the_figures_of_the_same_answers_in_tokens(tmp_path, 
 def test_units_that_only_one_reading_fits_are_recognised(tmp_path, data):
     found = read(tmp_path, data, [{"sample_id": "a", "text": plain(CAT)}, {"sample_id": "b", "text": plain(DOG)}])
     assert found.unit == "bins"
-    assert found.notes == (f"plain numbers are bins, because some exceed their image (900 of 640 pixels in "
-                           f"{tmp_path}/rollouts.jsonl:2)",)  # fmt: skip
+    assert found.notes == (f"plain numbers are bins, because 1 of 2 answers exceeds their image "
+                           f"(900 of 640 pixels in {tmp_path}/rollouts.jsonl:2)",)  # fmt: skip
     large = write_data(tmp_path, [[CAT], [DOG]], sample_ids=["a", "b"], images=["2000x3000.jpg", "2000x1500.jpg"])
     texts = [plain(CAT, factors=(2, 3)), plain(DOG, factors=(2, 1.5))]
     found = read(tmp_path, large, [{"sample_id": name, "text": text} for name, text in zip("ab", texts, strict=True)])
@@ -203,7 +203,7 @@ def test_units_that_only_one_reading_fits_are_recognised(tmp_path, data):
         (plain(CAT), "all numbers fit both bins .0 to 1000. and the pixels of the images"),
         (
             '[{"bbox_2d": [5, 5, 705, 1101], "label": "a"}]',
-            "neither all bins .1101 in .*:1. nor all pixels .705 of 640",
+            r"neither all bins \(1 of 1 answer exceeds 1000 \(1101 in .*:1\)\) nor all pixels \(.*705 of 640",
         ),
         ('[{"bbox_2d": [5, 5, 704, 528], "label": "a"}]', "all numbers fit both bins"),
         ('[{"bbox_2d": [0, 0.1, 0.5, 1], "label": "a"}]', "all numbers lie between 0 and 1: they are shares"),
@@ -218,6 +218,49 @@ def test_units_are_not_guessed(tmp_path, data, text, words):
         assert one.box[2] == pytest.approx(
             right * (json.loads(text.strip("`json\n"))[0]["bbox_2d"][2] - one.box[0] / right)
         )
+
+
+def many(numbers, *, stray, count=20):
+    """Answers of which one has other numbers than the rest."""
+    texts = [json.dumps([{"bbox_2d": [0, 0, *corner], "label": "a"}]) for corner in [*[numbers] * (count - 1), stray]]
+    return [{"sample_id": f"s{place}", "text": text} for place, text in enumerate(texts)]
+
+
+@pytest.fixture
+def many_records(tmp_path):
+    def write(size):
+        return write_data(
+            tmp_path, [[CAT]] * 20, sample_ids=[f"s{place}" for place in range(20)], images=[f"{size}.jpg"] * 20
+        )
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("size", "numbers", "stray", "unit"),
+    [("640x480", (900, 900), (1200, 1200), "bins"), ("2000x3000", (1800, 2800), (2300, 3400), "pixels")],
+)
+def test_a_stray_number_does_not_tell_the_unit_and_is_said(tmp_path, many_records, size, numbers, stray, unit):
+    found = read(tmp_path, many_records(size), many(numbers, stray=stray))
+    assert found.unit == unit
+    (note,) = found.notes
+    assert note.startswith(f"plain numbers are {unit}, because 20 of 20 answers exceed ")
+    assert "; 1 of 20 answers exceeds " in note
+    assert note.endswith(f"in {tmp_path}/rollouts.jsonl:20), and disagree")
+
+
+def test_one_number_above_the_bins_makes_no_pixels(tmp_path, many_records):
+    data, lines = many_records("2000x3000"), many((900, 900), stray=(1200, 900))
+    with pytest.raises(ConfigError, match=r"fit both bins.*but 1 of 20 answers exceeds 1000 \(1200 in .*:20\)"):
+        read(tmp_path, data, lines)
+    (note,) = read(tmp_path, data, lines, Reading("auto", "bins")).notes
+    assert "as --answer-units says; 1 of 20 answers exceeds 1000 (1200 in" in note
+
+
+def test_shares_are_named_though_one_number_is_none(tmp_path, many_records):
+    lines = many((0.5, 0.75), stray=(1200, 900))
+    with pytest.raises(ConfigError, match="between 0 and 1 but in 1 answer of 20: they are shares of the image"):
+        read(tmp_path, many_records("640x480"), lines)
 
 
 def test_answers_without_a_box_have_no_unit(tmp_path, data):
@@ -257,6 +300,44 @@ def test_a_form_that_cannot_be_read_is_named(tmp_path, data, text, seen):
     with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*can be read in no form; seen: {seen}"):
         read(tmp_path, data, lines)
     assert not read(tmp_path, data, lines, Reading("stage2")).answers[0].parsed
+
+
+PYTHONS_OWN = "[{'bbox_2d': [10, 20, 300, 400], 'label': 'cat'}]"
+PYTHONS_TOKENS = TEXT.replace('"', "'")
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (PYTHONS_OWN, "broken JSON"),
+        (PYTHONS_TOKENS, "broken JSON"),
+        (TEXT.replace('"<|', "<|").replace('|>"', "|>"), "broken JSON"),
+        ("```json\n[{bbox_2d: [1, 2, 3, 4], label: cat}]\n```", "broken JSON"),
+        (TEXT[:40], "JSON that breaks off"),
+    ],
+)
+def test_a_file_of_broken_answers_is_no_file_of_empty_ones(tmp_path, data, text, seen):
+    lines = [{"sample_id": name, "text": text} for name in "ab"]
+    with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*can be read in no form.*seen: {seen}"):
+        read(tmp_path, data, lines)
+    for form in ("stage2", "qwen"):
+        found = read(tmp_path, data, lines, Reading(form))
+        assert [one.parsed for one in found.answers] == [False, False]
+        assert (
+            f"2 answers of 2 cannot be read, and count as broken; the first, {tmp_path}/rollouts.jsonl:1, has {seen}"
+            in found.notes
+        )
+
+
+@pytest.mark.parametrize(
+    ("empty", "form"), [("[]", "qwen"), ("{}", "stage2"), ("```json\n[]\n```", "qwen"), (plain(DOG), "qwen")]
+)
+@pytest.mark.parametrize("broken", [PYTHONS_OWN, PYTHONS_TOKENS, "There is a cat.", '{"error": "out of memory"}'])
+def test_a_broken_answer_among_others_counts_as_broken(tmp_path, data, empty, form, broken):
+    lines = [{"sample_id": "a", "text": broken}, {"sample_id": "b", "text": empty}]
+    found = read(tmp_path, data, lines)
+    assert (found.form, [one.parsed for one in found.answers]) == (form, [False, True])
+    assert any(note.startswith("1 answer of 2 cannot be read") for note in found.notes)
 
 
 def test_lines_of_other_tools_are_named_with_the_command_that_rewrites_them(tmp_path, data):
