@@ -11,7 +11,17 @@ from typing import Any
 from stage2_api.errors import EXIT_CONFIG
 from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import POD_UID, Object, Observed, age_rank, ended, role_of, terminated, terminating
+from stage2_controller.observed import (
+    POD_UID,
+    Object,
+    Observed,
+    age_rank,
+    ended,
+    role_of,
+    succeeded,
+    terminated,
+    terminating,
+)
 from stage2_controller.spec import names
 
 INSTALL = (
@@ -19,24 +29,27 @@ INSTALL = (
 )
 """The command that installs JobSet, as its own documentation has it."""
 SETTLES_S = 2.0
-"""Seconds until the next look at a JobSet whose learner has ended: it ends a moment later, and nobody watches it."""
+"""Seconds until the next look at a JobSet whose learner has failed: it ends a moment later, and nobody watches it."""
 QUEUED_S = 15.0
 """Seconds between looks at a JobSet without pods."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
 
 
-def on_one_node(observed: Observed, *, pods: int, per_pod: int) -> Observed:
-    """Return what is observed as if one pod had all servers, and a Job the learner. pods: wanted, of servers."""
-    learners = [pod for pod in observed.pods if role_of(pod) == names.ROLE_LEARNER]
+def on_one_node(observed: Observed, *, pods: int, per_pod: int, learners: int) -> Observed:
+    """Return what is observed as if one pod had all servers, and one the learner.
+
+    pods: wanted, of servers; learners: pods of the learner.
+    """
+    of_learner = [pod for pod in observed.pods if role_of(pod) == names.ROLE_LEARNER]
     ending = [pod for pod in observed.pods if terminating(pod)]
-    one_each = [*_servers(observed.pods, pods, per_pod), *_learner(learners)]
+    one_each = [*_servers(observed.pods, pods, per_pod), *_learner(of_learner, learners)]
     found = observed.jobset
     if found is None:
         return replace(observed, pods=(*one_each, *ending))
     templates = {one["name"]: one["template"]["spec"]["template"] for one in found["spec"]["replicatedJobs"]}
     metadata = found["metadata"]
-    failed = sum(pod.get("status", {}).get("phase") == "Failed" for pod in learners)
+    failed = sum(pod.get("status", {}).get("phase") == "Failed" for pod in of_learner)
     status = {"conditions": list(_ends(found)), "failed": failed}
     job = {"metadata": metadata, "spec": {"template": templates[names.ROLE_LEARNER]}, "status": status}
     servers = templates.get(names.ROLE_ROLLOUT)
@@ -71,11 +84,15 @@ def _ends(found: Object) -> Iterable[Mapping[str, str]]:
         yield {**item, "type": kind, "reason": reason}
 
 
-def _learner(pods: Iterable[Object]) -> list[Object]:
-    """Return the learner's pod that reports: the first, unless another one refused its configuration."""
+def _learner(pods: Iterable[Object], wanted: int) -> list[Object]:
+    """Return the pod of the learner that says how it is: one that refused its configuration, or the first.
+
+    The learner has trained once all of its pods have: before that, it is as the others are.
+    """
     standing = list(_newest(pods).values())
     refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
-    return (refused or standing)[:1]
+    at_work = [pod for pod in standing if not succeeded(pod, names.ROLE_LEARNER)]
+    return (refused or at_work or (standing if len(standing) >= wanted else []))[:1]
 
 
 def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object]:

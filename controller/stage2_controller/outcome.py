@@ -8,7 +8,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, reasons
 from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Observed, ended, running, terminated, terminating
+from stage2_controller.observed import Object, Observed, ended, running, succeeded, terminated, terminating
 from stage2_controller.spec import names
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
@@ -44,11 +44,12 @@ def outcome(
 ) -> Outcome | None:
     """Return the job's outcome, reported before or found in this pass; None while the job can still run.
 
-    spec_hash: of the present spec. Servers of an earlier spec do not count.
+    spec_hash: of the present spec. Pods of an earlier spec do not count. A training that is done stays so, whatever
+    happens in the same pass: its end comes first.
     """
     return (
         final(status)
-        or of_learner(observed)
+        or _of_learner(observed, spec_hash)
         or _of_servers(observed, servers, spec_hash)
         or _of_evictions(job, evicted)
         or _of_deadline(job, status, now)
@@ -137,11 +138,16 @@ def _has_its_place_since(
     return max(conditions.instant(time) for time in (status["startTime"], *children, *changes) if time)
 
 
-def of_learner(observed: Observed) -> Outcome | None:
-    """Return the outcome of the learner's Job; None while it can still run."""
+def _of_learner(observed: Observed, spec_hash: str) -> Outcome | None:
+    """Return the outcome of the learner's Job; None while it can still run.
+
+    A Job counts the end of its pod a moment later. Meanwhile the job may lose a server, or its time may pass.
+    """
+    pod = observed.pod(names.ROLE_LEARNER)
+    done = succeeded(pod, names.ROLE_LEARNER) and _counts(pod, spec_hash)
     job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
     found = {item["type"]: item for item in job_conditions if item["status"] == "True"}
-    if "Complete" in found:
+    if done or "Complete" in found:
         return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
     if "Failed" in found and not _pod_end_is_pending(observed):
         return _failed(observed, found["Failed"])
@@ -179,17 +185,21 @@ def _last_message(observed: Observed, end: Mapping[str, Any] | None) -> str:
 
 def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
-    if pod is None or terminating(pod):  # one that is being deleted is of a suspended job, or of an earlier spec
-        return None
-    # Pods of a deleted Deployment outlive it for a while; older controllers wrote no hash.
-    if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash:
-        return None
-    for server in servers:
-        end = terminated(pod, server)
+    for server in servers if _counts(pod, spec_hash) else ():
+        end = terminated(pod, server) if pod else None
         if end and end.get("exitCode") == EXIT_CONFIG:
             message = f"{server} refused its configuration: {diagnose.last_message(end)}"
             return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
     return None
+
+
+def _counts(pod: Object | None, spec_hash: str) -> bool:
+    """Return whether the end of a pod's container says something of the present spec."""
+    if pod is None or terminating(pod):  # one that is being deleted is of a suspended job, or of an earlier spec
+        return False
+    # Pods of a deleted Deployment or Job outlive it for a while; older controllers wrote no hash.
+    of_pod = (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash)
+    return bool(of_pod == spec_hash)
 
 
 def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Outcome | None:

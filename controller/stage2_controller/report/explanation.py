@@ -39,7 +39,6 @@ _PATIENCE = {
     reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
     reasons.PODS_ENDING: "kubectl get pods -l {label}={short}",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
-    reasons.LEARNER_FINISHED: "kubectl describe {parent}",  # which has not counted its pod yet
     reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
     reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
     reasons.SERVER_RESTARTED: "kubectl logs {servers} --all-containers --previous",

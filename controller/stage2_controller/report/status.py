@@ -9,7 +9,7 @@ from stage2_api.errors import shortened
 from stage2_controller import diagnose, ending, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.observed import Object, running, terminating, waits_in_its_pod
 from stage2_controller.report import explanation, figures, servers
 from stage2_controller.spec import authorship, names, output_folder
 
@@ -75,7 +75,7 @@ def _phase(context: PlanContext) -> str:
     if context.job.spec.suspend:
         return reasons.SUSPENDED
     pod = context.observed.pod(names.ROLE_LEARNER)
-    if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
+    if running(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
     return reasons.STARTING if _bound(context) else reasons.PENDING
 
@@ -242,8 +242,6 @@ def _learner_running(context: PlanContext) -> Condition:
     pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
-    if succeeded(pod, names.ROLE_LEARNER):
-        return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
     finding = servers.lost_labels(context, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:

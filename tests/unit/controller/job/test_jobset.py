@@ -252,8 +252,6 @@ async def test_a_whole_life_runs_no_line_of_our_own_scheduling(life: Life) -> No
         assert [one["name"] for one in status["servers"]] == [f"server-{index}" for index in range(4)]
         assert condition(life, reasons.PLACED) is None
         pod(life, "learner", 0, b.down("learner", 0), phase="Succeeded")
-        assert await life.one_pass() == jobset.SETTLES_S
-        ends(life, "Completed")
         await life.one_pass()
         assert condition(life, reasons.SUCCEEDED) == ("True", reasons.LEARNER_SUCCEEDED)
         assert ("delete", "JobSet") not in life.server.requests, "JobSet releases the servers, and logs stay"
@@ -285,6 +283,7 @@ async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pod
 async def test_a_failed_jobset_is_a_failed_job(life: Life, reason: str, code: int, expected: str) -> None:
     await runs(life)
     pod(life, "learner", 0, b.down("learner", code, "why"), phase="Failed")
+    assert await life.one_pass() == jobset.SETTLES_S
     ends(life, "Failed", reason)
     await life.one_pass()
     assert condition(life, reasons.FAILED) == ("True", expected)
