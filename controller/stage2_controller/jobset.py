@@ -49,7 +49,7 @@ def on_one_node(observed: Observed, *, pods: int, per_pod: int, learners: int) -
         return replace(observed, pods=(*one_each, *ending))
     templates = {one["name"]: one["template"]["spec"]["template"] for one in found["spec"]["replicatedJobs"]}
     metadata = found["metadata"]
-    failed = sum(pod.get("status", {}).get("phase") == "Failed" for pod in of_learner)
+    failed = sum(pod.get("status", {}).get("phase") == "Failed" and not _is_disrupted(pod) for pod in of_learner)
     status = {"conditions": list(_ends(found)), "failed": failed}
     job = {"metadata": metadata, "spec": {"template": templates[names.ROLE_LEARNER]}, "status": status}
     servers = templates.get(names.ROLE_ROLLOUT)
@@ -93,6 +93,11 @@ def _learner(pods: Iterable[Object], wanted: int) -> list[Object]:
     refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
     at_work = [pod for pod in standing if not succeeded(pod, names.ROLE_LEARNER)]
     return (refused or at_work or (standing if len(standing) >= wanted else []))[:1]
+
+
+def _is_disrupted(pod: Object) -> bool:
+    """Return whether something else ended the pod, as an eviction: its Job does not count that either."""
+    return (conditions.find(pod.get("status", {}), "DisruptionTarget") or {}).get("status") == "True"
 
 
 def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object]:

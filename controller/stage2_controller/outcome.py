@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, diagnose, reasons
+from stage2_controller import conditions, diagnose, evictions, reasons
 from stage2_controller.evictions import Evictions
 from stage2_controller.observed import Object, Observed, ended, running, succeeded, terminated, terminating
 from stage2_controller.spec import names
@@ -75,7 +75,7 @@ def without_old_failure(raw: Mapping[str, Any], job: RolloutMatchingJob, *, spec
     corrected = status.get("specHash", spec_hash) != spec_hash or _allowed_now(status, job)
     if not (edited and corrected and status.get("phase") == reasons.FAILED):
         return raw
-    return {**raw, "status": {key: status[key] for key in ("evictedPods",) if key in status}}
+    return {**raw, "status": {key: status[key] for key in evictions.KEPT if key in status}}
 
 
 def _allowed_now(status: Mapping[str, Any], job: RolloutMatchingJob) -> bool:

@@ -160,14 +160,19 @@ def _quota(context: PlanContext) -> Condition | None:
 
 
 def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
-    """Return the place of a job that is to run; None for others."""
-    if context.outcome or context.must_stop or context.is_idle or not context.admitted:
+    """Return the place of a job that is to run; None for others.
+
+    The pause after an eviction goes on whatever else keeps the job from its pods: it is known by its condition alone.
+    """
+    if context.outcome or context.job.spec.suspend:
         return None
     observed, host = context.observed, kueue.host(context.observed.workload)
     need = replace(context.parsed.need_with(context.additions), host=host)
     if pause_s := evictions.pause_left_s(context.evictions, context.previous, context.now):
         why, node = context.evictions.condition(context.job.spec.eviction_limit), context.evictions.node
         return Place(need, None, why, failed=node is not None, refused=node or None, again_after_s=pause_s)
+    if context.must_stop or context.is_idle or not context.admitted:
+        return None
     return placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
         observed,

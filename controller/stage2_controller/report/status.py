@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import diagnose, ending, jobset, reasons
+from stage2_controller import diagnose, ending, evictions, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import Object, running, terminating, waits_in_its_pod
@@ -65,7 +65,8 @@ def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[
         Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message),
         Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message),
     ]
-    status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0)}
+    kept = {key: value for key, value in (raw.get("status") or {}).items() if key in evictions.KEPT}
+    status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0), **kept}
     return _reported(status, found, raw, now)
 
 
