@@ -167,6 +167,19 @@ def unseen(parent: Object, role: str) -> Finding:
     return Finding(reasons.LABELS_LOST, message)
 
 
+def was_seen(status: Mapping[str, Any], kind: str) -> bool:
+    """Return whether a pod ran in the last pass by the condition `kind`: then it may only have lost its labels."""
+    before = conditions.find(status, kind) or {}
+    return before.get("status") == "True" or before.get("reason") == reasons.LABELS_LOST
+
+
+def outlived(orphan: Object) -> str:
+    """Return that a learner's pod outlived its Job, with the command that ends it."""
+    metadata = orphan["metadata"]
+    command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
+    return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
+
+
 def last_message(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
     report = read_termination_message(str(ended.get("message")))

@@ -16,6 +16,7 @@ from stage2_controller.observed import (
     Object,
     Observed,
     age_rank,
+    begun,
     ended,
     role_of,
     succeeded,
@@ -46,7 +47,7 @@ def on_one_node(observed: Observed, *, pods: int, per_pod: int, learners: int) -
     one_each = [*_servers(observed.pods, pods, per_pod), *_learner(of_learner, learners)]
     found = observed.jobset
     if found is None:
-        return replace(observed, pods=(*one_each, *ending))
+        return replace(observed, pods=(*one_each, *ending), of_jobset=observed.pods)
     templates = {one["name"]: one["template"]["spec"]["template"] for one in found["spec"]["replicatedJobs"]}
     metadata = found["metadata"]
     failed = sum(pod.get("status", {}).get("phase") == "Failed" and not _is_disrupted(pod) for pod in of_learner)
@@ -54,7 +55,8 @@ def on_one_node(observed: Observed, *, pods: int, per_pod: int, learners: int) -
     job = {"metadata": metadata, "spec": {"template": templates[names.ROLE_LEARNER]}, "status": status}
     servers = templates.get(names.ROLE_ROLLOUT)
     deployment = {"metadata": metadata, "spec": {"template": servers}, "status": {}} if servers else None
-    return replace(observed, learner=job, deployment=deployment, pods=(*one_each, *ending))
+    pods_of_roles = (*one_each, *ending)
+    return replace(observed, learner=job, deployment=deployment, pods=pods_of_roles, of_jobset=observed.pods)
 
 
 def quota(raw: Object, found: Object | None, wanted: int, allowed: int) -> Condition | None:
@@ -85,14 +87,16 @@ def _ends(found: Object) -> Iterable[Mapping[str, str]]:
 
 
 def _learner(pods: Iterable[Object], wanted: int) -> list[Object]:
-    """Return the pod of the learner that says how it is: one that refused its configuration, or the first.
+    """Return the pod of the learner that says how it is.
 
-    The learner has trained once all of its pods have: before that, it is as the others are.
+    One that refused its configuration ends all, the others wait for one that has not begun, and the learner has trained
+    once all of its pods have.
     """
     standing = list(_newest(pods).values())
     refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
+    waiting = [pod for pod in standing if not begun(pod, names.ROLE_LEARNER)]
     at_work = [pod for pod in standing if not succeeded(pod, names.ROLE_LEARNER)]
-    return (refused or at_work or (standing if len(standing) >= wanted else []))[:1]
+    return (refused or waiting or at_work or (standing if len(standing) >= wanted else []))[:1]
 
 
 def _is_disrupted(pod: Object) -> bool:

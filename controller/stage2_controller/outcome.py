@@ -8,7 +8,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, evictions, reasons
 from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Object, Observed, ended, running, succeeded, terminated, terminating
+from stage2_controller.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
 from stage2_controller.spec import names
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
@@ -98,8 +98,8 @@ def seconds_to_start(
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no start."""
     stands = observed.deployment or observed.learner
-    begun = learner_begun(observed) or observed.unseen(names.ROLE_LEARNER)
-    if job.spec.suspend or not stands or begun or observed.old_learner():
+    lost = observed.unseen(names.ROLE_LEARNER) and diagnose.was_seen(status, reasons.LEARNER_RUNNING)
+    if job.spec.suspend or not stands or lost or learner_begun(observed) or terminating(observed.old_learner()):
         return None
     since = _has_its_place_since(job, observed, status, now)
     return None if since is None else conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)
@@ -107,8 +107,7 @@ def seconds_to_start(
 
 def learner_begun(observed: Observed) -> bool:
     """Return whether the learner's own container runs or has run, so that it no longer waits for the servers."""
-    pod = observed.pod(names.ROLE_LEARNER)
-    return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
+    return begun(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER)
 
 
 def _has_its_place_since(
@@ -116,15 +115,9 @@ def _has_its_place_since(
 ) -> datetime | None:
     """Return since when the job could start: it has quota and a node. If its learner ran a moment ago, return now.
 
-    The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. A
-    pod that nobody creates, nor refuses, still counts.
+    In a JobSet every pod that gets a node begins the time anew, and the others have as long to get theirs.
     """
-    learner, servers = observed.pod(names.ROLE_LEARNER), observed.pod(names.ROLE_ROLLOUT)
-    first = servers if job.spec.rollout.servers else learner
-    if first is None or ended(first):
-        if diagnose.refused(observed.deployment) if job.spec.rollout.servers else observed.learner_refused:
-            return None
-    elif not first["spec"].get("nodeName"):
+    if not _has_a_node(job, observed):
         return None
     found = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in found):
@@ -132,10 +125,25 @@ def _has_its_place_since(
     ran = conditions.find(status, reasons.LEARNER_RUNNING)
     if ran and ran["status"] == "True":
         return now
-    bound = [conditions.find((pod or {}).get("status", {}), "PodScheduled") for pod in (servers, learner)]
+    pods = [pod for pod in observed.of_jobset or observed.pods if pod["spec"].get("nodeName") and not terminating(pod)]
+    bound = [conditions.find(pod.get("status", {}), "PodScheduled") for pod in pods]
     children = (one["metadata"].get("creationTimestamp") for one in (observed.learner, observed.deployment) if one)
     changes = (item.get("lastTransitionTime") for item in (*found, ran, *bound) if item)
     return max(conditions.instant(time) for time in (status["startTime"], *children, *changes) if time)
+
+
+def _has_a_node(job: RolloutMatchingJob, observed: Observed) -> bool:
+    """Return whether the job holds a node, or would if somebody created its pod, which nobody refuses.
+
+    The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. In
+    a JobSet each pod has a node of its own.
+    """
+    if observed.jobset is not None:
+        return any(pod["spec"].get("nodeName") and not ended(pod) for pod in observed.of_jobset)
+    first = observed.pod(names.ROLE_ROLLOUT if job.spec.rollout.servers else names.ROLE_LEARNER)
+    if first is None or ended(first):
+        return not (diagnose.refused(observed.deployment) if job.spec.rollout.servers else observed.learner_refused)
+    return bool(first["spec"].get("nodeName"))
 
 
 def _of_learner(observed: Observed, spec_hash: str) -> Outcome | None:
@@ -232,8 +240,12 @@ def _of_start(
 
 def _what_it_lacks(servers: Sequence[str], observed: Observed) -> str:
     """Return what keeps a learner that has not begun from it."""
+    if not observed.learner and observed.orphans:
+        return diagnose.outlived(observed.orphans[0])
     found = None
     if servers:
         found = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    if not found and observed.learner and observed.unseen(names.ROLE_LEARNER):
+        found = diagnose.unseen(observed.learner, names.ROLE_LEARNER)
     found = found or diagnose.learner(observed.pod(names.ROLE_LEARNER), observed.learner_refused)
     return found.message if found else "its container is not there yet"

@@ -268,9 +268,7 @@ def _how_it_ends(old: Object, context: PlanContext) -> str:
     if old not in context.observed.orphans:
         saves = "first writes its checkpoint and ends" if _writes_checkpoint(context) else "ends"
         return f"the old learner {saves}"
-    metadata = old["metadata"]
-    command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
-    return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
+    return diagnose.outlived(old)
 
 
 def _doing(context: PlanContext) -> str:
