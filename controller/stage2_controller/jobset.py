@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, diagnose, reasons
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import (
     POD_UID,
+    STOPPED,
     Object,
     Observed,
     age_rank,
@@ -34,6 +35,7 @@ SETTLES_S = 2.0
 QUEUED_S = 15.0
 """Seconds between looks at a JobSet without pods."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_WAITS = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
 _OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
 
 
@@ -111,13 +113,12 @@ def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object
     if not standing:
         return []
     last = max(standing.values(), key=_lateness)
-    nodes = [pod["spec"].get("nodeName") for pod in standing.values()]
-    everywhere = len(standing) == pods and all(nodes)
+    node = next(filter(None, (pod["spec"].get("nodeName") for pod in standing.values())), None)
     containers = [one for index in range(pods) for one in _containers(standing.get(index), index, per_pod)]
     inits = [one for pod in standing.values() for one in pod.get("status", {}).get("initContainerStatuses") or ()]
     status = {"containerStatuses": containers, "initContainerStatuses": inits, "phase": "Running"}
     kept = {name: last.get("status", {}).get(name) or [] for name in ("conditions", "resourceClaimStatuses")}
-    spec = {**last["spec"], "nodeName": nodes[0] if everywhere else None}
+    spec = {**last["spec"], "nodeName": node}
     return [{"metadata": last["metadata"], "spec": spec, "status": {**status, **kept}}]
 
 
@@ -144,11 +145,12 @@ def _index(pod: Object, key: str) -> int | None:
 def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[str, Any]]:
     """Yield the statuses of a pod's containers, with the names that its servers have in the whole job."""
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
-    of_pod = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    of_pod: dict[str, Any] = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    if pod and (stopped := diagnose.stopped(pod, f"rollout pod {index}")):
+        of_pod[STOPPED] = stopped
     known = {item["name"]: {**item, **of_pod} for item in statuses}
     for own in range(per_pod):
-        waits = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
-        item = known.pop(f"server-{own}", None) or waits
+        item = known.pop(f"server-{own}", None) or {**_WAITS, **of_pod}
         yield {**item, "name": f"server-{index * per_pod + own}"}
     yield from ({**item, "name": f"{name} of rollout pod {index}"} for name, item in known.items())
 

@@ -13,6 +13,8 @@ FILES_AGAIN_S = 45.0
 """Seconds between two looks at a job's Secret and ConfigMap, which no watch shows: a change is seen within a minute."""
 POD_UID = "podUid"
 """Our key in the status of a container: the uid of its pod, where the containers of several pods are shown as one's."""
+STOPPED = "podStopped"
+"""Our key there: reason and message of what ended the whole pod from outside."""
 _INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
 
 

@@ -355,3 +355,20 @@ def test_an_evicted_learner_of_a_jobset_is_no_restart_beside() -> None:
     learner = seen.pods[-1]
     made = b.planned(raw, replace(seen, pods=(*seen.pods[:-1], evicted(learner), another(learner))))
     assert (made.status["evictions"], made.status["restarts"]) == (1, 0)
+
+
+@pytest.mark.parametrize("how", [evicted, lambda pod: shut_down(names.ROLE_ROLLOUT) | {"metadata": pod["metadata"]}])
+def test_a_rollout_pod_of_a_jobset_that_was_ended_is_told_in_the_kubelets_words(how: Any) -> None:
+    """Its servers had crashed with exit code 137."""
+    raw = jobset_job()
+    seen = observed_jobset(raw)
+    raw = b.with_status(raw, b.planned(raw, seen))
+    first, *others = seen.pods
+    gone = how(first)
+    made = b.planned(raw, replace(seen, pods=(gone, *others)))
+    expected = reasons.EVICTED if how is evicted else reasons.PODS_ENDING
+    assert b.condition(made, reasons.ROLLOUT_READY) == ("False", expected)
+    message = b.message(made, reasons.ROLLOUT_READY)
+    assert gone["status"]["message"].strip() in message
+    assert "exit code" not in message
+    assert made.status["rollout"] == "2/4"
