@@ -222,7 +222,8 @@ def _objects(job: Mapping[str, Any]) -> dict[str, str]:
         of_pods = {"parent": f"jobset/{jobset}", "parents": f"jobset/{jobset}", "servers": servers}
         return {**of_pods, "learner": f"{jobset}-{names.ROLE_LEARNER}-0", "workload": "workloads", "quota": quota}
     parent, servers = f"job/{learner}", f"deployment/{rollout}"
-    of_pods = {"parent": parent, "parents": f"{parent} {servers}", "servers": servers}
+    parents = f"{parent} {servers}" if value_at(job, "spec", "rollout", "servers") else parent
+    of_pods = {"parent": parent, "parents": parents, "servers": servers}
     return {**of_pods, "learner": learner, "workload": f"workload {quota}", "quota": quota}
 
 

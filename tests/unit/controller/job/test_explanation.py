@@ -278,3 +278,23 @@ def test_a_missing_image_is_explained_by_the_field_that_names_it(
     step = wrong_image(template, image, container, **spec)
     assert step.reason == reasons.IMAGE_UNAVAILABLE
     assert step.fix == f"{fix}, or spec.imagePullSecrets of rmj/job-3v1"
+
+
+COLOCATED = b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4})
+
+
+@pytest.mark.parametrize("reason", sorted(STOPS | explanation._WARNINGS))
+def test_no_command_names_a_deployment_that_a_colocated_job_does_not_have(reason: str) -> None:
+    fix = explanation._fix(reason, COLOCATED)
+    assert "deployment/" not in fix or reason in OF_SERVERS
+
+
+OF_SERVERS = {reasons.SERVERS_LOADING, reasons.SERVER_CRASHED, reasons.SERVER_RESTARTED}
+"""What only a job with servers can have."""
+
+
+def test_a_colocated_learner_without_a_pod_is_explained_by_its_job() -> None:
+    made = b.planned(COLOCATED)
+    found = first(b.with_status(COLOCATED, made))
+    assert (found.name, found.reason) == ("learner", reasons.NOT_CREATED)
+    assert found.fix == "kubectl describe job/job-3v1-learner"
