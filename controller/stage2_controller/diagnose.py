@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from stage2_api.pod.report import read_termination_message
 from stage2_controller import conditions, reasons
-from stage2_controller.observed import Object, ended, running, terminating
+from stage2_controller.observed import STOPPED, Object, ended, running, terminating
 from stage2_controller.spec import names as roles
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
@@ -24,8 +24,8 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     """Return what keeps a pod from its work; None if all its containers run. what: such as "the rollout pod"."""
     if observed is None:
         return Finding(reasons.NOT_CREATED, f"{what} does not exist yet")
-    if stopped := _stopped(observed, what):
-        return stopped
+    if from_outside := stopped(observed, what):
+        return from_outside
     status = observed.get("status", {})
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -51,7 +51,7 @@ def _runs_first(status: Object, what: str) -> Finding | None:
     return Finding(reasons.CONTAINERS_STARTING, f"{what} waits for its {', '.join(first)}") if first else None
 
 
-def _stopped(observed: Object, what: str) -> Finding | None:
+def stopped(observed: Object, what: str) -> Finding | None:
     """Return what ended the whole pod, or is about to; the ends of its containers are no crashes then."""
     if rejection := turned_away(observed):
         return Finding(reasons.POD_REFUSED, f"{what} was rejected: {rejection}")
@@ -167,6 +167,19 @@ def unseen(parent: Object, role: str) -> Finding:
     return Finding(reasons.LABELS_LOST, message)
 
 
+def was_seen(status: Mapping[str, Any], kind: str) -> bool:
+    """Return whether a pod ran in the last pass by the condition `kind`: then it may only have lost its labels."""
+    before = conditions.find(status, kind) or {}
+    return before.get("status") == "True" or before.get("reason") == reasons.LABELS_LOST
+
+
+def outlived(orphan: Object) -> str:
+    """Return that a learner's pod outlived its Job, with the command that ends it."""
+    metadata = orphan["metadata"]
+    command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
+    return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
+
+
 def last_message(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
     report = read_termination_message(str(ended.get("message")))
@@ -178,6 +191,8 @@ def last_message(ended: Mapping[str, Any]) -> str:
 
 
 def _container(status: Object) -> Finding | None:
+    if STOPPED in status:
+        return Finding(*status[STOPPED])
     name, state = status["name"], status.get("state", {})
     waiting = state.get("waiting", {}).get("reason", "")
     message = state.get("waiting", {}).get("message", waiting)

@@ -16,10 +16,16 @@ def overdue(pod: Object, now: datetime) -> bool:
 
 def seconds_to_overdue(pod: Object, now: datetime) -> float:
     """Return the seconds until a pod that is being deleted counts as one that does not end."""
-    metadata = pod["metadata"]
-    grace_s = metadata.get("deletionGracePeriodSeconds") or 0
-    deleted_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
-    return conditions.seconds_left(deleted_at, grace_s + OVERDUE_S, now)
+    return conditions.seconds_left(told_at(pod), _grace_s(pod) + OVERDUE_S, now)
+
+
+def told_at(pod: Object) -> datetime:
+    """Return when a pod that is being deleted was told to stop."""
+    return conditions.instant(pod["metadata"]["deletionTimestamp"]) - timedelta(seconds=_grace_s(pod))
+
+
+def _grace_s(pod: Object) -> float:
+    return pod["metadata"].get("deletionGracePeriodSeconds") or 0.0
 
 
 def seconds_to_next_overdue(observed: Observed, now: datetime) -> float | None:

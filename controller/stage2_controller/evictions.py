@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stage2_controller import conditions, diagnose, reasons
+from stage2_controller import conditions, diagnose, ending, reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed
+from stage2_controller.observed import Object, Observed, terminating
 
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 600.0
 _LISTED = 512  # pods of one job: more than that are never there at once
+KEPT = ("evictedPods",)
+"""Keys of the status that outlive a failure: pods that were evicted before it do not count again."""
 
 
 @dataclass(frozen=True)
 class Evictions:
     """The evictions of a job since it was started or resumed.
 
-    counted: uids of evicted pods that still exist, so that each counts once. last: what the kubelet said of the newest.
-    node: where this pass saw a new one; None if it saw none.
+    counted: uids of evicted pods, so that each counts once, though it may not be seen for a while. last: what the
+    kubelet said of the newest. node: where this pass saw a new one; None if it saw none.
     """
 
     count: int = 0
@@ -55,14 +57,14 @@ def of_job(status: Mapping[str, Any], observed: Observed, *, suspended: bool, en
     counts any more.
     """
     known = Evictions(status.get("evictions") or 0, tuple(status.get("evictedPods") or ()), status.get("lastEviction"))
-    if ended:
-        return known
     gone = sorted(filter(diagnose.is_evicted, observed.pods), key=_evicted_at)
-    uids = tuple(str(pod["metadata"]["uid"]) for pod in gone)[-_LISTED:]
+    uids = tuple(dict.fromkeys((*known.counted, *(str(pod["metadata"]["uid"]) for pod in gone))))[-_LISTED:]
+    if ended:
+        return Evictions(known.count, uids, known.last)
     by_older_controller = "startTime" in status and "evictions" not in status  # it counted none: an upgrade adds none
     if suspended or by_older_controller:
         return Evictions(counted=uids)
-    new = [pod for pod in gone if pod["metadata"]["uid"] not in known.counted]
+    new = [pod for pod in gone if pod["metadata"]["uid"] not in known.counted and not _was_leaving(pod)]
     if not new:
         return Evictions(known.count, uids, known.last)
     newest = new[-1]
@@ -79,6 +81,12 @@ def pause_left_s(found: Evictions, status: Mapping[str, Any], now: datetime) -> 
         return 0.0
     since = conditions.instant(placed["lastTransitionTime"])
     return max(conditions.seconds_left(since, found.pause_s, now), 0.0)
+
+
+def _was_leaving(pod: Object) -> bool:
+    """Return whether the pod had been told to stop before: the job gives up its node, which still lacks something."""
+    at, _ = _evicted_at(pod)
+    return terminating(pod) and bool(at) and conditions.instant(at) > ending.told_at(pod)
 
 
 def _evicted_at(pod: Object) -> tuple[str, str]:

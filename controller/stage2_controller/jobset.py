@@ -9,9 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG
-from stage2_controller import conditions, reasons
+from stage2_controller import conditions, diagnose, reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import POD_UID, Object, Observed, age_rank, ended, role_of, terminated, terminating
+from stage2_controller.observed import (
+    POD_UID,
+    STOPPED,
+    Object,
+    Observed,
+    age_rank,
+    begun,
+    ended,
+    role_of,
+    succeeded,
+    terminated,
+    terminating,
+)
 from stage2_controller.spec import names
 
 INSTALL = (
@@ -19,29 +31,34 @@ INSTALL = (
 )
 """The command that installs JobSet, as its own documentation has it."""
 SETTLES_S = 2.0
-"""Seconds until the next look at a JobSet whose learner has ended: it ends a moment later, and nobody watches it."""
+"""Seconds until the next look at a JobSet whose learner has failed: it ends a moment later, and nobody watches it."""
 QUEUED_S = 15.0
 """Seconds between looks at a JobSet without pods."""
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_WAITS = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
 _OF_POLICY = "FailJobSetFailurePolicyAction"  # JobSet's reason where a rule of its failurePolicy ended it
 
 
-def on_one_node(observed: Observed, *, pods: int, per_pod: int) -> Observed:
-    """Return what is observed as if one pod had all servers, and a Job the learner. pods: wanted, of servers."""
-    learners = [pod for pod in observed.pods if role_of(pod) == names.ROLE_LEARNER]
+def on_one_node(observed: Observed, *, pods: int, per_pod: int, learners: int) -> Observed:
+    """Return what is observed as if one pod had all servers, and one the learner.
+
+    pods: wanted, of servers; learners: pods of the learner.
+    """
+    of_learner = [pod for pod in observed.pods if role_of(pod) == names.ROLE_LEARNER]
     ending = [pod for pod in observed.pods if terminating(pod)]
-    one_each = [*_servers(observed.pods, pods, per_pod), *_learner(learners)]
+    one_each = [*_servers(observed.pods, pods, per_pod), *_learner(of_learner, learners)]
     found = observed.jobset
     if found is None:
-        return replace(observed, pods=(*one_each, *ending))
+        return replace(observed, pods=(*one_each, *ending), of_jobset=observed.pods)
     templates = {one["name"]: one["template"]["spec"]["template"] for one in found["spec"]["replicatedJobs"]}
     metadata = found["metadata"]
-    failed = sum(pod.get("status", {}).get("phase") == "Failed" for pod in learners)
+    failed = sum(pod.get("status", {}).get("phase") == "Failed" and not _is_disrupted(pod) for pod in of_learner)
     status = {"conditions": list(_ends(found)), "failed": failed}
     job = {"metadata": metadata, "spec": {"template": templates[names.ROLE_LEARNER]}, "status": status}
     servers = templates.get(names.ROLE_ROLLOUT)
     deployment = {"metadata": metadata, "spec": {"template": servers}, "status": {}} if servers else None
-    return replace(observed, learner=job, deployment=deployment, pods=(*one_each, *ending))
+    pods_of_roles = (*one_each, *ending)
+    return replace(observed, learner=job, deployment=deployment, pods=pods_of_roles, of_jobset=observed.pods)
 
 
 def quota(raw: Object, found: Object | None, wanted: int, allowed: int) -> Condition | None:
@@ -71,11 +88,22 @@ def _ends(found: Object) -> Iterable[Mapping[str, str]]:
         yield {**item, "type": kind, "reason": reason}
 
 
-def _learner(pods: Iterable[Object]) -> list[Object]:
-    """Return the learner's pod that reports: the first, unless another one refused its configuration."""
+def _learner(pods: Iterable[Object], wanted: int) -> list[Object]:
+    """Return the pod of the learner that says how it is.
+
+    One that refused its configuration ends all, the others wait for one that has not begun, and the learner has trained
+    once all of its pods have.
+    """
     standing = list(_newest(pods).values())
     refused = [pod for pod in standing if (terminated(pod, names.ROLE_LEARNER) or {}).get("exitCode") == EXIT_CONFIG]
-    return (refused or standing)[:1]
+    waiting = [pod for pod in standing if not begun(pod, names.ROLE_LEARNER)]
+    at_work = [pod for pod in standing if not succeeded(pod, names.ROLE_LEARNER)]
+    return (refused or waiting or at_work or (standing if len(standing) >= wanted else []))[:1]
+
+
+def _is_disrupted(pod: Object) -> bool:
+    """Return whether something else ended the pod, as an eviction: its Job does not count that either."""
+    return (conditions.find(pod.get("status", {}), "DisruptionTarget") or {}).get("status") == "True"
 
 
 def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object]:
@@ -85,13 +113,12 @@ def _servers(observed: Iterable[Object], pods: int, per_pod: int) -> list[Object
     if not standing:
         return []
     last = max(standing.values(), key=_lateness)
-    nodes = [pod["spec"].get("nodeName") for pod in standing.values()]
-    everywhere = len(standing) == pods and all(nodes)
+    node = next(filter(None, (pod["spec"].get("nodeName") for pod in standing.values())), None)
     containers = [one for index in range(pods) for one in _containers(standing.get(index), index, per_pod)]
     inits = [one for pod in standing.values() for one in pod.get("status", {}).get("initContainerStatuses") or ()]
     status = {"containerStatuses": containers, "initContainerStatuses": inits, "phase": "Running"}
     kept = {name: last.get("status", {}).get(name) or [] for name in ("conditions", "resourceClaimStatuses")}
-    spec = {**last["spec"], "nodeName": nodes[0] if everywhere else None}
+    spec = {**last["spec"], "nodeName": node}
     return [{"metadata": last["metadata"], "spec": spec, "status": {**status, **kept}}]
 
 
@@ -118,11 +145,12 @@ def _index(pod: Object, key: str) -> int | None:
 def _containers(pod: Object | None, index: int, per_pod: int) -> Iterable[dict[str, Any]]:
     """Yield the statuses of a pod's containers, with the names that its servers have in the whole job."""
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or []
-    of_pod = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    of_pod: dict[str, Any] = {POD_UID: pod["metadata"].get("uid")} if pod else {}
+    if pod and (stopped := diagnose.stopped(pod, f"rollout pod {index}")):
+        of_pod[STOPPED] = stopped
     known = {item["name"]: {**item, **of_pod} for item in statuses}
     for own in range(per_pod):
-        waits = {"ready": False, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}
-        item = known.pop(f"server-{own}", None) or waits
+        item = known.pop(f"server-{own}", None) or {**_WAITS, **of_pod}
         yield {**item, "name": f"server-{index * per_pod + own}"}
     yield from ({**item, "name": f"{name} of rollout pod {index}"} for name, item in known.items())
 

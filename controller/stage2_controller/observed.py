@@ -13,6 +13,8 @@ FILES_AGAIN_S = 45.0
 """Seconds between two looks at a job's Secret and ConfigMap, which no watch shows: a change is seen within a minute."""
 POD_UID = "podUid"
 """Our key in the status of a container: the uid of its pod, where the containers of several pods are shown as one's."""
+STOPPED = "podStopped"
+"""Our key there: reason and message of what ended the whole pod from outside."""
 _INDEX = "batch.kubernetes.io/job-completion-index"  # of a learner's pod among several; the first one reports
 
 
@@ -33,6 +35,7 @@ class Observed:
     jobset: Object | None = None  # of another controller, in place of Deployment and Job
     rollout_job: Object | None = None  # JobSet's, with the servers' pods
     pods: tuple[Object, ...] = ()
+    of_jobset: tuple[Object, ...] = ()  # a JobSet's pods, where `pods` shows one of each role
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     learner_refused: str | None = None  # why the learner's Job could not create a pod, from an event
     progress: LearnerReport | None = None  # the answer of the learner's /progress, if there is one
@@ -133,6 +136,11 @@ def waits_in_its_pod(pod: Object | None) -> bool:
     """Return whether the learner's pod waits for the servers now."""
     statuses = pod.get("status", {}).get("initContainerStatuses", []) if pod else []
     return any(item["name"] == names.WAIT_CONTAINER and "running" in item.get("state", {}) for item in statuses)
+
+
+def begun(pod: Object | None, container: str) -> bool:
+    """Return whether the container runs or has run."""
+    return pod is not None and (running(pod, container) or terminated(pod, container) is not None)
 
 
 def succeeded(pod: Object | None, container: str) -> bool:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, diagnose, reasons
+from stage2_controller import conditions, diagnose, evictions, reasons
 from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Observed, ended, running, terminated, terminating
+from stage2_controller.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
 from stage2_controller.spec import names
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
@@ -44,11 +44,12 @@ def outcome(
 ) -> Outcome | None:
     """Return the job's outcome, reported before or found in this pass; None while the job can still run.
 
-    spec_hash: of the present spec. Servers of an earlier spec do not count.
+    spec_hash: of the present spec. Pods of an earlier spec do not count. A training that is done stays so, whatever
+    happens in the same pass: its end comes first.
     """
     return (
         final(status)
-        or of_learner(observed)
+        or _of_learner(observed, spec_hash)
         or _of_servers(observed, servers, spec_hash)
         or _of_evictions(job, evicted)
         or _of_deadline(job, status, now)
@@ -74,7 +75,7 @@ def without_old_failure(raw: Mapping[str, Any], job: RolloutMatchingJob, *, spec
     corrected = status.get("specHash", spec_hash) != spec_hash or _allowed_now(status, job)
     if not (edited and corrected and status.get("phase") == reasons.FAILED):
         return raw
-    return {**raw, "status": {key: status[key] for key in ("evictedPods",) if key in status}}
+    return {**raw, "status": {key: status[key] for key in evictions.KEPT if key in status}}
 
 
 def _allowed_now(status: Mapping[str, Any], job: RolloutMatchingJob) -> bool:
@@ -97,8 +98,8 @@ def seconds_to_start(
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if the job waits for no start."""
     stands = observed.deployment or observed.learner
-    begun = learner_begun(observed) or observed.unseen(names.ROLE_LEARNER)
-    if job.spec.suspend or not stands or begun or observed.old_learner():
+    lost = observed.unseen(names.ROLE_LEARNER) and diagnose.was_seen(status, reasons.LEARNER_RUNNING)
+    if job.spec.suspend or not stands or lost or learner_begun(observed) or terminating(observed.old_learner()):
         return None
     since = _has_its_place_since(job, observed, status, now)
     return None if since is None else conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)
@@ -106,8 +107,7 @@ def seconds_to_start(
 
 def learner_begun(observed: Observed) -> bool:
     """Return whether the learner's own container runs or has run, so that it no longer waits for the servers."""
-    pod = observed.pod(names.ROLE_LEARNER)
-    return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
+    return begun(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER)
 
 
 def _has_its_place_since(
@@ -115,15 +115,9 @@ def _has_its_place_since(
 ) -> datetime | None:
     """Return since when the job could start: it has quota and a node. If its learner ran a moment ago, return now.
 
-    The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. A
-    pod that nobody creates, nor refuses, still counts.
+    In a JobSet every pod that gets a node begins the time anew, and the others have as long to get theirs.
     """
-    learner, servers = observed.pod(names.ROLE_LEARNER), observed.pod(names.ROLE_ROLLOUT)
-    first = servers if job.spec.rollout.servers else learner
-    if first is None or ended(first):
-        if diagnose.refused(observed.deployment) if job.spec.rollout.servers else observed.learner_refused:
-            return None
-    elif not first["spec"].get("nodeName"):
+    if not _has_a_node(job, observed):
         return None
     found = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in found):
@@ -131,17 +125,37 @@ def _has_its_place_since(
     ran = conditions.find(status, reasons.LEARNER_RUNNING)
     if ran and ran["status"] == "True":
         return now
-    bound = [conditions.find((pod or {}).get("status", {}), "PodScheduled") for pod in (servers, learner)]
+    pods = [pod for pod in observed.of_jobset or observed.pods if pod["spec"].get("nodeName") and not terminating(pod)]
+    bound = [conditions.find(pod.get("status", {}), "PodScheduled") for pod in pods]
     children = (one["metadata"].get("creationTimestamp") for one in (observed.learner, observed.deployment) if one)
     changes = (item.get("lastTransitionTime") for item in (*found, ran, *bound) if item)
     return max(conditions.instant(time) for time in (status["startTime"], *children, *changes) if time)
 
 
-def of_learner(observed: Observed) -> Outcome | None:
-    """Return the outcome of the learner's Job; None while it can still run."""
+def _has_a_node(job: RolloutMatchingJob, observed: Observed) -> bool:
+    """Return whether the job holds a node, or would if somebody created its pod, which nobody refuses.
+
+    The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. In
+    a JobSet each pod has a node of its own.
+    """
+    if observed.jobset is not None:
+        return any(pod["spec"].get("nodeName") and not ended(pod) for pod in observed.of_jobset)
+    first = observed.pod(names.ROLE_ROLLOUT if job.spec.rollout.servers else names.ROLE_LEARNER)
+    if first is None or ended(first):
+        return not (diagnose.refused(observed.deployment) if job.spec.rollout.servers else observed.learner_refused)
+    return bool(first["spec"].get("nodeName"))
+
+
+def _of_learner(observed: Observed, spec_hash: str) -> Outcome | None:
+    """Return the outcome of the learner's Job; None while it can still run.
+
+    A Job counts the end of its pod a moment later. Meanwhile the job may lose a server, or its time may pass.
+    """
+    pod = observed.pod(names.ROLE_LEARNER)
+    done = succeeded(pod, names.ROLE_LEARNER) and _counts(pod, spec_hash)
     job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
     found = {item["type"]: item for item in job_conditions if item["status"] == "True"}
-    if "Complete" in found:
+    if done or "Complete" in found:
         return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
     if "Failed" in found and not _pod_end_is_pending(observed):
         return _failed(observed, found["Failed"])
@@ -179,17 +193,21 @@ def _last_message(observed: Observed, end: Mapping[str, Any] | None) -> str:
 
 def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
-    if pod is None or terminating(pod):  # one that is being deleted is of a suspended job, or of an earlier spec
-        return None
-    # Pods of a deleted Deployment outlive it for a while; older controllers wrote no hash.
-    if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash:
-        return None
-    for server in servers:
-        end = terminated(pod, server)
+    for server in servers if _counts(pod, spec_hash) else ():
+        end = terminated(pod, server) if pod else None
         if end and end.get("exitCode") == EXIT_CONFIG:
             message = f"{server} refused its configuration: {diagnose.last_message(end)}"
             return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
     return None
+
+
+def _counts(pod: Object | None, spec_hash: str) -> bool:
+    """Return whether the end of a pod's container says something of the present spec."""
+    if pod is None or terminating(pod):  # one that is being deleted is of a suspended job, or of an earlier spec
+        return False
+    # Pods of a deleted Deployment or Job outlive it for a while; older controllers wrote no hash.
+    of_pod = (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash)
+    return bool(of_pod == spec_hash)
 
 
 def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Outcome | None:
@@ -222,8 +240,12 @@ def _of_start(
 
 def _what_it_lacks(servers: Sequence[str], observed: Observed) -> str:
     """Return what keeps a learner that has not begun from it."""
+    if not observed.learner and observed.orphans:
+        return diagnose.outlived(observed.orphans[0])
     found = None
     if servers:
         found = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    if not found and observed.learner and observed.unseen(names.ROLE_LEARNER):
+        found = diagnose.unseen(observed.learner, names.ROLE_LEARNER)
     found = found or diagnose.learner(observed.pod(names.ROLE_LEARNER), observed.learner_refused)
     return found.message if found else "its container is not there yet"

@@ -77,7 +77,8 @@ def plan(
     quota, every_pod = None, observed
     if parsed.of_jobset:
         parsed, quota = with_allowed_servers(raw, parsed, observed)
-        observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=parsed.processes.per_pod)
+        per_pod, learners = parsed.processes.per_pod, parsed.job.spec.learner.nodes
+        observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=per_pod, learners=learners)
     parsed = replace(parsed, spec_hash=known_hash(raw, parsed, observed))
     raw = outcome.without_old_failure(raw, parsed.job, spec_hash=parsed.spec_hash)
     context = PlanContext(raw, parsed, observed, settings, now, quota=quota, evictions=seen_evictions(raw, every_pod))
@@ -159,14 +160,19 @@ def _quota(context: PlanContext) -> Condition | None:
 
 
 def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
-    """Return the place of a job that is to run; None for others."""
-    if context.outcome or context.must_stop or context.is_idle or not context.admitted:
+    """Return the place of a job that is to run; None for others.
+
+    The pause after an eviction goes on whatever else keeps the job from its pods: it is known by its condition alone.
+    """
+    if context.outcome or context.job.spec.suspend:
         return None
     observed, host = context.observed, kueue.host(context.observed.workload)
     need = replace(context.parsed.need_with(context.additions), host=host)
     if pause_s := evictions.pause_left_s(context.evictions, context.previous, context.now):
         why, node = context.evictions.condition(context.job.spec.eviction_limit), context.evictions.node
         return Place(need, None, why, failed=node is not None, refused=node or None, again_after_s=pause_s)
+    if context.must_stop or context.is_idle or not context.admitted:
+        return None
     return placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
         observed,
@@ -180,9 +186,15 @@ def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
 
 def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
-    unwanted = ("Deployment",) if context.observed.learner_ended() else ("Deployment", "Job")
+    unwanted = ("Deployment",) if _learner_stays(context) else ("Deployment", "Job")
     made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
     return _with_time_to_live(context.raw, context.observed, made, context.now)
+
+
+def _learner_stays(context: PlanContext) -> bool:
+    """Return whether the learner ended by itself: its Job stays, for its log."""
+    done = context.outcome is not None and context.outcome.phase == reasons.SUCCEEDED
+    return done or context.observed.learner_ended()
 
 
 def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, now: datetime) -> Plan:
@@ -205,7 +217,7 @@ def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Pl
     observed, parsed = context.observed, context.parsed
     status = statuses.valid_status(context)
     if context.outcome:
-        unwanted = () if observed.learner_ended() else (names.JOBSET,)
+        unwanted = () if _learner_stays(context) else (names.JOBSET,)
         made = Plan(status, deletions=existing(observed, *unwanted))
         return _with_time_to_live(context.raw, observed, made, context.now)
     taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)

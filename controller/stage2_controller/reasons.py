@@ -51,7 +51,7 @@ WAITING_FOR_SERVERS: Final = "WaitingForServers"  # it starts when the servers a
 OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # the learner of a suspended or moved job has not ended yet
 SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
-LEARNER_FINISHED: Final = "LearnerFinished"  # the learner's pod has ended, and its Job has not counted it yet
+LEARNER_FINISHED: Final = "LearnerFinished"  # the job has ended, and its learner with it
 
 # Condition LearnerReachable: present only while the controller gets no report from a running learner.
 LEARNER_REACHABLE: Final = "LearnerReachable"

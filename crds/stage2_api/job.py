@@ -79,7 +79,8 @@ class LearnerSpec(KubernetesObject):
     """Number of restarts of a failed learner, from its last checkpoint. A configuration error is never retried."""
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 3600
     """Seconds from the choice of a node until all servers answer and the learner starts, in colocate mode until the
-    learner starts; after that the job fails. Waiting for a node or for quota does not count."""
+    learner starts; after that the job fails. Waiting for a node or for quota does not count; in a JobSet the time
+    begins with the first pod that gets a node, and anew with each further one."""
 
 
 class Placement(KubernetesObject):

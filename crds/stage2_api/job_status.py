@@ -128,6 +128,6 @@ class JobStatus(ReportPart):
     last_eviction: _Line | None = None
     """What the kubelet said of the last one."""
     evicted_pods: list[_Word] = Field(default=[], max_length=512)
-    """List of the UIDs of evicted pods that still exist and were counted."""
+    """List of the UIDs of evicted pods that were counted."""
     message: _Line | None = None
     """What the job is doing, or why it ended."""

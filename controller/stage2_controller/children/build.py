@@ -32,6 +32,7 @@ from stage2_controller.spec.containers import Processes, containers, is_elastic
 from stage2_controller.spec.objects import Amounts
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.spec.template_rules import Misshapen
+from stage2_controller.spec.written import without_defaults
 
 Additions = Mapping[str, Mapping[str, Any]]
 """What Kueue's admission adds to the pods of each role: labels, annotations, nodeSelector, tolerations."""
@@ -55,7 +56,7 @@ class ParsedJob:
     requested: Amounts  # by all pods
     spec_hash: str  # by which the children know the spec: that of the version that made them
     current_hash: str  # as this version computes it, without defaults, so that a new key with a default changes nothing
-    written_hash: str  # of the same keys as they were written: the same for all versions
+    written_hash: str  # of the same keys as they were written, but for defaults: the same for all versions
     refused: ConfigError | None = None  # why a new start would be refused, although the job was accepted
     ignored: tuple[str, ...] = ()  # paths of keys that this version does not know, and that no author wrote
 
@@ -95,8 +96,7 @@ def parse(raw: Mapping[str, Any], settings: Settings) -> ParsedJob:
         known, ignored = authorship.without_filled_in(raw)
         if ignored:
             parsed = parse(known, settings)
-            elastic = is_elastic(parsed.job)
-            return replace(parsed, ignored=ignored, written_hash=_written_hash(raw["spec"], elastic=elastic))
+            return replace(parsed, ignored=ignored, written_hash=_written_hash(raw["spec"], parsed.job))
         status: Mapping[str, Any] = raw.get("status") or {}
         if isinstance(error, Misshapen) or not (status.get("specHash") or status.get("startTime")):
             raise
@@ -186,17 +186,17 @@ def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings)
     metadata = raw["metadata"]
     owner = Owner(metadata["name"], metadata["namespace"], metadata["uid"])
     # The number of servers of a JobSet may change while its pods stay.
-    elastic = is_elastic(job)
-    scaled = {"rollout": {"servers"}} if elastic else None
+    scaled = {"rollout": {"servers"}} if is_elastic(job) else None
     hashed = job.spec.model_dump(mode="json", include=_HASHED_KEYS, exclude=scaled, exclude_defaults=True)
     made = _with_processes(settings.policy.shortened(job), owner, settings.image, manifest.digest(hashed))
-    return replace(made, written_hash=_written_hash(raw["spec"], elastic=elastic))
+    return replace(made, written_hash=_written_hash(raw["spec"], job))
 
 
-def _written_hash(spec: Mapping[str, Any], *, elastic: bool) -> str:
-    """Return the hash of what the pods are made from as the API server holds it, which fills in the same for all."""
+def _written_hash(spec: Mapping[str, Any], job: RolloutMatchingJob) -> str:
+    """Return the hash of what the pods are made from as its author wrote it, but for defaults written out."""
     written = {key: spec[key] for key in map(to_camel, sorted(_HASHED_KEYS)) if key in spec}
-    if elastic:
+    written = without_defaults(written, job.spec)
+    if is_elastic(job):
         written["rollout"] = {key: value for key, value in written["rollout"].items() if key != "servers"}
     return manifest.digest(written)
 

@@ -9,7 +9,7 @@ from typing import Any
 from stage2_controller import conditions
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
-from stage2_controller.observed import Object, Observed, ended, running, succeeded, terminating
+from stage2_controller.observed import Object, Observed, ended, running, terminating
 from stage2_controller.outcome import Outcome
 from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.queue.kueue import admitted, condition, holds
@@ -80,7 +80,7 @@ def _pods_ready(workload: Object, observed: Observed) -> dict[str, str]:
     known = (condition(workload, "PodsReady") or {}).get("reason")
     recovers = known in (_WAITS_FOR_RECOVERY, _RECOVERED)
     learner = observed.pod(names.ROLE_LEARNER)
-    if not terminating(learner) and (running(learner, names.ROLE_LEARNER) or succeeded(learner, names.ROLE_LEARNER)):
+    if not terminating(learner) and running(learner, names.ROLE_LEARNER):
         return _true("PodsReady", _RECOVERED if recovers else _STARTED, "servers and learner run")
     if recovers or holds(workload, "PodsReady"):
         return _false("PodsReady", _WAITS_FOR_RECOVERY, "the learner has stopped running")

@@ -39,7 +39,6 @@ _PATIENCE = {
     reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
     reasons.PODS_ENDING: "kubectl get pods -l {label}={short}",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
-    reasons.LEARNER_FINISHED: "kubectl describe {parent}",  # which has not counted its pod yet
     reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
     reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
     reasons.SERVER_RESTARTED: "kubectl logs {servers} --all-containers --previous",
@@ -223,7 +222,8 @@ def _objects(job: Mapping[str, Any]) -> dict[str, str]:
         of_pods = {"parent": f"jobset/{jobset}", "parents": f"jobset/{jobset}", "servers": servers}
         return {**of_pods, "learner": f"{jobset}-{names.ROLE_LEARNER}-0", "workload": "workloads", "quota": quota}
     parent, servers = f"job/{learner}", f"deployment/{rollout}"
-    of_pods = {"parent": parent, "parents": f"{parent} {servers}", "servers": servers}
+    parents = f"{parent} {servers}" if value_at(job, "spec", "rollout", "servers") else parent
+    of_pods = {"parent": parent, "parents": parents, "servers": servers}
     return {**of_pods, "learner": learner, "workload": f"workload {quota}", "quota": quota}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from stage2_api.pod.report import LearnerReport
 from stage2_controller import diagnose, reasons
 from stage2_controller.children import manifest
-from stage2_controller.conditions import Condition, find, truth
+from stage2_controller.conditions import Condition, truth
 from stage2_controller.context import PlanContext
 from stage2_controller.observed import POD_UID, Object, runs, terminating
 from stage2_controller.spec import kinds, names
@@ -71,8 +71,7 @@ def rollout_ready(context: PlanContext) -> Condition:
 
 def lost_labels(context: PlanContext, role: str, kind: str) -> diagnose.Finding | None:
     """Return that a role's pod, which ran in the last pass by the condition `kind`, has lost its labels."""
-    parent, before = context.observed.child(kinds.KIND_OF_ROLE[role]), find(context.previous, kind) or {}
-    known = before.get("status") == "True" or before.get("reason") == reasons.LABELS_LOST
+    parent, known = context.observed.child(kinds.KIND_OF_ROLE[role]), diagnose.was_seen(context.previous, kind)
     return diagnose.unseen(parent, role) if parent and known and context.observed.unseen(role) else None
 
 

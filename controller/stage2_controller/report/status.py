@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import diagnose, ending, jobset, reasons
+from stage2_controller import diagnose, ending, evictions, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
 from stage2_controller.context import PlanContext
-from stage2_controller.observed import Object, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.observed import Object, running, terminating, waits_in_its_pod
 from stage2_controller.report import explanation, figures, servers
 from stage2_controller.spec import authorship, names, output_folder
 
@@ -65,7 +65,8 @@ def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[
         Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message),
         Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message),
     ]
-    status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0)}
+    kept = {key: value for key, value in (raw.get("status") or {}).items() if key in evictions.KEPT}
+    status = {"phase": reasons.FAILED, "observedGeneration": raw["metadata"].get("generation", 0), **kept}
     return _reported(status, found, raw, now)
 
 
@@ -75,7 +76,7 @@ def _phase(context: PlanContext) -> str:
     if context.job.spec.suspend:
         return reasons.SUSPENDED
     pod = context.observed.pod(names.ROLE_LEARNER)
-    if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
+    if running(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
     return reasons.STARTING if _bound(context) else reasons.PENDING
 
@@ -242,8 +243,6 @@ def _learner_running(context: PlanContext) -> Condition:
     pod = context.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
-    if succeeded(pod, names.ROLE_LEARNER):
-        return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.learner(pod, context.observed.learner_refused)
     finding = servers.lost_labels(context, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:
@@ -269,9 +268,7 @@ def _how_it_ends(old: Object, context: PlanContext) -> str:
     if old not in context.observed.orphans:
         saves = "first writes its checkpoint and ends" if _writes_checkpoint(context) else "ends"
         return f"the old learner {saves}"
-    metadata = old["metadata"]
-    command = f"kubectl delete pod {metadata['name']} -n {metadata['namespace']}"
-    return f"a learner's pod outlived its Job, which was deleted with --cascade=orphan, and may still write: {command}"
+    return diagnose.outlived(old)
 
 
 def _doing(context: PlanContext) -> str:

@@ -247,3 +247,128 @@ def test_a_clock_that_was_ahead_makes_no_pause_longer() -> None:
     again: Plan = b.planned(b.with_status(raw, made), Observed(secret=b.secret()))
     assert again.again_after_s is not None
     assert again.again_after_s <= 30
+
+
+def told_to_stop(child: Any) -> b.Object:
+    return {**child, "metadata": {**child["metadata"], "deletionTimestamp": conditions.timestamp(b.NOW)}}
+
+
+UNUSABLE = {**b.secret(), "data": {"ca.crt": "eA=="}}
+# The Secret in each of the looks: with the eviction, while the children end, while the evicted pod ends, without pods.
+SECRETS: dict[str, tuple[b.Object | None, ...]] = {
+    "is there": (b.secret(),) * 4,
+    "is gone": (None,) * 4,
+    "goes with the children": (b.secret(), None, None, None),
+    "goes last": (b.secret(), b.secret(), None, None),
+    "has no certificates": (UNUSABLE, UNUSABLE, UNUSABLE, None),
+    "loses its certificates": (b.secret(), UNUSABLE, UNUSABLE, None),
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("secrets", SECRETS)
+def test_the_pause_lasts_whatever_becomes_of_the_secret(role: str, secrets: str) -> None:
+    """The pods came back at once."""
+    raw = trained(b.job())
+    gone = evicted(of_role(role))
+    first = without(role, raw, gone)
+    ending = replace(first, learner=told_to_stop(first.learner), deployment=told_to_stop(first.deployment))
+    looks = [first, ending, Observed(pods=(gone,)), Observed()]
+    for at_s, (seen, secret) in enumerate(zip(looks, SECRETS[secrets], strict=True)):
+        made = b.planned(raw, replace(seen, secret=secret), after_s=at_s)
+        assert not {"Job", "Deployment"} & set(b.kinds(made))
+        assert b.condition(made, reasons.PLACED) == ("False", reasons.EVICTED)
+        assert made.status["evictions"] == 1
+        assert made.again_after_s is not None
+        raw = b.with_status(raw, made)
+    last = b.planned(raw, Observed(), after_s=29)
+    assert (last.again_after_s, "Job" in b.kinds(last)) == (1, False)
+    assert {"Secret", "Job", "Deployment"} <= set(b.kinds(b.planned(b.with_status(raw, last), Observed(), after_s=30)))
+
+
+@pytest.mark.parametrize("beside", ["a foreign child", "no quota", "an edit"])
+def test_the_pause_lasts_beside_what_else_keeps_a_job_from_its_pods(beside: str) -> None:
+    raw = trained(b.job())
+    seen = without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))
+    if beside == "no quota":
+        raw["metadata"]["labels"] = {names.LABEL_QUEUE: "team"}
+    if beside == "a foreign child":
+        seen = replace(seen, foreign=("Service job-3v1-rollout",))
+    after = b.edited(b.edited(raw), image="another:1") if beside == "an edit" else raw
+    raw = b.with_status(after, b.planned(after, seen))
+    for at_s in (1, 29):
+        made = b.planned(raw, Observed(secret=b.secret(), foreign=seen.foreign), after_s=at_s)
+        assert b.condition(made, reasons.PLACED) == ("False", reasons.EVICTED)
+        assert made.again_after_s is not None
+        assert made.again_after_s <= 30 - at_s
+        raw = b.with_status(raw, made)
+
+
+def test_a_pod_that_is_not_seen_for_a_while_counts_once() -> None:
+    """A watch that began anew had not listed it yet."""
+    raw = trained(b.job())
+    gone = evicted(of_role(names.ROLE_ROLLOUT))
+    for pods in ((gone,), (), (gone,), (gone,)):
+        raw = b.with_status(raw, b.planned(raw, Observed(secret=b.secret(), pods=pods)))
+        assert raw["status"]["evictions"] == 1
+
+
+def test_a_pod_that_was_evicted_before_a_refused_edit_does_not_count_after_it() -> None:
+    raw = trained(b.job())
+    gone = evicted(of_role(names.ROLE_ROLLOUT))
+    raw = b.with_status(raw, b.planned(raw, without(names.ROLE_ROLLOUT, raw, gone)))
+    left = Observed(secret=b.secret(), pods=(gone,))
+    refused = b.edited(raw, learner={"gpus": 2})
+    refused = b.with_status(refused, b.planned(refused, left))
+    assert b.condition(Plan(refused["status"]), reasons.FAILED) == ("True", reasons.INVALID_SPEC)
+    made = b.planned(b.edited(refused, learner=raw["spec"]["learner"]), left)
+    assert (made.status.get("evictions", 0), b.condition(made, reasons.PLACED)) == (0, None)
+
+
+def test_a_pod_that_is_evicted_after_its_job_has_failed_does_not_count_when_it_runs_again() -> None:
+    raw = trained(b.job(activeDeadlineSeconds=60))
+    raw = b.with_status(raw, b.planned(raw, b.started(raw), after_s=60))
+    left = Observed(secret=b.secret(), pods=(evicted(b.learner_pod()),))
+    raw = b.with_status(raw, b.planned(raw, left, after_s=61))
+    made = b.planned(b.edited(raw, activeDeadlineSeconds=None), left, after_s=62)
+    assert (made.status["evictions"], b.condition(made, reasons.PLACED)) == (0, None)
+
+
+@pytest.mark.parametrize(("evicted_s", "count"), [(-1, 2), (0, 2), (11, 1)])
+def test_a_pod_that_was_told_to_stop_before_its_eviction_does_not_count(evicted_s: float, count: int) -> None:
+    """The node still lacked memory while the job gave it up: one eviction cost two."""
+    raw = trained(b.job())
+    first = evicted(of_role(names.ROLE_ROLLOUT))
+    raw = b.with_status(raw, b.planned(raw, without(names.ROLE_ROLLOUT, raw, first)))
+    second = leaving(evicted(b.learner_pod()))
+    second["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW + timedelta(seconds=30))}
+    at = conditions.timestamp(b.NOW + timedelta(seconds=evicted_s))
+    second["status"] |= {"conditions": [{**DISRUPTED, "lastTransitionTime": at}]}
+    made = b.planned(raw, Observed(secret=b.secret(), pods=(first, second)), after_s=12)
+    assert made.status["evictions"] == count
+
+
+def test_an_evicted_learner_of_a_jobset_is_no_restart_beside() -> None:
+    raw = jobset_job()
+    seen = observed_jobset(raw)
+    raw = b.with_status(raw, b.planned(raw, seen))
+    learner = seen.pods[-1]
+    made = b.planned(raw, replace(seen, pods=(*seen.pods[:-1], evicted(learner), another(learner))))
+    assert (made.status["evictions"], made.status["restarts"]) == (1, 0)
+
+
+@pytest.mark.parametrize("how", [evicted, lambda pod: shut_down(names.ROLE_ROLLOUT) | {"metadata": pod["metadata"]}])
+def test_a_rollout_pod_of_a_jobset_that_was_ended_is_told_in_the_kubelets_words(how: Any) -> None:
+    """Its servers had crashed with exit code 137."""
+    raw = jobset_job()
+    seen = observed_jobset(raw)
+    raw = b.with_status(raw, b.planned(raw, seen))
+    first, *others = seen.pods
+    gone = how(first)
+    made = b.planned(raw, replace(seen, pods=(gone, *others)))
+    expected = reasons.EVICTED if how is evicted else reasons.PODS_ENDING
+    assert b.condition(made, reasons.ROLLOUT_READY) == ("False", expected)
+    message = b.message(made, reasons.ROLLOUT_READY)
+    assert gone["status"]["message"].strip() in message
+    assert "exit code" not in message
+    assert made.status["rollout"] == "2/4"

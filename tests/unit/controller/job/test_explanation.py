@@ -205,9 +205,8 @@ def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
     raw = b.job()
     done = b.learner_pod(b.down("learner", 0, b.termination(phase="done")))
     made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, True, True), done)))
-    found = first(b.with_status(raw, made))
-    assert (found.name, found.state, found.reason) == ("learner", "waits", reasons.LEARNER_FINISHED)
-    assert b.message(made, reasons.TRAINING).endswith("exit code 0; see: kubectl describe job/job-3v1-learner")
+    assert {step.state for step in explanation.chain(b.with_status(raw, made))} == {"ok"}
+    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.LEARNER_FINISHED)
 
 
 TYPES_AND_PHASES = {kind for _, kind in explanation.CHAIN} | {
@@ -232,7 +231,8 @@ OF_WHAT_HOLDS = {
     reasons.TRAINS,
     reasons.LEARNER_SUCCEEDED,
 }
-NEVER_LOOKED_UP = {reasons.RELEASED, reasons.NO_STEP_YET}  # of a job that has ended; of the last link, no condition
+# of a job that has ended; of the last link, no condition
+NEVER_LOOKED_UP = {reasons.RELEASED, reasons.LEARNER_FINISHED, reasons.NO_STEP_YET}
 WORDS = {word for name, word in vars(reasons).items() if name.isupper()}
 STOPS = WORDS - TYPES_AND_PHASES - OF_WHAT_HOLDS - NEVER_LOOKED_UP
 NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NODE_FULL, reasons.NODE_DRAINED}
@@ -278,3 +278,23 @@ def test_a_missing_image_is_explained_by_the_field_that_names_it(
     step = wrong_image(template, image, container, **spec)
     assert step.reason == reasons.IMAGE_UNAVAILABLE
     assert step.fix == f"{fix}, or spec.imagePullSecrets of rmj/job-3v1"
+
+
+COLOCATED = b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4})
+
+
+@pytest.mark.parametrize("reason", sorted(STOPS | explanation._WARNINGS))
+def test_no_command_names_a_deployment_that_a_colocated_job_does_not_have(reason: str) -> None:
+    fix = explanation._fix(reason, COLOCATED)
+    assert "deployment/" not in fix or reason in OF_SERVERS
+
+
+OF_SERVERS = {reasons.SERVERS_LOADING, reasons.SERVER_CRASHED, reasons.SERVER_RESTARTED}
+"""What only a job with servers can have."""
+
+
+def test_a_colocated_learner_without_a_pod_is_explained_by_its_job() -> None:
+    made = b.planned(COLOCATED)
+    found = first(b.with_status(COLOCATED, made))
+    assert (found.name, found.reason) == ("learner", reasons.NOT_CREATED)
+    assert found.fix == "kubectl describe job/job-3v1-learner"

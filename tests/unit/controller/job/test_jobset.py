@@ -252,8 +252,6 @@ async def test_a_whole_life_runs_no_line_of_our_own_scheduling(life: Life) -> No
         assert [one["name"] for one in status["servers"]] == [f"server-{index}" for index in range(4)]
         assert condition(life, reasons.PLACED) is None
         pod(life, "learner", 0, b.down("learner", 0), phase="Succeeded")
-        assert await life.one_pass() == jobset.SETTLES_S
-        ends(life, "Completed")
         await life.one_pass()
         assert condition(life, reasons.SUCCEEDED) == ("True", reasons.LEARNER_SUCCEEDED)
         assert ("delete", "JobSet") not in life.server.requests, "JobSet releases the servers, and logs stay"
@@ -285,6 +283,7 @@ async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pod
 async def test_a_failed_jobset_is_a_failed_job(life: Life, reason: str, code: int, expected: str) -> None:
     await runs(life)
     pod(life, "learner", 0, b.down("learner", code, "why"), phase="Failed")
+    assert await life.one_pass() == jobset.SETTLES_S
     ends(life, "Failed", reason)
     await life.one_pass()
     assert condition(life, reasons.FAILED) == ("True", expected)
@@ -316,8 +315,13 @@ def loading(life: Life, index: int, *, bound_s: float) -> None:
     pod(life, "rollout", index, *servers, conditions=[bound])
 
 
+@pytest.mark.parametrize("given_s", [None, 50])
 @pytest.mark.parametrize("first", [0, 1])
-async def test_time_to_start_counts_from_when_the_last_rollout_pod_has_its_node(life: Life, first: int) -> None:
+async def test_time_to_start_counts_from_when_a_pod_last_got_a_node(
+    life: Life, first: int, given_s: float | None
+) -> None:
+    """Half of a job held its GPUs without end."""
+
     async def failed(*, after_s: float) -> tuple[str, str] | None:
         life.reconciler._clock = lambda: b.NOW + timedelta(seconds=after_s)
         await life.one_pass()
@@ -327,12 +331,13 @@ async def test_time_to_start_counts_from_when_the_last_rollout_pod_has_its_node(
     await life.one_pass()
     pod(life, "learner", 0, b.waiting("learner", "PodInitializing"))
     loading(life, first, bound_s=0)
-    assert await failed(after_s=600) is None, "the other pod does not exist yet"
+    assert await failed(after_s=59) is None, "the other pod does not exist yet"
     pod(life, "rollout", 1 - first, node=None)
-    assert await failed(after_s=1200) is None, "the other pod has no node yet"
-    loading(life, 1 - first, bound_s=1200)
-    assert await failed(after_s=1259) is None
-    assert await failed(after_s=1260) == ("True", reasons.START_DEADLINE)
+    if given_s is not None:
+        loading(life, 1 - first, bound_s=given_s)
+    last_s = 60 + (given_s or 0)
+    assert await failed(after_s=last_s - 1) is None
+    assert await failed(after_s=last_s) == ("True", reasons.START_DEADLINE)
 
 
 async def test_refused_rollout_pod_is_named_beside_one_that_waits(life: Life) -> None:

@@ -198,8 +198,10 @@ def test_kueue_learns_once_that_the_pods_run_and_that_the_job_has_ended() -> Non
     again = passed(queued(), running(*ADMITTED, condition("PodsReady")))
     assert again.workload_patch is None
     done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
-    ended = passed(queued(), replace(running(*ADMITTED), learner=done))
-    assert reported(ended)["Finished"] == ("True", "JobFinished")
+    uncounted = (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0)))
+    for end in ({"learner": done}, {"pods": uncounted}):
+        ended = passed(queued(), replace(running(*ADMITTED), **end))
+        assert reported(ended)["Finished"] == ("True", "JobFinished")
 
 
 def test_what_kueue_learns_holds_only_for_the_version_that_was_read() -> None:
@@ -216,7 +218,6 @@ def test_what_kueue_learns_holds_only_for_the_version_that_was_read() -> None:
         (condition("PodsReady", "False", reason="WaitForStart"), None, None),
         (condition("PodsReady", reason="Started"), None, ("False", "WaitForRecovery")),
         (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 1)), ("False", "WaitForRecovery")),
-        (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 0)), None),
         (condition("PodsReady", "False", reason="WaitForRecovery"), None, None),
         (condition("PodsReady", "False", reason="WaitForRecovery"), b.learner_pod(), ("True", "Recovered")),
         (condition("PodsReady", reason="Recovered"), b.learner_pod(), None),

@@ -11,7 +11,10 @@ from stage2_controller import conditions, reasons
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
-from tests.unit.controller.job.test_replaced_pods import another
+from tests.unit.controller.job.test_evictions import observed_jobset
+from tests.unit.controller.job.test_jobset import SHARDED
+from tests.unit.controller.job.test_jobset import job as jobset_job
+from tests.unit.controller.job.test_replaced_pods import another, leaving
 
 LIMIT = {"startDeadlineSeconds": 60}
 DAY_S = 86_400.0
@@ -177,3 +180,110 @@ def test_a_pod_that_got_its_node_later_counts_from_then() -> None:
     seen = beside_servers(learner)
     assert b.condition(b.planned(raw, seen, after_s=659), reasons.FAILED) is None
     assert b.condition(b.planned(raw, seen, after_s=660), reasons.FAILED) == ("True", reasons.START_DEADLINE)
+
+
+UNLABELLED = {"status": {"active": 1, "ready": 1}}
+
+
+@pytest.mark.parametrize("kind", ["beside servers", "colocate"])
+def test_a_learner_whose_pod_never_had_its_labels_fails_in_time(kind: str) -> None:
+    """A webhook keeps them from it: nothing was known of the pod, and its job held its GPUs without end."""
+    raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
+    seen = replace(seen, pods=(b.rollout_pod(True, True, True),))
+    if kind == "colocate":
+        raw, seen = colocated()
+    seen = replace(seen, learner={**(seen.learner or {}), **UNLABELLED})
+    raw = b.with_status(raw, b.planned(raw, seen))
+    assert b.condition(b.planned(raw, seen, after_s=59), reasons.FAILED) is None
+    made = b.planned(raw, seen, after_s=60)
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    assert "kubectl label pods" in b.message(made, reasons.FAILED)
+
+
+def test_a_learner_whose_labels_are_lost_while_it_waits_fails_in_time() -> None:
+    raw, waits = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.waiting_learner_pod())
+    raw = b.with_status(raw, b.planned(raw, waits))
+    lost = replace(waits, pods=waits.pods[:1], learner={**(waits.learner or {}), **UNLABELLED})
+    for at_s in (20, 40):
+        made = b.planned(raw, lost, after_s=at_s)
+        assert b.condition(made, reasons.FAILED) is None
+        raw = b.with_status(raw, made)
+    assert b.condition(b.planned(raw, lost, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
+
+
+def test_servers_do_not_wait_for_ever_beside_a_learner_that_outlived_its_job() -> None:
+    raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
+    orphan = b.learner_pod()
+    seen = replace(seen, learner=None, pods=seen.pods[:1], orphans=(orphan,))
+    raw = b.with_status(raw, b.planned(raw, seen))
+    before = b.planned(raw, seen, after_s=59)
+    assert (b.condition(before, reasons.FAILED), before.again_after_s) == (None, 1)
+    made = b.planned(raw, seen, after_s=60)
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    assert "kubectl delete pod job-3v1-learner-x -n team-a" in b.message(made, reasons.FAILED)
+    assert made.deletions == ("Deployment",)
+
+
+def test_an_old_learner_that_was_told_to_stop_costs_no_time() -> None:
+    raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
+    seen = replace(seen, learner=None, pods=(seen.pods[0], leaving(b.learner_pod())))
+    raw = b.with_status(raw, b.planned(raw, seen))
+    assert b.condition(b.planned(raw, seen, after_s=100), reasons.FAILED) is None
+
+
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU is free"}
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+def of_index(pod: b.Object, number: int, *, bound_s: float | None = 0) -> b.Object:
+    """A pod of a JobSet that got its node then; None: it has none."""
+    made = another(pod, number)
+    labels = {**made["metadata"]["labels"], names.LABEL_POD_INDEX: str(number)}
+    judged = REFUSED if bound_s is None else SCHEDULED
+    at = conditions.timestamp(b.NOW + timedelta(seconds=bound_s or 0))
+    status = {**made["status"], "conditions": [{**judged, "lastTransitionTime": at}]}
+    spec = made["spec"] if bound_s is not None else {}
+    return {**made, "metadata": {**made["metadata"], "labels": labels}, "spec": spec, "status": status}
+
+
+def several(*learners: b.Object, colocate: bool = False) -> tuple[b.Object, Observed]:
+    """A job of a JobSet with two pods of the learner, whose servers answer."""
+    learner = {"gpus": 1, "nodes": 2, **LIMIT}
+    raw = jobset_job(config=b.job(config=b.COLOCATE if colocate else SHARDED)["spec"]["config"], learner=learner)
+    if colocate:
+        raw["spec"]["rollout"] = {}
+    seen = observed_jobset(raw)
+    return raw, replace(seen, pods=(*(() if colocate else seen.pods[:2]), *learners))
+
+
+SECOND: dict[str, tuple[b.Object, str]] = {
+    "without an image": (of_index(b.learner_pod(b.waiting("learner", NO_IMAGE, "no such image")), 1), "no such image"),
+    "without a node": (of_index(b.pod(names.ROLE_LEARNER), 1, bound_s=None), "no GPU is free"),
+}
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+@pytest.mark.parametrize("second", SECOND)
+def test_a_second_pod_of_the_learner_that_does_not_begin_is_named_and_fails_in_time(
+    second: str, colocate: bool
+) -> None:
+    """The first one had begun, and waited for it without end."""
+    pod, words = SECOND[second]
+    raw, seen = several(of_index(b.learner_pod(), 0), pod, colocate=colocate)
+    made = b.planned(raw, seen)
+    assert b.condition(made, reasons.LEARNER_RUNNING) != ("True", reasons.LEARNER_STARTED)
+    assert words in b.message(made, reasons.LEARNER_RUNNING)
+    raw = b.with_status(raw, made)
+    assert b.condition(b.planned(raw, seen, after_s=59), reasons.FAILED) is None
+    late = b.planned(raw, seen, after_s=60)
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    assert words in b.message(late, reasons.FAILED)
+    assert late.deletions == (names.JOBSET,)
+
+
+def test_a_jobset_without_any_node_has_all_its_time() -> None:
+    raw, seen = several(*(of_index(b.pod(names.ROLE_LEARNER), number, bound_s=None) for number in (0, 1)))
+    servers = [of_index(b.pod(names.ROLE_ROLLOUT), number, bound_s=None) for number in (0, 1)]
+    seen = replace(seen, pods=(*servers, *seen.pods[2:]))
+    raw = b.with_status(raw, b.planned(raw, seen))
+    assert b.condition(b.planned(raw, seen, after_s=DAY_S), reasons.FAILED) is None

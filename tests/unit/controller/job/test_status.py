@@ -120,7 +120,7 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     (
         "the learner is done and its Job has not noticed",
         lambda: beside_servers(b.down("learner", 0, b.termination(phase="done"))),
-        reasons.RUNNING,
+        reasons.SUCCEEDED,
         reasons.LEARNER_RUNNING,
         reasons.LEARNER_FINISHED,
         [],

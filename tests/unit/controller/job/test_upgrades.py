@@ -218,6 +218,41 @@ def test_edits_of_no_pod_together_with_an_upgrade_end_no_pod(
     assert (again.deletions, of_pods(again, observed)) == ((), [])
 
 
+WRITTEN_OUT: list[b.Object] = [
+    {"tls": {"enabled": True}},
+    {"tls": {}},
+    {"engine": "Node"},
+    {"placement": {"mode": "Reserve"}},
+    {"rollout": {"servers": 3, "gpusPerServer": 1, "port": 8000, "serversPerPod": 1}},
+    {"learner": {"gpus": 1, "backoffLimit": 3, "nodes": 1, "template": {}}},
+    {"config": b.job(config={"training": {"learning_rate": 5e-5}})["spec"]["config"]},
+]
+
+
+@pytest.mark.parametrize("written", WRITTEN_OUT, ids=lambda spec: next(iter(spec)))
+def test_a_default_that_is_written_out_together_with_an_upgrade_ends_no_pod(written: b.Object) -> None:
+    """Its pods ended. The API server allows it while they run."""
+    raw = b.job(placement={})
+    observed = b.started(raw)
+    raw, observed = by_another_version(b.with_status(raw, b.planned(raw, observed)), observed)
+    assert_unnoticed(b.edited(raw, **written), observed)
+    status = {**b.planned(b.edited(raw, **written), observed).status, "currentHash": OTHER_HASH}
+    assert_unnoticed({**b.edited(b.edited(raw)), "status": status}, observed)  # it is removed again
+
+
+def assert_unnoticed(raw: b.Object, observed: Observed) -> None:
+    made = b.planned(raw, observed)
+    assert (made.deletions, of_pods(made, observed)) == ((), [])
+    assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
+
+
+@pytest.mark.parametrize("written", WRITTEN_OUT, ids=lambda spec: next(iter(spec)))
+def test_a_value_beside_written_defaults_is_an_edit(upgraded_job: tuple[b.Object, Observed], written: b.Object) -> None:
+    raw, observed = upgraded_job
+    made = b.planned(b.edited(raw, image="another:1", **written), observed)
+    assert made.deletions == ("Job", "Deployment")
+
+
 OF_PODS = [
     {"image": "another:1"},
     {"rollout": {"servers": 3, "port": 9000}},
