@@ -43,12 +43,15 @@ def kubectl(
 
 
 def print_lines(log: IO[bytes]) -> None:
-    """Print the lines of a log while they come, without colours, and with what a terminal would obey escaped."""
+    """Print the lines of a log while they come, without colours, and with what a terminal would obey escaped.
+
+    Each state of a progress bar, which a carriage return begins, is a line.
+    """
     try:
         with open(STDOUT, "w", encoding="utf-8", closefd=False) as output:
             for line in iter(lambda: log.readline(LONGEST_LINE), b""):
-                text = line.decode(errors="backslashreplace").removesuffix("\n")
-                output.write(f"{one_line(without_colours(text))}\n")
+                text = line.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
+                output.writelines(f"{one_line(without_colours(state))}\n" for state in text.split("\r"))
                 output.flush()
     except BrokenPipeError:  # `stage2 logs | head`
         log.close()

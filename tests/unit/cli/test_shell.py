@@ -39,6 +39,13 @@ def test_the_logs_of_a_run_of_this_machine_are_printed(tmp_path: Path, capfd: py
         CliRunner().invoke(app, ["logs", str(tmp_path / "lost")], catch_exceptions=False)
 
 
+def test_states_of_a_progress_bar_are_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/learner.log").write_bytes(b"loads\r\n 0 %\r100 %\x1b[2J\nloaded\n")
+    assert CliRunner().invoke(app, ["logs", str(tmp_path)]).exit_code == 0
+    assert capfd.readouterr().out.splitlines() == ["loads", " 0 %", "100 %\\x1b[2J", "loaded"]
+
+
 @pytest.mark.parametrize("option", [["-n", "x"], ["--context", "x"], ["--as", "x"]])
 def test_a_folder_of_logs_has_no_namespace_context_or_user(option: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--\w+: .*; is for a job of the cluster, and ./work is a folder"):
