@@ -20,6 +20,11 @@ def is_exhaustive(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("STAGE2_EXHAUSTIVE") == "1"
 
 
+def seed_of_the_day() -> int:
+    """Return the seed of random cases of which each day draws others; printed with what fails."""
+    return date.fromisoformat(os.environ[TODAY]).toordinal()
+
+
 def in_turn(cases: Iterable[Case], day: date | None = None, environment: Mapping[str, str] = os.environ) -> list[Case]:
     """Return the case of a day (in UTC, that on which this run began), or all cases of an exhaustive run.
 
