@@ -61,6 +61,7 @@ _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 _ENDS: tuple[LearnerPhase, ...] = ("done", "failed")
 """Phases whose message is the reason of the end, which the learner's log has."""
 TIMEOUT_S = 2.0
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @functools.cache
@@ -208,6 +209,10 @@ class LocalRun:
         opener.addheaders = [("Authorization", f"Bearer {(self.work_dir / TOKEN).read_text()}")]
         return opener
 
+    def _learner_threads(self) -> int:
+        """Return the learner's part of the cores: threads that outnumber them wait for each other in each product."""
+        return max(1, len(os.sched_getaffinity(0)) // (1 + len(self.workload.servers)))
+
     def get(self, url: str) -> bytes | None:
         """Return the body of a response with status 200 from a process of the run; None for any other outcome."""
         try:
@@ -228,6 +233,8 @@ class LocalRun:
         env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
             env[VISIBLE_VARIABLE] = visible_devices(gpus)
+        if container == self.workload.learner and visible_names(env) == []:
+            env = {THREADS_VARIABLE: str(self._learner_threads()), **env}
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 

@@ -47,6 +47,7 @@ from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import Listed, RunContext
 from stage2_trainer.telemetry.run_log import STEP_LOG, logged_end, open_logs, remove_run
 from stage2_trainer.telemetry.timeline import TIMELINE, open_trace
+from stage2_trainer.uncollected import uncollected
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 from stage2_trainer.wire.errors import ServerError
@@ -172,12 +173,12 @@ def _trainer(
 ) -> RolloutMatchingTrainer | GrpoTrainer:
     trainer: RolloutMatchingTrainer | GrpoTrainer
     if config.rlhf is None:
-        with ACTIVITY.doing(_LIBRARIES):
+        with ACTIVITY.doing(_LIBRARIES), uncollected():
             from stage2_trainer.learner.build import build_trainer
 
         trainer = build_trainer(config, records, context, stack)
     else:
-        with ACTIVITY.doing(_LIBRARIES):
+        with ACTIVITY.doing(_LIBRARIES), uncollected():
             from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
         trainer = build.build_trainer(config, records, context, stack)

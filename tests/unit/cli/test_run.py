@@ -347,6 +347,21 @@ def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_as
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(2, "1"), (8, "2")])
+def test_a_learner_on_the_cpu_shares_the_cores_with_its_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    job = load_job(ROOT / "examples" / "job-3v1-tiny.yaml")
+    with gpus_hidden(True):
+        local = run.prepare(job, MAPPED, tmp_path, "vllm")
+        assert local.process(local.workload.learner, [3]).env["OMP_NUM_THREADS"] == threads
+        assert "OMP_NUM_THREADS" not in local.process(local.workload.servers[0], [0]).env, "it takes its own part"
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        assert local.process(local.workload.learner, [3]).env["OMP_NUM_THREADS"] == "7"
+
+
 @pytest.mark.parametrize("engine", ["vllm", "stub"])
 def test_a_list_of_gpus_that_is_too_short_is_refused_for_every_engine(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

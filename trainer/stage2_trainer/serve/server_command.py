@@ -134,7 +134,8 @@ def environment(
         if eager:
             defaults |= UNCOMPILED
         if workers == 1:
-            # vLLM's offline engine heeds it; its server (0.32) has a process for the engine all the same.
+            # vLLM's offline engine heeds it; its server (0.32) has a process for the engine all the same, and with it
+            # that process is a copy of the server's (`vllm_compat.copy_server_for_engine`).
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {**defaults, **base}
 

@@ -213,10 +213,19 @@ def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
 
 @pytest.mark.parametrize(("end", "code"), [("", EXIT_RETRYABLE), ("raise SystemExit(3)", 3)])
 def test_no_end_of_a_vllm_server_is_a_success_for_its_job(end, code, tmp_path):
-    module = tmp_path.joinpath(*vllm_compat.SERVER_MODULE.split(".")).with_suffix(".py")
-    module.parent.mkdir(parents=True)
-    (tmp_path / "vllm" / "__init__.py").touch()
-    module.write_text(f"assert __name__ == '__main__'\n{end}\n", encoding="utf-8")
+    fakes = {
+        "vllm.__init__": "",
+        vllm_compat.SERVER_MODULE: f"assert __name__ == '__main__'\n{end}\n",
+        vllm_compat.ENTRY_MODULE: "",
+        vllm_compat.ENGINE_MODULE: "",
+        "vllm.v1.engine.utils": "",
+        "vllm.envs": "",
+        "vllm.platforms": "class current_platform:\n    is_cpu = staticmethod(lambda: False)\n",
+    }
+    for name, code_of_fake in fakes.items():
+        module = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text(code_of_fake, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     ended = subprocess.run([sys.executable, "-m", VLLM_MODULE], env={**os.environ, "PYTHONPATH": path}, check=False)
     assert ended.returncode == code

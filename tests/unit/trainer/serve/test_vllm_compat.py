@@ -1,5 +1,8 @@
 """The workarounds for vLLM that need no vLLM to run."""
 
+import os
+import socket
+import sys
 from pathlib import Path
 
 import torch
@@ -50,3 +53,23 @@ def test_each_drafted_token_is_sampled_by_the_settings_of_its_request():
         expanded = torch.full((5,), 99, dtype=values.dtype)
         vllm_compat._expand(expanded, values, ends, 0, 1)
         assert expanded.tolist() == [values[0]] * 2 + [1] * 3
+
+
+def test_a_copy_of_a_server_gives_up_its_port_and_has_its_threads(monkeypatch):
+    monkeypatch.setattr(vllm_compat._Copy, "threads", torch.get_num_threads())
+    inside, outside = socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as port, inside, outside:
+        copy = vllm_compat._Copying().Process(target=_report, args=(port.fileno(), inside.fileno()))
+        copy.start()
+        copy.join(20)
+        assert copy.exitcode == 0
+        port.getsockname()  # it is the server's own still
+
+
+def _report(port: int, other: int) -> None:
+    os.fstat(other)  # only ports are closed
+    try:
+        os.fstat(port)
+    except OSError:
+        sys.exit(torch.get_num_threads() - vllm_compat._Copy.threads)
+    sys.exit(99)

