@@ -196,7 +196,7 @@ class WholeCheckpoints(Trainer):
                 write_course(self.course, staged)
                 publish(staged, folder, proved_step=self._proved_step)
         if self.args.should_save:
-            self._remove_oldest(self.state.best_model_checkpoint)
+            self._remove_oldest(folder / staged.name, self.state.best_model_checkpoint)
         gathered(step)  # a barrier
 
     def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:
@@ -211,17 +211,18 @@ class WholeCheckpoints(Trainer):
         if self.state.best_model_checkpoint == str(staged):
             self.state.best_model_checkpoint = str(self._folder / staged.name)
 
-    def _remove_oldest(self, best: str | None) -> None:
+    def _remove_oldest(self, saved: Path, best: str | None) -> None:
         """Remove the oldest checkpoints beyond `save_total_limit`.
 
-        The newest stays, the best, and the newest that a proof vouches for: later ones may turn out to be worthless.
+        The one just saved stays, even if the machine's clock says that it is the oldest; so do the best, and the newest
+        that a proof vouches for: later ones may turn out to be worthless.
         """
         if not self._most_kept or self._most_kept < 0:
             return
         found = sort_checkpoints(str(self._folder), use_mtime=True)
         limit = -1 if self._proved_step is None else self._proved_step
         proved = [one for one in found if step_of(Path(one)) <= limit]
-        keep = {found[-1], best, max(proved, key=lambda one: step_of(Path(one)), default=None)} & set(found)
+        keep = {str(saved), best, max(proved, key=lambda one: step_of(Path(one)), default=None)} & set(found)
         surplus = len(found) - max(self._most_kept, len(keep))
         for removed in [one for one in found if one not in keep][: max(0, surplus)]:
             shutil.rmtree(removed, ignore_errors=True)

@@ -11,6 +11,7 @@ import os
 import random
 import resource
 import shutil
+import time
 
 import pytest
 from transformers import TrainerCallback
@@ -84,6 +85,15 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_skipped_with_a_warning(folde
 def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(folder, model, encoder, records):
     shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-9")
     os.utime(folder / "checkpoint-9", (1, 1))  # it was there before
+    again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
+    again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    again.trainer.save_progress()
+    assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_clock_that_was_set_back_costs_an_older_checkpoint_and_not_the_new_one(folder, model, encoder, records):
+    tomorrow = time.time() + 86_400
+    os.utime(folder / "checkpoint-1", (tomorrow, tomorrow))
     again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
     again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     again.trainer.save_progress()
