@@ -212,6 +212,7 @@ def test_an_image_is_converted_strip_by_strip(mode, monkeypatch):
     whole = images.displayed(base)
     sizes = []
     monkeypatch.setattr(images, "STRIP_PIXELS", 90)
-    monkeypatch.setattr(images, "_as_rgb", lambda part, real=images._as_rgb: sizes.append(part.size) or real(part))
+    real = images._as_rgb
+    monkeypatch.setattr(images, "_as_rgb", lambda part, **options: sizes.append(part.size) or real(part, **options))
     assert images.displayed(base).tobytes() == whole.tobytes()
     assert {width * height for width, height in sizes} <= {90, 60}
