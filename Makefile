@@ -15,10 +15,10 @@ CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
 TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
 # Of a tier with real servers or a cluster: what fails runs once more, alone.
-ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.once_more $(@:test-%=%) -q --durations=10
+ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(@:test-%=%) -q --durations=10
 # Two processes, by file: the servers of a file start once.
 BY_FILE := -n 2 --dist loadfile
-NEEDS := python -m tests.prerequisites
+NEEDS := python -m tests.support.prerequisites
 
 .PHONY: help setup demo demo-cluster test test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
 
@@ -72,7 +72,7 @@ test-gpu: setup ## Checks that need a CUDA device: packed attention, what offloa
 	pytest -q tests/gpu --log-cli-level=INFO
 
 test-mutants: setup ## Defects, each of which a test must notice, made in copies of the code; SAMPLE=8: so many, others each day
-	python -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE))
+	python -m tests.support.mutants $(if $(SAMPLE),--sample $(SAMPLE))
 
 fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
 	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz

@@ -206,7 +206,7 @@ def _commands(config: Path, *, by_sockets: bool) -> tuple[list[str], list[str]]:
         return [STAGE2, *serve], [STAGE2, *learn]
     python = [sys.executable, "-m"]
     server = [*python, "tests.integration.prepared_server", *serve, "--engine", "stub"]
-    return server, [*python, "tests.socket_communicator", *learn]
+    return server, [*python, "tests.support.socket_communicator", *learn]
 
 
 def _wait(server: subprocess.Popen[bytes], config: Path, env: Mapping[str, str]) -> None:

@@ -37,7 +37,7 @@ from stage2_controller.children.build import static_children
 from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.conditions import Condition
 from stage2_controller.report.explanation import Event
-from tests.tools import chosen_cluster
+from tests.support.tools import chosen_cluster
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

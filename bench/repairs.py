@@ -20,7 +20,7 @@ from bench.cluster import Watch, job, kubectl, namespace, node
 from bench.operator import PARALLEL, RESULTS, SETTLED_S, Tally, controller, each, merged
 
 from stage2_controller.cluster.api_server import Api, connect
-from tests.tools import chosen_cluster
+from tests.support.tools import chosen_cluster
 
 AT_ONCE = 1_000
 A_SECOND = 22.0

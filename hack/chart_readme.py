@@ -17,7 +17,7 @@ HEAD = """\
 The chart installs the controller of stage2, which turns a `RolloutMatchingJob` into vLLM servers and a learner, with
 its definition, rights, policy, metrics and alerts. It needs Kubernetes {kubernetes}.
 
-<!-- not run: tests/clusters.py installs the chart from a registry -->
+<!-- not run: tests/support/clusters.py installs the chart from a registry -->
 ```sh
 helm install stage2 oci://REGISTRY/charts/stage2 -n stage2-system --create-namespace --set image.repository=REGISTRY
 ```

@@ -7,12 +7,12 @@ from collections.abc import Generator
 
 import pytest
 
-from tests import turns  # noqa: F401 - the first process of a run sets the date for all
-from tests.tools import tool
+from tests.support import turns  # noqa: F401 - the first process of a run sets the date for all
+from tests.support.tools import tool
 
 os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name images of other temporary folders
 
-pytest_plugins = ["tests.clusters"]
+pytest_plugins = ["tests.support.clusters"]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import BUILD_TIMEOUT_S
+from tests.support.clusters import BUILD_TIMEOUT_S
 
 HERE = Path(__file__).parent
 FIRST = "test_local_cluster_lifecycle.py"

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from local_cluster import buildah, images, locks
 from local_cluster.containerd import ctr
 from local_cluster.layout import HUB, SERVICE_CIDR, Layout
-from tests.clusters import ON_A_KUBELET
+from tests.support.clusters import ON_A_KUBELET
 
 Kubectl = Callable[..., str]
 WEB_SERVER = ["python3", "-m", "http.server", "8000", "--directory", "/tmp"]

@@ -14,7 +14,7 @@ from stage2_controller.children.network import CONTROLLER_LABELS, NAME_SERVER_PO
 from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
-from tests.clusters import ON_A_KUBELET
+from tests.support.clusters import ON_A_KUBELET
 
 JOB = "guarded"
 CHOSEN = 38997  # by the kernel, as for a member of an NCCL group

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stage2_trainer.telemetry.run_log import STEP_LOG
-from tests.shapes import make_shapes, supervised_config
+from tests.support.shapes import make_shapes, supervised_config
 
 ROOT = Path(__file__).parents[2]
 

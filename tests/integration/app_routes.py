@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests import forked
+from tests.support import forked
 
 ANYTHING = "GET"  # of a mount, whose own routes nobody knows
 

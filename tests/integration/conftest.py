@@ -25,9 +25,9 @@ from filelock import FileLock
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_cli.processes import end_with_parent
-from tests import certificates, forked
-from tests.patience import Patience, crowding
-from tests.ports import free_port
+from tests.support import certificates, forked
+from tests.support.patience import Patience, crowding
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
@@ -224,7 +224,7 @@ def make_sync(token):
     import torch
 
     from stage2_trainer.sync.fleet.push import FullPush
-    from tests.socket_communicator import sending_over
+    from tests.support.socket_communicator import sending_over
 
     with contextlib.ExitStack() as stack:
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from stage2_trainer.serve.stub import app
-from tests.socket_communicator import SocketCommunicator
+from tests.support.socket_communicator import SocketCommunicator
 
 if __name__ == "__main__":
     app.main(partial(app.receiver, device=torch.device("cpu"), communicator=SocketCommunicator))

@@ -21,7 +21,7 @@ from stage2_trainer.sync.tensors.recipe import Recipe
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import LayerReload
-from tests.socket_communicator import SocketCommunicator
+from tests.support.socket_communicator import SocketCommunicator
 
 BLOW_VARIABLE = "STAGE2_TEST_BLOW"
 MADE_BEFORE = 3  # tensors: some layers are loaded then, one perhaps half

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from tests import forked
-from tests.ports import free_port, free_ports
-from tests.shapes import make_shapes
+from tests.support import forked
+from tests.support.ports import free_port, free_ports
+from tests.support.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1-tiny.yaml"

@@ -26,10 +26,10 @@ from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from tests import forked
 from tests.integration.conftest import Served, patience
-from tests.ports import free_port
-from tests.turns import is_exhaustive
+from tests.support import forked
+from tests.support.ports import free_port
+from tests.support.turns import is_exhaustive
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
 TRANSPORTS = ("tcp", "nccl")

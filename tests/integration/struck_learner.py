@@ -24,7 +24,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.sync.fleet.push import FullPush
 from tests.integration import policies
 from tests.integration.strikes import PUSHES, proved, when_it_comes_to
-from tests.socket_communicator import sending_over
+from tests.support.socket_communicator import sending_over
 
 
 def arrange_the_blow(options: dict[str, Any]) -> None:

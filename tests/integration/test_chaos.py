@@ -26,7 +26,6 @@ from stage2_trainer.sync.transports import link
 from stage2_trainer.sync.transports.link import MAGIC
 from stage2_trainer.sync.transports.protocol import Member, new_group_name
 from stage2_trainer.wire.client import ServerClient
-from tests import certificates, forked
 from tests.integration import policies
 from tests.integration.chaos import CLOCK, MOMENTS, PHASES
 from tests.integration.conftest import (
@@ -42,9 +41,10 @@ from tests.integration.conftest import (
 from tests.integration.runs import adapter, learning
 from tests.integration.strikes import strike, wait_until_stopped
 from tests.integration.test_fault_table import learner_config
-from tests.ports import free_port
-from tests.recorder import recording
-from tests.turns import in_turn
+from tests.support import certificates, forked
+from tests.support.ports import free_port
+from tests.support.recorder import recording
+from tests.support.turns import in_turn
 
 STEPS, CHATS = 4, 4
 STANDSTILL_S, LONGEST_S = 4.0, 15.0  # for which one that stands still is waited for

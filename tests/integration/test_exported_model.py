@@ -14,10 +14,10 @@ from stage2_trainer.serve.server_command import environment
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Gap, learner_logprobs, server_logprobs, text_tokens
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.requests import POLICY_MODEL
-from tests import forked
 from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
-from tests.ports import free_port
+from tests.support import forked
+from tests.support.ports import free_port
 from tests.unit.trainer.export.trained import learner_model, saved, trained
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 

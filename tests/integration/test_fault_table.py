@@ -29,7 +29,7 @@ from stage2_trainer.wire.requests import Sampling
 from tests.integration.conftest import LONG_S, patience, stop
 from tests.integration.runs import learning
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
-from tests.shapes import make_shapes
+from tests.support.shapes import make_shapes
 
 LEARNER_TIMEOUT_S = 10.0  # for which it waits for its last server
 BUSY_TICKS = 5  # of some fifty that the answers take

@@ -19,7 +19,7 @@ import yaml
 from stage2_api.errors import EXIT_RETRYABLE
 from tests.integration.conftest import patience
 from tests.integration.test_fault_table import learner_config
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 LIMIT_S = 5.0
 """Two seconds on a quiet machine; no handler runs within one call of an import, which takes longer on a busy one."""

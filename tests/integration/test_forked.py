@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests import forked
+from tests.support import forked
 
 PROGRAMS = {
     "an exit code": "import sys; print('out'); print('error', file=sys.stderr); sys.exit(7)",

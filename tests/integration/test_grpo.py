@@ -26,13 +26,13 @@ from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.serve.server_command import STUB_MODULE
 from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER
 from stage2_trainer.sync.fleet.report import PHASES
-from tests import forked
-from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs
 from tests.integration.conftest import patience
 from tests.integration.test_local_rollouts import zero
-from tests.patience import Patience
-from tests.ports import free_ports
+from tests.support import forked
+from tests.support.fork_server import REGISTRY_VARIABLE
+from tests.support.patience import Patience
+from tests.support.ports import free_ports
 
 EXAMPLES = runs.ROOT / "examples"
 DATA = {"job-grpo-6v2-tiny": ("summaries", "tiny-summaries"), "job-grpo-objects-tiny": ("shapes", "tiny-qwen3-vl")}

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from stage2_api.errors import EXIT_CONFIG
-from tests import forked
-from tests.hostile_checkpoints import plant
-from tests.ports import free_port
-from tests.shapes import make_shapes, supervised_config
+from tests.support import forked
+from tests.support.hostile_checkpoints import plant
+from tests.support.ports import free_port
+from tests.support.shapes import make_shapes, supervised_config
 
 pytest.importorskip("deepspeed")
 STEPS = 2

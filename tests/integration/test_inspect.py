@@ -9,9 +9,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests import forked
 from tests.integration.conftest import run_config
-from tests.ports import free_port
+from tests.support import forked
+from tests.support.ports import free_port
 
 ANSWER_TOKENS = 24
 

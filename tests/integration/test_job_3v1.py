@@ -11,7 +11,7 @@ import yaml
 
 from stage2_trainer.matching import GTObject, serialize_objects
 from tests.integration.runs import learn
-from tests.shapes import make_shapes
+from tests.support.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1.yaml"

@@ -13,9 +13,9 @@ import yaml
 
 from stage2_trainer.learner.evaluate import METRICS
 from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
-from tests import forked
 from tests.integration.runs import adapter, learn
-from tests.shapes import make_shapes
+from tests.support import forked
+from tests.support.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from stage2_trainer.process.checkpoints import list_checkpoints, newest_whole
-from tests import forked
 from tests.integration import runs
 from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.test_fault_table import learner_config
-from tests.ports import free_port
+from tests.support import forked
+from tests.support.ports import free_port
 
 GOOD = 3  # steps that are trained beside an honest server
 EVERY = 3  # syncs from one proof to the next

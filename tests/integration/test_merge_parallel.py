@@ -18,7 +18,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import ROOT, launch, stop, wait_until_healthy
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.vllm
 

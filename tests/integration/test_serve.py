@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.conftest import run_config
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
 

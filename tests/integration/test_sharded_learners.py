@@ -11,13 +11,13 @@ from functools import cache
 import pytest
 import yaml
 
-from tests import forked
-from tests.fork_server import STRUCK
 from tests.integration.runs import learn
 from tests.integration.struck import BUCKET_BYTES
 from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, zero
 from tests.integration.test_stopping_together import LAUNCH, assert_stopped, struck
-from tests.shapes import make_shapes
+from tests.support import forked
+from tests.support.fork_server import STRUCK
+from tests.support.shapes import make_shapes
 
 RECORDS = 5  # of a step: two processes cannot halve them
 STEPS = 3

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tests.integration.runs import adapter, assert_resumes_alike, learn
-from tests.shapes import make_shapes
+from tests.support.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = yaml.safe_load((ROOT / "examples/job-3v1.yaml").read_text())["spec"]["config"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.integration.runs import adapter, assert_resumes_alike, learn
-from tests.shapes import make_shapes
+from tests.support.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 STEPS, MIDDLE = 6, 3

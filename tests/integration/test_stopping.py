@@ -16,7 +16,7 @@ from stage2_trainer.process.checkpoints import newest_whole
 from tests.integration.conftest import patience
 from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config, strike
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 SERVER_TIMEOUT_S = 250.0
 GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default

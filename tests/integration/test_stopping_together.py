@@ -12,8 +12,6 @@ import pytest
 import yaml
 
 from stage2_trainer.process.checkpoints import newest_whole
-from tests import forked
-from tests.fork_server import STRUCK
 from tests.integration.runs import adapter, learn
 from tests.integration.test_local_rollouts import (
     COLOCATE,
@@ -25,7 +23,9 @@ from tests.integration.test_local_rollouts import (
     shapes,  # noqa: F401 - a fixture
     zero,
 )
-from tests.patience import Patience
+from tests.support import forked
+from tests.support.fork_server import STRUCK
+from tests.support.patience import Patience
 
 GRACE_S, RUN_S = 60.0, 60.0  # RUN_S: a start and two steps
 LAUNCH = """

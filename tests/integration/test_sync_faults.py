@@ -9,7 +9,7 @@ from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import patience
 from tests.integration.strikes import STANDSTILL_S, strike, version_of
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, make_sync, base, token):

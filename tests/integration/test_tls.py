@@ -16,13 +16,13 @@ from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan
-from tests import certificates
 from tests.integration import policies
 from tests.integration.conftest import patience
 from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config
-from tests.ports import free_port
-from tests.recorder import recording
+from tests.support import certificates
+from tests.support.ports import free_port
+from tests.support.recorder import recording
 
 HANDSHAKE = 0x16  # RFC 8446, section 5.1: the first byte of a record of this type
 STEPS = 2

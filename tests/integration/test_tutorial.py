@@ -21,7 +21,7 @@ from PIL import Image
 from stage2_api.advice import idle_settings
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
-from tests import forked
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

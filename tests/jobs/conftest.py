@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import BUILD_TIMEOUT_S
-from tests.turns import in_turn
+from tests.support.clusters import BUILD_TIMEOUT_S
+from tests.support.turns import in_turn
 
 HERE = Path(__file__).parent
 IN_TURNS = ("test_colocate_job.py", "test_grpo_job.py")

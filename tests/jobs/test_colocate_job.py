@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import Ran, example_run, kubectl, whole_record
+from tests.support.clusters import Ran, example_run, kubectl, whole_record
 
 JOB = "job-colocate-tiny"
 STEPS = 24  # the kill may come some steps after the second was seen

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.clusters import ROOT, Ran, example_run, kubectl, whole_record
+from tests.support.clusters import ROOT, Ran, example_run, kubectl, whole_record
 
 JOB = "job-grpo-6v2-tiny"
 SHIPPED = ROOT / "examples" / "job-grpo-6v2.yaml"

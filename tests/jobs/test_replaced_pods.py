@@ -16,9 +16,9 @@ import yaml
 from stage2_controller import conditions, reasons
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
-from tests.clusters import JOB_TIMEOUT_S, ROOT, kubectl
-from tests.patience import Patience
-from tests.turns import in_turn, is_exhaustive
+from tests.support.clusters import JOB_TIMEOUT_S, ROOT, kubectl
+from tests.support.patience import Patience
+from tests.support.turns import in_turn, is_exhaustive
 
 pytestmark = pytest.mark.skipif(not is_exhaustive(), reason="minutes of a kubelet, with STAGE2_EXHAUSTIVE=1 alone")
 EXAMPLE = "job-3v1-tiny"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.clusters import Published, whole_record
+from tests.support.clusters import Published, whole_record
 
 ROOT = Path(__file__).parents[2]
 JOB = "job-3v1-tiny"

@@ -25,7 +25,7 @@ from stage2_controller.spec.containers import containers
 from tests.red_team import tenant
 from tests.red_team.attempt import Attempt, beside_control, table
 from tests.red_team.cluster import Cluster, eventually
-from tests.tools import chosen_cluster, tool
+from tests.support.tools import chosen_cluster, tool
 
 JOB = Path(__file__).parents[2] / "examples" / "job-3v1-tiny.yaml"
 NAME = "target"

@@ -22,9 +22,9 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 from tests.cluster import objects
 from tests.cluster.controller.fake_nodes import FakeNodes
-from tests.clusters import PRETENDED
-from tests.patience import Patience
-from tests.shared import shared
+from tests.support.clusters import PRETENDED
+from tests.support.patience import Patience
+from tests.support.shared import shared
 from tests.unit.api.wrong_jobs import good_job
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 # Six children, the address of its servers, and its status in four stages at most: news that come together are one.
 REQUESTS_OF_A_JOB = 11

@@ -26,7 +26,7 @@ from tests.cluster.controller import pretended
 from tests.cluster.controller.conftest import HERE, Kubectl, eventually, job
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_availability import Replica
-from tests.clusters import LocalCluster
+from tests.support.clusters import LocalCluster
 
 PODS = ("learner", "rollout", "rollout", "server")
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "containerd")

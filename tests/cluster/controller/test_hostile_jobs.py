@@ -13,7 +13,7 @@ import pytest
 
 from stage2_api.validation.size import LARGEST, MOST_PARTS
 from tests.cluster.controller.conftest import Controller, Kubectl, Object, eventually
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.api.wrong_jobs import good_job
 
 DEEPEST = 9_997

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, job
 from tests.cluster.controller.test_steadiness import settled, versions
-from tests.clusters import ON_A_KUBELET
+from tests.support.clusters import ON_A_KUBELET
 
 
 class Helm:

@@ -20,7 +20,7 @@ from local_cluster.layout import Layout
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, phase, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_availability import Replica
-from tests.clusters import LocalCluster
+from tests.support.clusters import LocalCluster
 
 HOUR = timedelta(hours=1)
 JOBS = "/apis/stage2.dev/v1alpha1/namespaces/{}/rolloutmatchingjobs"

@@ -9,7 +9,7 @@ import yaml
 from stage2_api.parsing import parse_job
 from stage2_controller.children.build import static_children
 from tests.cluster.controller.conftest import Kubectl, Object
-from tests.clusters import ROOT
+from tests.support.clusters import ROOT
 
 JOBS = sorted((ROOT / "examples").glob("job-*.yaml"))
 

@@ -31,7 +31,7 @@ from tests.cluster.controller.conftest import (
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
-from tests.turns import in_turn
+from tests.support.turns import in_turn
 
 pytestmark = pytest.mark.alone  # the definition is the whole cluster's
 CHART = ROOT / "charts" / "stage2"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.controller.conftest import CRD, Controller, Kubectl, eventually, job
-from tests.clusters import LocalCluster
+from tests.support.clusters import LocalCluster
 
 NAMESPACE = "restored"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import http_server
+from tests.support import http_server
 from tests.unit.charts.conftest import CHART, REPOSITORY, Template
 
 Object = dict[str, Any]

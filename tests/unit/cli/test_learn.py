@@ -11,8 +11,8 @@ import yaml
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE, TOKEN_FILE_VARIABLE
 from stage2_cli.learn import Restarts, learn_with_restarts, wait_for_servers
 from stage2_trainer.wire import client
-from tests.http_server import QuietHandler, serving
-from tests.patience import Patience
+from tests.support.http_server import QuietHandler, serving
+from tests.support.patience import Patience
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import MATCHING
 

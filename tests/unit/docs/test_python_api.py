@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests import forked
+from tests.support import forked
 
 TEXT = (Path(__file__).parents[3] / "docs" / "python-api.md").read_text(encoding="utf-8")
 SHOWN = "".join(re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL))

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from tests import mutants
-from tests.mutants import ROOT, Mutant
+from tests.support import mutants
+from tests.support.mutants import ROOT, Mutant
 
 
 def flaw(mutant: Mutant, folder: Path) -> str:

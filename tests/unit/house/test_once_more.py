@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.once_more import MOST_FLAKY, report, run
+from tests.support.once_more import MOST_FLAKY, report, run
 
 PASSES = "def test_passes():\n    pass\n"
 FLAKY = """

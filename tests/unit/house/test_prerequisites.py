@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests import prerequisites
+from tests.support import prerequisites
 
 
 def test_missing_prerequisites_are_reported(monkeypatch):
@@ -13,7 +13,9 @@ def test_missing_prerequisites_are_reported(monkeypatch):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     message = " ".join(prerequisites.missing())
     assert [word for word in ("root", "Debian", "Go 1.24") if word not in message] == []
-    done = subprocess.run([sys.executable, "-m", "tests.prerequisites"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.prerequisites"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "Go 1.24" in done.stderr) == (1, True)
 
 

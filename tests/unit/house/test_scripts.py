@@ -18,8 +18,8 @@ from threading import Thread
 import pytest
 import yaml
 
-from tests import tools
-from tests.tools import LOCAL_CLUSTER
+from tests.support import tools
+from tests.support.tools import LOCAL_CLUSTER
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120
@@ -274,7 +274,7 @@ USES_IT = "def test_it(kubeconfig):\n    assert kubeconfig.read_text().count('se
 def test_tests_name_the_cluster_that_they_use(checkout: Checkout, processes: str) -> None:
     named = kubeconfig(checkout.folder / "named", "mine", mine="https://mine:6443", other="https://other:6443")
     (checkout.folder / "test_it.py").write_text(USES_IT)
-    (checkout.folder / "conftest.py").write_text('pytest_plugins = ["tests.clusters"]\n')
+    (checkout.folder / "conftest.py").write_text('pytest_plugins = ["tests.support.clusters"]\n')
     words = ("-q", "-p", "no:cacheprovider", "-n", processes, "--rootdir=.", "test_it.py")
     done = checkout.run(sys.executable, "-m", "pytest", *words, KUBECONFIG=str(named), PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout

@@ -4,13 +4,13 @@ import subprocess
 import sys
 import time
 
-from tests.patience import Patience
-from tests.shared import shared
+from tests.support.patience import Patience
+from tests.support.shared import shared
 
 USER = """
 import sys, time
 from pathlib import Path
-from tests.shared import shared
+from tests.support.shared import shared
 
 folder, name = Path(sys.argv[1]), sys.argv[2]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.timeline import Tier, Timeline, draw, measure, read, tier_of, write
+from tests.support.timeline import Tier, Timeline, draw, measure, read, tier_of, write
 
 COMPUTES = "import time\nwhile time.process_time() < 3: pass"
 
 
 def test_tier_counts_what_its_processes_compute_and_nothing_of_others(tmp_path: Path) -> None:
     script, python = tmp_path / "both", f"'{sys.executable}' -c '{COMPUTES}'"
-    script.write_text(f"{python} -m tests.mutants & {python}; wait")
+    script.write_text(f"{python} -m tests.support.mutants & {python}; wait")
     timeline, code = measure(["sh", str(script)])
     assert code == 0
     assert list(timeline.tiers) == ["mutants"]
@@ -28,7 +28,7 @@ def test_code_of_a_run_that_fails_is_kept() -> None:
 @pytest.mark.parametrize(
     ("command", "tier"),
     [
-        ("python -m tests.once_more jobs -q tests/jobs", "jobs"),
+        ("python -m tests.support.once_more jobs -q tests/jobs", "jobs"),
         ("/x/bin/pytest -q --durations=10 -n 2 --dist loadfile tests/unit", "unit"),
         ("python -m pytest -m alone tests/cluster", None),
     ],

@@ -4,7 +4,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from tests.turns import TODAY, in_turn, seed_of_the_day
+from tests.support.turns import TODAY, in_turn, seed_of_the_day
 
 CASES = ("a", "b", "c", "d")
 FIRST = date(2026, 11, 28)

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, chart_rights
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import queue
-from tests.clusters import LocalCluster
+from tests.support.clusters import LocalCluster
 
 WORKLOADS = "workloads.kueue.x-k8s.io"
 JOBSETS = "jobsets.jobset.x-k8s.io"

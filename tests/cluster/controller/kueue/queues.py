@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, Object, eventually, job
-from tests.clusters import ROOT
+from tests.support.clusters import ROOT
 
 EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"

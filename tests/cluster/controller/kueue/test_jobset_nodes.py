@@ -27,7 +27,7 @@ from tests.cluster.controller.conftest import (
     reason,
 )
 from tests.cluster.controller.kueue.queues import QUEUE, queue
-from tests.clusters import ROOT, LocalCluster
+from tests.support.clusters import ROOT, LocalCluster
 
 pytestmark = [
     pytest.mark.alone,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.http_server import QuietHandler, serving
+from tests.support.http_server import QuietHandler, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 NAME = "someone/tiny-qwen3-vl"

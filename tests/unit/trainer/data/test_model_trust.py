@@ -22,7 +22,7 @@ from stage2_trainer.doctor.resources import GIB, Machine
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.serve.launch import serve
-from tests.hostile_checkpoints import Command
+from tests.support.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER, write_box_records
 
 WITH_CODE = "from pathlib import Path\nPath({trace!r}).mkdir()\nclass Config: pass\n"

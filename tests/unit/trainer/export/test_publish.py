@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_model
-from tests.http_server import QuietHandler, serving
+from tests.support.http_server import QuietHandler, serving
 from tests.unit.trainer.export.trained import saved, trained
 
 COMMAND = "hf upload --private OWNER/NAME models/mine"

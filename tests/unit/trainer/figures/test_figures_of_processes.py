@@ -18,7 +18,7 @@ from stage2_trainer.learner.rows import (
 )
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.first_process import ProcessExchange
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record
 from tests.unit.trainer.learner.processes import join, run_members
 

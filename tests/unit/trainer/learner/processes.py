@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests import forked
+from tests.support import forked
 from tests.unit.trainer.conftest import TINY_MODEL
 
 IMPORTS = (*forked.LEARNER, "tests.unit.trainer.learner.harness")

@@ -26,8 +26,18 @@ from accelerate.state import AcceleratorState
 from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
 from stage2_trainer.process.torchrun import joined_exit_code
 from stage2_trainer.telemetry.run_log import STEP_LOG
-from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, KILL_ALL, TAKES_ROOM, Fault, FileCall, run_with_faults
-from tests.ports import free_port
+from tests.support.ports import free_port
+from tests.unit.trainer.learner.file_calls import (
+    BROKEN,
+    FLUSHES,
+    FULL,
+    KILL,
+    KILL_ALL,
+    TAKES_ROOM,
+    Fault,
+    FileCall,
+    run_with_faults,
+)
 from tests.unit.trainer.learner.harness import box, build, record
 
 CASES = int(os.environ.get("STAGE2_CUT_OFF_CASES", "12"))

@@ -36,7 +36,7 @@ from stage2_trainer.rollouts.bad_samples import FILE, BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.replay import replay
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import box, build, perfect, read_log, record
 from tests.unit.trainer.learner.processes import join, run_members

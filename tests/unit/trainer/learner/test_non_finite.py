@@ -15,7 +15,7 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import build, read_log, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
 

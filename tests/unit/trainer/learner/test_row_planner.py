@@ -26,7 +26,7 @@ from stage2_trainer.learner.rows import (
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
 from stage2_trainer.packing import PackingError
-from tests.hostile_checkpoints import Command
+from tests.support.hostile_checkpoints import Command
 from tests.unit.trainer.learner.harness import box, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions

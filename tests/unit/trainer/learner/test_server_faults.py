@@ -17,7 +17,7 @@ from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
-from tests.http_server import answering
+from tests.support.http_server import answering
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, perfect, record
 

@@ -19,7 +19,7 @@ from stage2_trainer.learner import trainer as learner_trainer
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.step import EARLY_SHARE, EarlyGradients
 from stage2_trainer.wire.requests import request_seed
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
 from tests.unit.trainer.learner.processes import join, run_members

@@ -15,7 +15,7 @@ from stage2_trainer.matching import (
     serialize_objects,
     supervision,
 )
-from tests.turns import is_exhaustive, seed_of_the_day
+from tests.support.turns import is_exhaustive, seed_of_the_day
 from tests.unit.trainer.matching.oracle import (
     box_iou,
     desc_span,

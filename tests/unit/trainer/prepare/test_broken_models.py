@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from stage2_api.errors import ConfigError
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.policy import load_processor
-from tests import forked
+from tests.support import forked
 from tests.unit.trainer.prepare.stock_models import stock
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -13,7 +13,7 @@ import torch
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_trainer import main
 from stage2_trainer.process.tensor_files import FORCED, UNFORCED, load_tensors, refuse_code, tensors_alone
-from tests.hostile_checkpoints import Command, plant
+from tests.support.hostile_checkpoints import Command, plant
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 
 STEPS = 2

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize(

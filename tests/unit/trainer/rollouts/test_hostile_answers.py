@@ -14,7 +14,7 @@ from stage2_trainer.wire import client
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import QuietHandler, serving
+from tests.support.http_server import QuietHandler, serving
 
 LIMIT = 1 << 16
 VERSION = json.dumps({"weight_version": "0"}).encode()

@@ -12,8 +12,8 @@ from stage2_trainer.rollouts import http
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import AnsweringHandler, answering, serving
-from tests.ports import free_port
+from tests.support.http_server import AnsweringHandler, answering, serving
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("servers_forgotten")
 

@@ -18,7 +18,7 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests.http_server import AnsweringHandler, answering, serving
+from tests.support.http_server import AnsweringHandler, answering, serving
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})

@@ -23,7 +23,7 @@ from stage2_trainer.serve.cuda_driver import (
     torch_cuda,
     unused_gpu,
 )
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.learner.configs import run_config
 
 GOOD = {"for_gpus": True, "torch_cuda": "13.0", "driver": "580.95.05", "visible": None}

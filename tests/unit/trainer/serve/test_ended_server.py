@@ -15,7 +15,7 @@ from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 CHAT = "/v1/chat/completions"
 

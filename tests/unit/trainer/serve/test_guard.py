@@ -13,8 +13,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.serve.guard import TokenGuard
-from tests.patience import Patience
 from tests.red_team.in_pod import DISGUISES, HEADERS, ROUTES, SMUGGLED, exchange, request
+from tests.support.patience import Patience
 
 TOKEN = "a-token-of-some-length"
 

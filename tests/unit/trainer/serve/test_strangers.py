@@ -18,8 +18,8 @@ from stage2_trainer.serve import bounded_http
 from stage2_trainer.serve.bounded_http import BoundedConfig
 from stage2_trainer.serve.guard import TokenGuard
 from stage2_trainer.sync.vllm.vllm_compat import serve_with
-from tests import certificates
-from tests.patience import Patience
+from tests.support import certificates
+from tests.support.patience import Patience
 
 TOKEN = "a-token-of-some-length"
 BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()

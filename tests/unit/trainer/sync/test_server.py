@@ -11,7 +11,7 @@ from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import HeldVersions
 from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import LinkError, ServerError
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.sync.transports import ends
 from tests.unit.trainer.sync.transports.ends import LIMIT, arrives, metas_of, tcp_receiver
 

@@ -17,7 +17,7 @@ from stage2_api.pod.report import SyncStatus
 from stage2_trainer.telemetry import progress
 from stage2_trainer.telemetry.progress import BoundedHTTPServer, ProgressServer, Reporter
 from stage2_trainer.wire import credentials
-from tests import certificates
+from tests.support import certificates
 
 SYNC = SyncStatus(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
 

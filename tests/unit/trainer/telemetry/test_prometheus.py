@@ -15,7 +15,7 @@ from stage2_trainer.learner.step_record import StepRecord, rollout_metrics
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
 SECTION_14 = """

@@ -9,7 +9,7 @@ import pytest
 from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from tests.http_server import QuietHandler, serving
+from tests.support.http_server import QuietHandler, serving
 
 PATIENCE_S = 60.0
 RESET = Call("reset caches", "/reset_prefix_cache", demand={"success": True})

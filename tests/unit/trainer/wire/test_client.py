@@ -22,7 +22,7 @@ from stage2_trainer.wire import client
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
-from tests.http_server import QuietHandler, serving
+from tests.support.http_server import QuietHandler, serving
 
 URL = "http://127.0.0.1:8000"
 

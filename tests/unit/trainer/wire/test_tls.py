@@ -14,7 +14,7 @@ from stage2_trainer.wire import credentials
 from stage2_trainer.wire.client import ServerClient, trusts_proxies
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
-from tests import certificates, http_server
+from tests.support import certificates, http_server
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=500)
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 

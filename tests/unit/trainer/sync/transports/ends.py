@@ -11,7 +11,7 @@ from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.tcp import TcpTransfer, open_tcp
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError
-from tests.socket_communicator import SocketCommunicator
+from tests.support.socket_communicator import SocketCommunicator
 
 CPU = torch.device("cpu")
 LIMIT = 64

@@ -16,8 +16,8 @@ from stage2_trainer.sync.transports.transfer import LinkListener
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate
 from stage2_trainer.wire.errors import LinkError
-from tests import certificates
-from tests.recorder import recording
+from tests.support import certificates
+from tests.support.recorder import recording
 
 LOOPBACK = "127.0.0.1"
 TOKEN = "a-token"

@@ -16,7 +16,7 @@ from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
 from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import ServerError
-from tests.socket_communicator import SocketCommunicator
+from tests.support.socket_communicator import SocketCommunicator
 from tests.unit.trainer.sync.transports.ends import CPU, Client, nccl_receiver, nccl_transfer, outcome_of, received
 
 

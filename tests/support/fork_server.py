@@ -1,7 +1,7 @@
 """The fork server of the tests: it imports torch, transformers and vLLM once, and each process that a test starts is a
 copy of it.
 
-tests/forked.py starts `python -m tests.fork_server` with a listening socket as its standard input. A request is a
+forked.py starts `python -m tests.support.fork_server` with a listening socket as its standard input. A request is a
 command line with its environment, folder and standard streams, and becomes the process that the command line would have
 started. What such a process starts itself with `stage2` (the servers and the learner of `stage2 run`, torchrun's
 processes) is forked as well, from that process.

@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.patience import Patience
-from tests.ports import free_port
+from tests.support.patience import Patience
+from tests.support.ports import free_port
 
 CONFIG = """\
 version: 0.1

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import registry
-from tests.patience import Patience
-from tests.shared import shared
-from tests.tools import LOCAL_CLUSTER, choose_cluster, tool
+from tests.support import registry
+from tests.support.patience import Patience
+from tests.support.shared import shared
+from tests.support.tools import LOCAL_CLUSTER, choose_cluster, tool
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "stage2"
 NAMED = ("STAGE2_CONTROLLER_IMAGE", "STAGE2_TRAINER_IMAGE")
 BUILD_TIMEOUT_S = 7200

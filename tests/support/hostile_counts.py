@@ -1,4 +1,4 @@
-"""`python -m tests.hostile_counts`: run the tests with hostile input of each interface, and count their cases.
+"""`python -m tests.support.hostile_counts`: run the tests with hostile input of each interface, and count their cases.
 
 docs/threat-model.md lists the interfaces and their tests. The exit status is 1 where a case fails.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| (.+?) \| ((?:`tests/unit/\S+\.py`(?:, )?)+) \|$", re.MULTILINE)
 
 

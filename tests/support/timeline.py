@@ -1,7 +1,7 @@
 """Measure where the processors of a whole run of tests go: a table of tiers, and a picture of busy cores over time.
 
-    python -m tests.timeline OUTPUT COMMAND...        run a command; write OUTPUT.json, OUTPUT.svg and print the table
-    python -m tests.timeline --draw OUTPUT            draw OUTPUT.svg again from OUTPUT.json
+    python -m tests.support.timeline OUTPUT COMMAND...  run a command, write OUTPUT.json, OUTPUT.svg and print the table
+    python -m tests.support.timeline --draw OUTPUT      draw OUTPUT.svg again from OUTPUT.json
 
 Each second one sample: the busy share of all cores, and the CPU seconds of each tier that runs, which are those of all
 processes below the process that runs the tier, dead ones included. A tier begins and ends with that process.
@@ -22,11 +22,11 @@ import psutil
 
 TIERS = {
     "unit": r"pytest .*tests/unit",
-    "integration": r"tests\.once_more integration|pytest .*tests/integration",
-    "alone": r"tests\.once_more alone",
-    "shared": r"tests\.once_more shared",
-    "jobs": r"tests\.once_more jobs",
-    "mutants": r"-m tests\.mutants",
+    "integration": r"tests\.support\.once_more integration|pytest .*tests/integration",
+    "alone": r"tests\.support\.once_more alone",
+    "shared": r"tests\.support\.once_more shared",
+    "jobs": r"tests\.support\.once_more jobs",
+    "mutants": r"-m tests\.support\.mutants",
     "lint": r"\bmypy\b|ruff|lint-imports|vulture|actionlint|generate\.py",
 }
 
@@ -93,7 +93,7 @@ def _sample(timeline: Timeline, processes: Sequence[psutil.Process]) -> None:
 def tier_of(command: Sequence[str]) -> str | None:
     """Return the tier that a process runs; None for any other process.
 
-    >>> tier_of(["python", "-m", "tests.once_more", "alone", "-q"])
+    >>> tier_of(["python", "-m", "tests.support.once_more", "alone", "-q"])
     'alone'
     """
     line = " ".join(command)

@@ -1,4 +1,4 @@
-"""What the tests on a cluster need: `python -m tests.prerequisites` says what is missing, and how to get it."""
+"""What the tests on a cluster need: `python -m tests.support.prerequisites` says what is missing, and how to get it."""
 
 from __future__ import annotations
 

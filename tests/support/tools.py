@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-HACK = Path(__file__).parents[1] / "hack"
+HACK = Path(__file__).parents[2] / "hack"
 LOCAL_CLUSTER = HACK / "local-cluster" / "local-cluster"
 
 

@@ -1,7 +1,7 @@
 """Run a tier of tests with pytest; tests that fail run once more, alone, and those that pass then are flaky.
 
-    python -m tests.once_more TIER PYTEST-ARGUMENT...   run a tier, or exit with pytest's code
-    python -m tests.once_more --flaky                   print what was flaky in all tiers; exit with 1 if it is too much
+    python -m tests.support.once_more TIER PYTEST-ARGUMENT... run a tier, or exit with pytest's code
+    python -m tests.support.once_more --flaky                 print what was flaky in all tiers, exit with 1 if too much
 
 A test of a real server or a real cluster can fail because the machine was busy. Such a test is a defect, so its name
 stays in the last lines of a run until somebody mends it.

@@ -1,9 +1,11 @@
 """Make each defect of tests/mutants.yaml in a copy of the code and see a test fail.
 
-`python -m tests.mutants [--jobs N] [--sample N] [WORD ...]`: words choose the defects whose name has one of them, and a
-sample has so many of them, others each day. Only the tests that a defect names are run, each time in a copy of this
-process, which has imported what they need. The exit status is 1 where a defect is not noticed, or where its tests fail
-without it; those of a sample are thought to pass without it, as `make test-unit` shows.
+    python -m tests.support.mutants [--jobs N] [--sample N] [WORD ...]
+
+Words choose the defects whose name has one of them. A sample has so many of them, others each day. Only the tests that
+a defect names are run, each time in a copy of this process, which has imported what they need. The exit status is 1
+where a defect is not noticed, or where its tests fail without it; those of a sample are thought to pass without it, as
+`make test-unit` shows.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from typing import NoReturn
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
-LIST = Path(__file__).with_suffix(".yaml")
+ROOT = Path(__file__).parents[2]
+LIST = ROOT / "tests/mutants.yaml"
 SOURCES = ("crds", "controller", "trainer", "report", "cli")
 COPIED = (*SOURCES, "tests", "hack", "docs", "examples", "bench", "charts", "images", "pyproject.toml", "README.md")
 IMPORTED = ("torch", "transformers.models.auto", "peft", "scipy.optimize", "aiohttp.web", "pydantic", "hypothesis")
@@ -206,7 +208,7 @@ def _load() -> None:
 
 def main() -> int:
     """Judge the chosen defects."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="see tests notice defects")
+    parser = argparse.ArgumentParser(prog="python -m tests.support.mutants", description="see tests notice defects")
     parser.add_argument("--jobs", type=int, default=2, help="trials at once")
     parser.add_argument("--sample", type=int, help="so many of the defects, others each day")
     parser.add_argument("words", nargs="*", help="of names of defects")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def make_shapes(folder: Path, *, train: int, held_out: int = 0, max_shapes: int = 2) -> Path:

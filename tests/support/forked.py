@@ -1,4 +1,4 @@
-"""Processes that tests start without waiting for their imports: copies of tests/fork_server.py, one for each pytest.
+"""Processes that tests start without waiting for their imports: copies of fork_server.py, one for each pytest.
 
 `start` takes the place of `subprocess.Popen` and `run` that of `subprocess.run`, for the command `stage2` and for
 `python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends
@@ -23,7 +23,7 @@ from typing import IO
 from stage2_trainer.serve.server_command import UNCOMPILED
 from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # A pool of threads does not outlive a fork, and a library that is imported may start one.
 # Names of models are not looked up on the network either, and PyTorch reads when it is imported what it may compile.
 SERVER_ENVIRONMENT = {
@@ -95,7 +95,7 @@ def _server() -> tuple[str, subprocess.Popen[bytes]]:
         listener.bind(address)
         listener.listen()
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server"],
+            [sys.executable, "-m", "tests.support.fork_server"],
             cwd=ROOT,
             env={**os.environ, **SERVER_ENVIRONMENT},
             stdin=listener,
