@@ -7,12 +7,11 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.support import turns  # noqa: F401 - the first process of a run sets the date for all
 from tests.support.tools import tool
 
 os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name images of other temporary folders
 
-pytest_plugins = ["tests.support.clusters"]
+pytest_plugins = ["pytester", "tests.support.clusters", "tests.support.turns"]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -44,7 +44,6 @@ from tests.integration.test_fault_table import learner_config
 from tests.support import certificates, forked
 from tests.support.ports import free_port
 from tests.support.recorder import recording
-from tests.support.turns import in_turn
 
 STEPS, CHATS = 4, 4
 STANDSTILL_S, LONGEST_S = 4.0, 15.0  # for which one that stands still is waited for
@@ -56,9 +55,9 @@ REPLAY_S = 3.0  # for an answer to what is sent again
 
 
 def cells():
-    """The cells that are tried today: of each process and each blow another phase, and all of an exhaustive run."""
+    """Every cell; in turns, each day has another phase of each process and blow."""
     phases, blows = list(PHASES), [(who, blow) for who in WHO for blow in BLOWS]
-    tried = [(*blow, phase) for turn, blow in enumerate(blows) for phase in in_turn(phases[turn:] + phases[:turn])]
+    tried = [(*blow, phase) for turn, blow in enumerate(blows) for phase in phases[turn:] + phases[:turn]]
     return [pytest.param(who, blow, phase, id=f"{who} {blow.name} {phase}") for who, blow, phase in tried]
 
 
@@ -142,6 +141,7 @@ def help_up(process, struck, who, blow, config, renewed):
     return process.wait()
 
 
+@pytest.mark.in_turns(6)
 @pytest.mark.parametrize(("who", "blow", "phase"), cells())
 def test_a_run_ends_with_the_same_weights_whoever_is_struck(
     tmp_path, servers, renewed, undisturbed, model_path, token_file, who, blow, phase
@@ -190,17 +190,16 @@ def with_certificates(files, folder, what):
     return environment
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize(
     ("wrong", "code", "words"),
-    in_turn(
-        [
-            ("another authority", 75, "a stranger answers there"),
-            ("no authority", 75, "set STAGE2_TLS_CA_FILE"),
-            ("no certificate", 64, "must name a certificate for a server whose base_url is https://"),
-            ("expired", 64, "has expired at"),
-            ("another name", 75, "its certificate is not for 127.0.0.1"),
-        ]
-    ),
+    [
+        ("another authority", 75, "a stranger answers there"),
+        ("no authority", 75, "set STAGE2_TLS_CA_FILE"),
+        ("no certificate", 64, "must name a certificate for a server whose base_url is https://"),
+        ("expired", 64, "has expired at"),
+        ("another name", 75, "its certificate is not for 127.0.0.1"),
+    ],
 )
 def test_a_learner_with_wrong_certificates_trains_nothing_and_says_why(
     tmp_path, guarded, files, model_path, token_file, wrong, code, words
@@ -320,7 +319,8 @@ def untimely(tmp_path, token_file, model_path):
         yield start
 
 
-@pytest.mark.parametrize("seconds", in_turn([DAY_S, -DAY_S]))
+@pytest.mark.in_turns(2)
+@pytest.mark.parametrize("seconds", [DAY_S, -DAY_S])
 def test_clocks_that_jump_change_nothing(tmp_path, servers, untimely, undisturbed, model_path, token_file, seconds):
     config = configured(tmp_path, [servers("stub"), untimely(seconds)], model_path)
     with chaotic(config, token_file, "ask", CLOCK, seconds) as process:
@@ -333,7 +333,8 @@ def test_clocks_that_jump_change_nothing(tmp_path, servers, untimely, undisturbe
 # Links
 
 
-@pytest.mark.parametrize("now", in_turn(["moved", "empty"]))
+@pytest.mark.in_turns(2)
+@pytest.mark.parametrize("now", ["moved", "empty"])
 def test_a_run_below_a_link_goes_on_where_the_link_leads(
     tmp_path, servers, renewed, undisturbed, model_path, token_file, now
 ):

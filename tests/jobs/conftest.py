@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clusters import BUILD_TIMEOUT_S
-from tests.support.turns import in_turn
 
 HERE = Path(__file__).parent
-IN_TURNS = ("test_colocate_job.py", "test_grpo_job.py")
-TODAYS = in_turn(IN_TURNS)
 
 
 @pytest.fixture(scope="session")
@@ -19,11 +16,9 @@ def gpus() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every job of this folder; skip those whose day another one has."""
+    """Mark every job of this folder."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
-            if item.path.name in IN_TURNS and item.path.name not in TODAYS:
-                item.add_marker(pytest.mark.skip(reason=f"today has {', '.join(TODAYS)}"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.clusters import Ran, example_run, kubectl, whole_record
 
+pytestmark = pytest.mark.in_turns(2)
 JOB = "job-colocate-tiny"
 STEPS = 24  # the kill may come some steps after the second was seen
 OWNED = f"stage2.dev/job={JOB}"

@@ -13,6 +13,7 @@ import yaml
 
 from tests.support.clusters import ROOT, Ran, example_run, kubectl, whole_record
 
+pytestmark = pytest.mark.in_turns(2, first=1)
 JOB = "job-grpo-6v2-tiny"
 SHIPPED = ROOT / "examples" / "job-grpo-6v2.yaml"
 STEPS = 3

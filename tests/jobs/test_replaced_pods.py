@@ -18,7 +18,7 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.support.clusters import JOB_TIMEOUT_S, ROOT, kubectl
 from tests.support.patience import Patience
-from tests.support.turns import in_turn, is_exhaustive
+from tests.support.turns import is_exhaustive
 
 pytestmark = pytest.mark.skipif(not is_exhaustive(), reason="minutes of a kubelet, with STAGE2_EXHAUSTIVE=1 alone")
 EXAMPLE = "job-3v1-tiny"
@@ -203,7 +203,8 @@ WAYS: dict[str, tuple[Callable[[Watched], None], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("way", in_turn(WAYS))
+@pytest.mark.in_turns(7)
+@pytest.mark.parametrize("way", WAYS)
 def test_the_status_speaks_of_no_pod_that_is_gone(way: str, watched: Watched) -> None:
     replace, replaced = WAYS[way]
     watched.until(watched.trains, why="it trains")

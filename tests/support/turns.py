@@ -1,17 +1,25 @@
-"""Cases that run in turns by date, for what costs minutes each; `STAGE2_EXHAUSTIVE=1` runs all of them.
+"""Tests that run in turns by date, for what costs much: `@pytest.mark.in_turns(days, first=0)`.
 
-All processes of a run have the date on which it began (`STAGE2_TODAY`), so they collect the same tests at midnight.
+Each day has its share of the marked tests of a file, and in so many days every one runs. A mark of a whole file
+(`pytestmark`) keeps its tests together: the file has one day, and `first` moves it. Days are at most seven, so
+everything runs in any week. `STAGE2_EXHAUSTIVE=1` runs everything, and a test that is named on the command line
+(`FILE::TEST`) runs whatever the day.
+
+All processes of a run have the date (in UTC) on which it began, `STAGE2_TODAY`, so they collect the same tests at
+midnight.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import TypeVar
 
-Case = TypeVar("Case")
+import pytest
+
 TODAY = "STAGE2_TODAY"
+LONGEST_DAYS = 7
 os.environ.setdefault(TODAY, f"{datetime.now(UTC).date()}")
 
 
@@ -25,13 +33,26 @@ def seed_of_the_day() -> int:
     return date.fromisoformat(os.environ[TODAY]).toordinal()
 
 
-def in_turn(cases: Iterable[Case], day: date | None = None, environment: Mapping[str, str] = os.environ) -> list[Case]:
-    """Return the case of a day (in UTC, that on which this run began), or all cases of an exhaustive run.
+@pytest.hookimpl(tryfirst=True)  # before -k and --last-failed make a file's list shorter
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests whose day another one is."""
+    if is_exhaustive() or any("::" in argument for argument in config.args):
+        return
+    turns: Counter[object] = Counter()
+    others = [item for item in items if not _is_today(item, turns)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
-    In as many days as there are cases, each has its day.
-    """
-    every = list(cases)
-    if is_exhaustive(environment):
-        return every
-    today = day or date.fromisoformat(os.environ[TODAY])
-    return [every[today.toordinal() % len(every)]]
+
+def _is_today(item: pytest.Item, turns: Counter[object]) -> bool:
+    mark = item.get_closest_marker("in_turns")
+    if mark is None:
+        return True
+    days, first = mark.args[0], mark.kwargs.get("first", 0)
+    if not 1 <= days <= LONGEST_DAYS:
+        raise pytest.UsageError(f"{item.nodeid}: in_turns({days}) must have from 1 to {LONGEST_DAYS} days")
+    turn = turns[item.path, days]
+    module = item.getparent(pytest.Module)
+    if module is None or mark not in module.own_markers:
+        turns[item.path, days] += 1
+    return (seed_of_the_day() + first + turn) % int(days) == 0

@@ -31,7 +31,6 @@ from tests.cluster.controller.conftest import (
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
-from tests.support.turns import in_turn
 
 pytestmark = pytest.mark.alone  # the definition is the whole cluster's
 CHART = ROOT / "charts" / "stage2"
@@ -257,7 +256,8 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-@pytest.mark.parametrize("state", in_turn(STATES), indirect=True)
+@pytest.mark.in_turns(4)
+@pytest.mark.parametrize("state", STATES, indirect=True)
 def test_an_upgrade_and_its_rollback_lose_and_lock_no_job(
     releases: tuple[Release, Release],
     state: Path,

@@ -1,26 +1,80 @@
-"""Turns by date: every case has its day, and an exhaustive run has them all."""
+"""Turns by date: every test has its day, and an exhaustive run has them all."""
 
+from collections.abc import Callable
 from datetime import date, timedelta
 
 import pytest
 
-from tests.support.turns import TODAY, in_turn, seed_of_the_day
+from tests.support.turns import TODAY, pytest_collection_modifyitems
 
-CASES = ("a", "b", "c", "d")
 FIRST = date(2026, 11, 28)
+CASES = """
+import pytest
+
+@pytest.mark.in_turns(3)
+@pytest.mark.parametrize("case", "abcdefg")
+def test_case(case): pass
+
+def test_always(): pass
+"""
+FILE = """
+import pytest
+
+pytestmark = pytest.mark.in_turns(2, first={first})
+
+def test_one(): pass
+def test_two(): pass
+"""
+Names = Callable[..., set[str]]
 
 
-def test_each_case_has_its_day_in_as_many_days_as_there_are_cases() -> None:
-    days = [in_turn(CASES, FIRST + timedelta(days=number), {}) for number in range(len(CASES))]
-    assert sorted(case for day in days for case in day) == list(CASES)
-    assert all(len(day) == 1 for day in days)
+@pytest.fixture
+def names(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Names:
+    """Return the names of the tests of a file that run so many days after the first."""
+    pytester.makeini("[pytest]\nmarkers = in_turns\nasyncio_default_fixture_loop_scope = function")
+    monkeypatch.delenv("STAGE2_EXHAUSTIVE", raising=False)
+
+    collected: dict[str, list[pytest.Item]] = {}
+
+    def on(file: str, days: int = 0, *arguments: str) -> set[str]:
+        monkeypatch.setenv(TODAY, str(FIRST + timedelta(days=days)))
+        if file not in collected:
+            path = pytester.makepyfile(**{f"test_{len(collected)}": file})
+            collected[file] = pytester.inline_genitems(path)[0]
+        items = list(collected[file])
+        config = items[0].config
+        config.args[:] = arguments
+        pytest_collection_modifyitems(config, items)
+        return {item.name for item in items}
+
+    return on
 
 
-def test_run_keeps_the_date_on_which_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TODAY, "2026-11-29")
-    assert in_turn(CASES, environment={}) == in_turn(CASES, date(2026, 11, 29), {})
-    assert seed_of_the_day() == date(2026, 11, 29).toordinal()
+def test_each_case_has_its_day_and_each_day_its_share(names: Names) -> None:
+    days = [names(CASES, day) - {"test_always"} for day in range(3)]
+    assert sorted(name for day in days for name in day) == [f"test_case[{case}]" for case in "abcdefg"]
+    assert sorted(map(len, days)) == [2, 2, 3]
 
 
-def test_exhaustive_run_has_all_cases() -> None:
-    assert in_turn(CASES, FIRST, {"STAGE2_EXHAUSTIVE": "1"}) == list(CASES)
+def test_test_without_a_mark_runs_each_day(names: Names) -> None:
+    assert all("test_always" in names(CASES, day) for day in range(3))
+
+
+def test_marked_files_stay_whole_and_alternate_where_one_begins_later(names: Names) -> None:
+    whole = {"test_one", "test_two"}
+    days = [[names(FILE.format(first=first), day) for day in range(2)] for first in range(2)]
+    assert sorted(days, key=str) == sorted([[whole, set()], [set(), whole]], key=str)
+
+
+def test_named_test_runs_whatever_the_day(names: Names) -> None:
+    assert all(len(names(CASES, day, "test_file.py::test_case")) == 8 for day in range(3))
+
+
+def test_exhaustive_run_has_all_cases(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGE2_EXHAUSTIVE", "1")
+    assert len(names(CASES)) == 8
+
+
+def test_turns_of_more_than_a_week_are_refused(names: Names) -> None:
+    with pytest.raises(pytest.UsageError, match=r"in_turns\(8\) must have from 1 to 7 days"):
+        names("import pytest\n@pytest.mark.in_turns(8)\ndef test_rare(): pass\n")
