@@ -90,6 +90,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 3.0, 8.0])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_first_process_that_has_nothing_to_save_ends_at_once(name, after_s, isolated, config, token_file, tmp_path):

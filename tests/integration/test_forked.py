@@ -25,6 +25,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_copy_does_what_its_command_line_does(program):
     command = [sys.executable, "-c", program, "one", "two"]

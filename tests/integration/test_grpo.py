@@ -34,6 +34,8 @@ from tests.support.fork_server import REGISTRY_VARIABLE
 from tests.support.patience import Patience
 from tests.support.ports import free_ports
 
+pytestmark = pytest.mark.in_turns(2, first=1)
+
 EXAMPLES = runs.ROOT / "examples"
 DATA = {"job-grpo-6v2-tiny": ("summaries", "tiny-summaries"), "job-grpo-objects-tiny": ("shapes", "tiny-qwen3-vl")}
 HELD_OUT = 8

@@ -39,6 +39,7 @@ def test_other_weights_answer_otherwise(sync_by, client, base, probe):
     assert greedy_answer(client, probe) != answer
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("kind", policies.ADAPTERS)
 def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, probe, dtype):
     """The first update makes a server whole that was started with random weights, later ones what trains."""

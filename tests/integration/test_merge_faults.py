@@ -55,6 +55,7 @@ def unmerged_layer(tensors):
     next(t for t in tensors if t["name"].endswith("layers.1.mlp.down_proj.weight"))["scaling"] = None
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("fault", [wrong_scaling, lost_layer, unmerged_layer])
 def test_a_wrong_layer_is_named_and_the_learner_merges_then(
     fault, sync_by, policy, client, probe, monkeypatch, caplog, dtype

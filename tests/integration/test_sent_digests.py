@@ -68,6 +68,7 @@ def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, expec
     assert all(("visual" in layer) is (part == "vision") for layer in expected[1])
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, client, probe, monkeypatch, dtype):
     sync.push(policy, version=1)

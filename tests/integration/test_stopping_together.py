@@ -80,6 +80,7 @@ def assert_stopped(folder, output, left):
         assert left == f"checkpoint-{max(one['step'] for one in steps if one['event'] == 'step')}"
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(("phase", "stage"), [*((phase, 2) for phase in LEFT), ("rollouts", None), ("rollouts", 3)])
 def test_two_processes_leave_the_last_whole_step(shapes, tmp_path, phase, stage):  # noqa: F811
     sharded = {} if stage is None else {"deepspeed": zero(stage)}

@@ -41,6 +41,7 @@ def is_tried(push, phase, who, blow, transport):
     return (turn // 2 + WHO.index(who) + TRANSPORTS.index(transport)) % 2 == 0
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("server"), is_tried))
 def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_push(
     servers, renewed, make_sync, policy_of, probe, token, push, phase, who, blow, transport
@@ -66,6 +67,7 @@ def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, to
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
 def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
     renewed, make_sync, policy_of, probe, token, model_path, push, phase, who, blow, transport
@@ -75,6 +77,7 @@ def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
         assert proved(make_sync(served, **push.options()), probe).ensure_synced(policy_of(push), 5).version == 5
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("phase", MERGED.phases)
 def test_sigterm_ends_a_learner_with_a_push_that_hangs(renewed, make_sync, policy_of, probe, token, model_path, phase):
     """No call of NCCL, which no signal ends, keeps it."""

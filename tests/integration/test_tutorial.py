@@ -23,6 +23,8 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from tests.support import forked
 
+pytestmark = pytest.mark.in_turns(2)
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 COMMANDS = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))

@@ -79,6 +79,7 @@ def engine_of(served):
     return max(sizes, key=sizes.__getitem__)
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("server", "engine"), is_tried))
 def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_next_one(
     servers, renewed, make_sync, policy_of, token, probe, push, phase, who, blow, transport
@@ -93,6 +94,7 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
 def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones(
     renewed, make_sync, policy_of, token, probe, model_path, push, phase, who, blow, transport

@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if is_exhaustive() or any("::" in argument for argument in config.args):
         return
     turns: Counter[object] = Counter()
-    others = [item for item in items if not _is_today(item, turns)]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in set(others)]
+    chosen = [(item, _is_today(item, turns)) for item in items]
+    config.hook.pytest_deselected(items=[item for item, is_today in chosen if not is_today])
+    items[:] = [item for item, is_today in chosen if is_today]
 
 
 def _is_today(item: pytest.Item, turns: Counter[object]) -> bool:

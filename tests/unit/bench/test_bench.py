@@ -19,6 +19,8 @@ from cryptography.exceptions import InvalidTag
 from stage2_trainer.matching.assign import assign, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs
 
+pytestmark = pytest.mark.in_turns(3, first=1)
+
 
 def test_the_plain_loops_do_the_same_work():
     pred, gt = (aabbs(side) for side in scene(20, 0.5))

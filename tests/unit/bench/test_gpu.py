@@ -9,6 +9,8 @@ from bench.__main__ import main
 
 from stage2_api.errors import EXIT_CONFIG
 
+pytestmark = pytest.mark.in_turns(3, first=2)
+
 TINY = gpu.Where(
     device=torch.device("cpu"), layers=((32, 16), (48, 16)), bytes=64 * 2**10, bucket=2**14, tokens=(64, 1200, 8)
 )

@@ -9,6 +9,8 @@ from stage2_api.parsing import parse_run_config
 from stage2_trainer.doctor.footprint import footprint
 from stage2_trainer.doctor.resources import CONTEXT_BYTES, total
 
+pytestmark = pytest.mark.in_turns(3, first=2)
+
 ITS_GPU = 141e9
 PROCESSES = 3  # that hold a context: server, learner, and the one that made the model
 

@@ -18,6 +18,8 @@ from stage2_api.parsing import parse_run_config
 from stage2_trainer.data.records import load_records
 from stage2_trainer.scores.answer_scores import without_nan
 
+pytestmark = pytest.mark.in_turns(3)
+
 ROOT = Path(__file__).parents[3]
 SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2, object_tokens=12)
 

@@ -22,6 +22,8 @@ from tests.unit.report.reported import write_grpo_run, write_run
 from tests.unit.trainer.prepare.odd_sets import picture
 from tests.unit.trainer.prepare.odd_sets import yolo as write_yolo
 
+pytestmark = pytest.mark.in_turns(3, first=1)
+
 HOSTILE = "\x1b[31m\x1b]0;title\x07\r\nforged \x9b2J\u202e\u2066\u200e\u2028[bold]:cat:"
 """Colour, a window's title, a line of its own, CSI as one character, bidi marks, a line separator, markup, an emoji."""
 EXAMPLE = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"

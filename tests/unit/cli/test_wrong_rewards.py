@@ -94,6 +94,7 @@ def call(tmp_path, monkeypatch):
     return called
 
 
+@pytest.mark.in_turns(4)
 @pytest.mark.parametrize(
     ("command", "reward"),
     [

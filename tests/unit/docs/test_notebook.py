@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.in_turns(3)
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
