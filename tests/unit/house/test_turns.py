@@ -1,12 +1,15 @@
 """Turns by date: every test has its day, and an exhaustive run has them all."""
 
+import re
 from collections.abc import Callable
 from datetime import date, timedelta
+from pathlib import Path
 
 import pytest
 
 from tests.support.turns import TODAY, pytest_collection_modifyitems
 
+ROOT = Path(__file__).parents[3]
 FIRST = date(2026, 11, 28)
 CASES = """
 import pytest
@@ -59,7 +62,8 @@ def test_each_case_has_its_day_but_runs_where_it_is_named_or_everything_is(
         f"test_case[{case}]" for case in "abcdefg"
     ]
     assert sorted(map(len, days)) == [3, 3, 4]
-    assert all(len(names(CASES, day, "test_file.py::test_case")) == 8 for day in range(3))
+    for named in ("test_file.py", "folder/test_file.py::test_case"):
+        assert all(len(names(CASES, day, named)) == 8 for day in range(3))
     monkeypatch.setenv("STAGE2_EXHAUSTIVE", "1")
     assert len(names(CASES)) == 8
 
@@ -73,3 +77,14 @@ def test_marked_files_stay_whole_and_alternate_where_one_begins_later(names: Nam
 def test_turns_of_more_than_a_week_are_refused(names: Names) -> None:
     with pytest.raises(pytest.UsageError, match=r"in_turns\(8\) must have from 1 to 7 days"):
         names("import pytest\n@pytest.mark.in_turns(8)\ndef test_rare(): pass\n")
+
+
+def test_docs_list_every_file_with_turns_and_its_days() -> None:
+    marked = {
+        (str(file.relative_to(ROOT / "tests")), days)
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if file.name != Path(__file__).name
+        for days in re.findall(r"mark\.in_turns\((\d)", file.read_text())
+    }
+    rows = re.findall(r"^\| `(\S+\.py)` \| .+ \| (\d) \|$", (ROOT / "docs/testing.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(marked)
