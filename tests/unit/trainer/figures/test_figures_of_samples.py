@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stage2_trainer.learner.step_record import StepRecord, evaluation_metrics, rollout_metrics
 from stage2_trainer.telemetry.timeline import Stopwatch
-from tests.unit.trainer.figures.hand_made import STEPS, TOP_K, Step
+from tests.unit.trainer.figures.hand_made import MATCHED, STEPS, TOP_K, Step
 from tests.unit.trainer.figures.oracles import OF_AN_EVALUATION, OF_SAMPLES
 
 
@@ -35,6 +37,11 @@ def test_figure_of_an_evaluation_is_that_of_a_step(name):
     found = evaluation_metrics([one.stats() for one in step.all], top_k=TOP_K)
     assert found.keys() == OF_AN_EVALUATION.keys()
     assert differences(found, {key: OF_SAMPLES[of](step) for key, of in OF_AN_EVALUATION.items()}) == {}
+
+
+def test_match_of_an_evaluation_counts_whatever_training_makes_of_it():
+    found = evaluation_metrics([replace(MATCHED, skipped=True).stats()], top_k=TOP_K)
+    assert (found["rollout_matched"], found["rollout_f1"]) == (2, 1.0)
 
 
 @pytest.mark.parametrize("name", STEPS)

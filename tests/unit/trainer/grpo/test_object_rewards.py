@@ -68,6 +68,13 @@ def test_objects_that_nobody_can_judge_cost_nothing():
     assert scores([CAT], [CAT, EDGE], comparison=checked, neg_category_ids=["edge"])["f1"] == pytest.approx(2 / 3)
 
 
+def test_an_object_that_is_judged_by_its_place_alone_costs_no_f1_with_names():
+    named_edge = box("edge", *DOG.bins)  # finds the dog, and nobody can say that it is no edge
+    found = scores([CAT, DOG], [CAT, named_edge], **{NOT_EXHAUSTIVE: ["edge"]})
+    assert found["f1"] == pytest.approx(1.0)
+    assert found["f1_class"] == pytest.approx(2 * 1 / (1 + 2))
+
+
 def test_rewards_are_the_figures_of_an_evaluation_of_one_image():
     rng = random.Random(5)
 

@@ -4,6 +4,7 @@ Every message has the reward's own file and line, and what to write instead.
 """
 
 import re
+import signal
 
 import pytest
 
@@ -12,6 +13,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.loaded_rewards import load_rewards
 from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.matching import GTObject
+from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from tests.unit.trainer.grpo.reward_package import install
 
 CODE = """\
@@ -440,3 +442,17 @@ def test_ctrl_c_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatc
     (reward,) = load_rewards(["theirs.f"], [1.0])
     with pytest.raises(KeyboardInterrupt):
         reward(Sample(ANSWER, RECORD))
+
+
+def test_a_request_to_stop_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatch):
+    install(
+        tmp_path, monkeypatch, "import signal\ndef f(sample):\n    signal.raise_signal(signal.SIGTERM)\n", ["f"]
+    )
+    (reward,) = load_rewards(["theirs.f"], [1.0])
+    interrupt, before = Interrupt(), signal.getsignal(signal.SIGTERM)
+    interrupt.listen()
+    try:
+        with interrupt.stoppable(), pytest.raises(Interrupted):
+            reward(Sample(ANSWER, RECORD))
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -405,6 +405,12 @@ def test_sample_that_has_waited_for_its_row_is_added_to_the_step_that_loses_it()
     assert joined.samples == [new, SampleStats(bad=True, sample_id="waited")]
 
 
+def test_sample_that_another_process_than_the_first_has_lost_is_bad():
+    kept, lost = (SampleStats(gt_objects=2, sample_id=name) for name in ("kept", "lost"))
+    joined = StepRecord.joined([StepRecord(samples=[kept]), StepRecord(samples=[lost], lost=["lost"])])
+    assert joined.samples == [kept, SampleStats(bad=True, sample_id="lost")]
+
+
 def test_sample_that_is_lost_at_layout_costs_stage_1_its_sample_too(trained, image_paths):
     lines, _, _ = trained(prepare=Loses(image_paths[1]), supervised={})
     (step,) = events(lines, "step")
