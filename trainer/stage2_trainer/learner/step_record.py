@@ -274,7 +274,7 @@ class StepRecord:
     version: int = -1
     reuse: Mapping[str, float] = field(default_factory=dict)
     time: StepTime = field(default_factory=StepTime)
-    lost: list[str] = field(default_factory=list)
+    lost: list[SampleStats] = field(default_factory=list)
 
     def figures(self, *, top_k: int) -> Figures:
         """Return the record: `loss` and `loss/*`, means of `packing/*` over micro-steps, sums of times and counts."""
@@ -319,7 +319,7 @@ class StepRecord:
             stopwatch=watch,
             samples=_set_aside(
                 [sample for record in records for sample in record.samples],
-                {sample_id for record in records for sample_id in record.lost},
+                {sample for record in records for sample in record.lost},
             ),
             losses=[loss for record in records for loss in record.losses],
             rows=[row for record in records for row in record.rows],
@@ -327,12 +327,15 @@ class StepRecord:
         )
 
 
-def _set_aside(samples: Sequence[SampleStats], lost: Set[str]) -> list[SampleStats]:
-    """Return the samples of a step, with the lost ones as bad ones. One that waited for its row so far is added."""
-    waited = lost - {sample.sample_id for sample in samples}
+def _set_aside(samples: Sequence[SampleStats], lost: Set[SampleStats]) -> list[SampleStats]:
+    """Return the samples of a step, with the lost ones as bad ones. One that waited for its row so far is added.
+
+    Several records may have one id, so samples are compared as a whole.
+    """
+    waited = lost - set(samples)
     return [
-        *(_bad(sample) if sample.sample_id in lost else sample for sample in samples),
-        *(SampleStats(bad=True, sample_id=sample_id) for sample_id in sorted(waited)),
+        *(_bad(sample) if sample in lost else sample for sample in samples),
+        *sorted(map(_bad, waited), key=lambda sample: sample.sample_id),
     ]
 
 

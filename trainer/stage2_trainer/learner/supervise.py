@@ -273,6 +273,7 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         repeated=rollout.finish_reason == "repetition",
         at_limit=rollout.finish_reason == "length",
         from_truth=matched.from_truth,
+        sample_id=matched.record.sample_id,
     )
     if matched.skipped:
         return stats
@@ -290,5 +291,4 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         duplicates_removed=int(counters["duplicates_removed"]),
         unmatched_dropped=int(counters["unmatched_dropped"]),
         unmatched_penalised=int(counters["unmatched_penalised"]),
-        sample_id=matched.record.sample_id,
     )

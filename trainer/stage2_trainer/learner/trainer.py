@@ -214,7 +214,7 @@ class RolloutMatchingTrainer(FiniteSteps):
     def _without_pixels(self, group: RowGroup, segment: Segment, error: ImageError) -> Segment:
         """Note a sample that is lost, unless its row only repeats another's; return its placeholder."""
         if not group.repeated:
-            self._record.lost.append(segment.sample_id)
+            self._record.lost.append(segment.stats)
             self.components.bad.lose(BadSample.from_error(segment.sample_id, segment.images, error))
         return self.components.estep.placeholder(segment.sample_id)
 

@@ -400,14 +400,26 @@ def test_sample_that_is_lost_while_it_waits_for_a_row_counts_in_the_step_of_that
 
 
 def test_sample_that_has_waited_for_its_row_is_added_to_the_step_that_loses_it():
-    new, waited = SampleStats(gt_objects=2, sample_id="new"), ["waited"]
+    new, waited = SampleStats(gt_objects=2, sample_id="new"), [SampleStats(gt_objects=3, sample_id="waited")]
     joined = StepRecord.joined([StepRecord(samples=[new], lost=waited), StepRecord(lost=waited)])
     assert joined.samples == [new, SampleStats(bad=True, sample_id="waited")]
 
 
+def test_samples_of_one_id_are_lost_each_for_itself():
+    small, large = (SampleStats(gt_objects=objects, sample_id="same") for objects in (1, 9))
+    joined = StepRecord.joined([StepRecord(samples=[small, large], lost=[large])])
+    assert joined.samples == [small, SampleStats(bad=True, sample_id="same")]
+
+
+def test_skipped_sample_that_is_lost_at_layout_counts_once(trained, image_paths):
+    lines, _, _ = trained(answer=endless_alone, overlong=OverlongRule(ROW, "skip"), prepare=Loses(image_paths[1]))
+    (step,) = events(lines, "step")
+    assert (step["bad_samples"], step["rollout/overlong_skipped"], step["rollout/gt_objects"]) == (1, 0, 2)
+
+
 def test_sample_that_another_process_than_the_first_has_lost_is_bad():
     kept, lost = (SampleStats(gt_objects=2, sample_id=name) for name in ("kept", "lost"))
-    joined = StepRecord.joined([StepRecord(samples=[kept]), StepRecord(samples=[lost], lost=["lost"])])
+    joined = StepRecord.joined([StepRecord(samples=[kept]), StepRecord(samples=[lost], lost=[lost])])
     assert joined.samples == [kept, SampleStats(bad=True, sample_id="lost")]
 
 
