@@ -175,13 +175,13 @@ def _imported(entry: EntryPoint) -> Any:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             rule = f"its entry point is {entry.value}, and there is no module {error.name}"
             raise _WrongReward(rule, f"install {_package(entry)} again, or correct its entry point") from error
-        rule = f"{_own_line(error, module)} needs {error.name}, which is not installed"
+        rule = f"{_own_line(error, module) or entry.value} needs {error.name}, which is not installed"
         raise _WrongReward(rule, _install(error)) from error
     except SyntaxError as error:
         rule = f"{error.filename}:{error.lineno} is no valid Python: {error.msg}"
         raise _WrongReward(rule, f"correct {_package(entry)}") from error
     except BaseException as error:  # a module may also call sys.exit
-        rule = f"importing {module} failed at {_own_line(error, module)}: {_shown(error)}"
+        rule = f"importing {module} failed at {_own_line(error, module) or entry.value}: {_shown(error)}"
         raise _WrongReward(rule, f"correct {_package(entry)}") from error
     return _member(entry, sys.modules[module])
 
@@ -232,8 +232,11 @@ def _faults(function: Any, entry: EntryPoint) -> Iterator[tuple[str, str]]:
 
 def _signature_problem(function: Callable[..., Any]) -> str | None:
     """Return the signature of a function that does not take one sample, and why not; None if it may."""
+    own = inspect.getattr_static(type(function), "__call__", None)
+    # inspect takes the first parameter of any `__call__` for the object
+    called: Any = own.__get__(function, type(function)) if isinstance(own, (staticmethod, classmethod)) else function
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(called)
     except (TypeError, ValueError):  # of a function that is written in C
         return None
     try:
@@ -270,17 +273,16 @@ def _defined_at(function: Any) -> str | None:
 def _own_line(error: BaseException, module: str, function: Any = None) -> str | None:
     """Return the file and line of the reward's package where an error came up, not of a library that it calls.
 
-    module: of the package. function: the reward, which may be defined elsewhere.
+    None where it came up in none. module: of the package. function: the reward, which may be defined elsewhere.
     """
     frames = [
         (frame.f_globals.get("__name__", ""), f"{frame.f_code.co_filename}:{line}", frame.f_code.co_filename)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") != __name__
     ]
     package = module.partition(".")[0]
     file = getattr(getattr(_definition(function), "__code__", None), "co_filename", None)
     own = [line for name, line, at in frames if name.partition(".")[0] == package or at == file]
-    return own[-1] if own else next((line for _, line, _ in frames), None)
+    return own[-1] if own else None
 
 
 def _equal(one: object, other: object) -> bool:

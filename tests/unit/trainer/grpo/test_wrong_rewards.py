@@ -177,6 +177,13 @@ class Callable:
 called = Callable()
 bound = functools.partial(lambda scale, sample: 1 / 0, 2.0)
 
+
+@functools.cache
+def remembered(sample):
+    return 1.0
+
+
+
 two = lambda sample, extra: 1.0
 
 
@@ -280,6 +287,7 @@ CALLS = [
     ("decorated", "ValueError: in the decorated function", 'raise ValueError("in the dec', r"failed", r"correct"),
     ("called", "ValueError: in an object", 'raise ValueError("in an', r"failed", r"correct"),
     ("bound", "ZeroDivisionError", "bound = functools", r"failed", r"correct"),
+    ("remembered", "unhashable type: 'dict'", "@functools.cache", r"failed", r"correct"),
     ("lazy", "package_that_nobody_has", "import package_that", r"failed", r"install package_that_nobody_has"),
     ("changes", "", "def changes", r"changes the record's metadata", r"copy\.deepcopy\(sample\.metadata\)"),
     ("changes_below", "", "def changes_below", r"changes the record's metadata", r"copy\.deepcopy"),
@@ -410,13 +418,21 @@ class Scaled:
     def score(self, sample): return 0.25 * self.by
     @staticmethod
     def fixed(sample): return 0.125
+class Static:
+    @staticmethod
+    def __call__(sample): return 0.625
+class OfClass:
+    @classmethod
+    def __call__(cls, sample): return 0.375
 scaled = Scaled(3)
 method = scaled.score
+static, of_class = Static(), OfClass()
 """
 SCORES = {
     "true": 1.0, "whole": 2.0, "decimal": 0.5, "fraction": 0.5, "float32": 0.5, "int8": 3.0, "truth": 1.0,
     "array": 0.5, "tensor": 0.5, "gradient": 0.5, "half": 0.5, "bound": 1.5, "default": 0.25, "anything": 1.0,
     "scaled": 1.5, "method": 0.75, "fixed=their_rewards:Scaled.fixed": 0.125,
+    "static": 0.625, "of_class": 0.375,
 }  # fmt: skip
 
 
@@ -445,9 +461,7 @@ def test_ctrl_c_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatc
 
 
 def test_a_request_to_stop_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatch):
-    install(
-        tmp_path, monkeypatch, "import signal\ndef f(sample):\n    signal.raise_signal(signal.SIGTERM)\n", ["f"]
-    )
+    install(tmp_path, monkeypatch, "import signal\ndef f(sample):\n    signal.raise_signal(signal.SIGTERM)\n", ["f"])
     (reward,) = load_rewards(["theirs.f"], [1.0])
     interrupt, before = Interrupt(), signal.getsignal(signal.SIGTERM)
     interrupt.listen()
