@@ -129,7 +129,7 @@ def help_up(process, struck, who, blow, config, renewed):
     """Let what was stopped go on once that was noticed, and what was killed begin again; return the exit code."""
     if who == "learner" and blow == signal.SIGSTOP:
         wait_until_stopped(process.pid)
-        time.sleep(1.2 * standstill_s())  # longer than any deadline of it
+        time.sleep(1.2 * standstill_s())  # by the clock: longer than any deadline of it
         process.send_signal(signal.SIGCONT)
     elif who == "server" and blow == signal.SIGKILL:
         struck.process.wait()
@@ -269,7 +269,8 @@ def test_strangers_at_the_group_ports_change_nothing(
 def send_again(port, recorded):
     """Send a server what was sent to it before, connection by connection, and wait for its answers."""
     for said in recorded:
-        with socket.create_connection(("127.0.0.1", port), timeout=REPLAY_S) as dialled, contextlib.suppress(OSError):
+        with socket.create_connection(("127.0.0.1", port)) as dialled, contextlib.suppress(OSError):
+            dialled.settimeout(REPLAY_S)  # by the clock: some of its connections stay open
             dialled.sendall(said)
             while dialled.recv(2**16):
                 pass

@@ -43,7 +43,7 @@ def test_a_signal_to_its_group_ends_it(blow):
     process = forked.start([sys.executable, "-c", "import time; time.sleep(300)"], imports=[])
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.1)
+        process.wait(0.1)  # by the clock: it sleeps for minutes
     assert os.getsid(process.pid) == process.pid
     os.killpg(process.pid, blow)
     assert process.wait() == process.returncode == -blow

@@ -157,7 +157,7 @@ def test_stopped_while_the_server_hangs_all_processes_save_their_last_step(tmp_p
         learner = learner_that_trains(tmp_path)
         (stub,) = processes(tmp_path, STUB_MODULE)
         os.kill(stub, signal.SIGSTOP)
-        time.sleep(STUCK_S)  # whatever they do now, they need the server for it
+        time.sleep(STUCK_S)  # by the clock: by then they need the server; if not yet, they stop too
         os.kill(learner[LAUNCHER], signal.SIGTERM)
         wait_for(partial(ended, learner.values()))
         log = tmp_path / "logs" / "learner.log"

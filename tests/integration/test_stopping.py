@@ -98,7 +98,7 @@ def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
     process, log = learn(served, matching={"pipeline": {"enabled": pipelined}})
     wait_for_log(process, log, '"event": "step"')
     strike(served, signal.SIGSTOP)
-    time.sleep(STUCK_S)  # whatever it does now, it needs the server for it
+    time.sleep(STUCK_S)  # by the clock: by then it needs the server; if not yet, it stops too
     stops(process, log)
     assert newest_whole(tmp_path / "out").name == f"checkpoint-{max(steps_of(tmp_path))}"
 

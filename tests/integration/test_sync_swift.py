@@ -89,7 +89,7 @@ def test_answers_come_in_request_order_and_follow_their_own_seeds(clients, chats
 
 
 def test_no_requests_make_no_call(token):
-    nowhere = ServerClient("http://127.0.0.1:9", token, timeout_s=5)
+    nowhere = ServerClient("http://127.0.0.1:9", token, timeout_s=60)
     assert SwiftBackend([nowhere], sampling=Sampling(1)).generate([], seed_plan=SeedPlan(1, 0, 0)) == []
 
 
@@ -103,7 +103,7 @@ def test_prompts_that_are_read_differently_are_found_before_the_first_step(clien
 
 def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
     frozen = start_server("stub")
-    sync = make_sync([served[0], frozen], token, timeout_s=patience(5.0))
+    sync = make_sync([served[0], frozen], token, timeout_s=patience(10.0))
     sync.push(base, version=1)
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:

@@ -16,7 +16,8 @@ import tempfile
 import threading
 import time
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0  # by the clock: a kernel answers however busy its machine is, and a policy drops without a word
 GETS = (
     "/v1/models", "/get_world_size", "/server_info", "/stage2/identity", "/stage2/folder", "/load", "/version",
     "/metrics", "/docs", "/openapi.json",
@@ -100,7 +101,7 @@ def status(answer: bytes) -> str:
 def knock(host: str, *ports: str) -> None:
     for port in ports:
         try:
-            socket.create_connection((host, int(port)), timeout=2).close()
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             report(f"connect to port {port} of {host}", True)
         except OSError as error:
             report(f"connect to port {port} of {host}", False, type(error).__name__)
@@ -149,9 +150,9 @@ def stall(host: str, seconds: str, *ports: str) -> None:
     for port in ports:
         for _ in range(64):
             with contextlib.suppress(OSError):
-                held.append(socket.create_connection((host, int(port)), timeout=2))
+                held.append(socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S))
     print(json.dumps({"held": len(held)}), flush=True)
-    time.sleep(float(seconds))
+    time.sleep(float(seconds))  # by the clock: so long it holds them
 
 
 def pose(seconds: str, learner: str, *ports: str) -> None:
@@ -163,7 +164,7 @@ def pose(seconds: str, learner: str, *ports: str) -> None:
         listening = socket.create_server(("", int(port)))
         threading.Thread(target=answer_at, args=(listening, context, heard), daemon=True).start()
     print(json.dumps({"listening": True}), flush=True)
-    time.sleep(float(seconds))
+    time.sleep(float(seconds))  # by the clock: so long it listens
     believed = [detail for _, outcome, detail in heard if outcome == "believed"]
     came = sum(host == learner for host, _, _ in heard)
     report("to be taken for a server", bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
@@ -176,7 +177,7 @@ def connect_out(*addresses: str) -> None:
     for address in addresses:
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), timeout=3).close()
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             report(f"to connect out, to {address}", True)
         except OSError as error:
             report(f"to connect out, to {address}", False, type(error).__name__)

@@ -84,11 +84,19 @@ def test_one_leads_and_the_other_takes_over(kubectl: Kubectl, replicas: list[Rep
     assert follower.leads()
 
 
+def holder(kubectl: Kubectl) -> str:
+    lease = kubectl.get("lease", "stage2") or {}
+    return str(lease["spec"].get("holderIdentity") or "")
+
+
 def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, replicas: list[Replica]) -> None:
     eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
     leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
+    held = holder(kubectl)
     leader.stop()
-    eventually(follower.leads, why="the other leads without waiting for the Lease to end", timeout_s=8)
+    assert held
+    assert holder(kubectl) != held, "the Lease would otherwise have to expire"
+    eventually(follower.leads, why="the other leads")
 
 
 def test_one_that_stands_by_ends_at_once_when_it_is_asked_to(replicas: list[Replica]) -> None:
@@ -120,7 +128,11 @@ def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_r
         reported = replica.requests("create", "events")
         assert replica.requests(WRITES) - reported <= REQUESTS_OF_A_JOB * len(names)
         assert reported <= EVENTS_OF_A_JOB * len(names)
-        time.sleep(3)
-        written = replica.requests(WRITES)
-        time.sleep(6)  # every learner is asked for its progress twice, and does not answer
-        assert replica.requests(WRITES) == written
+
+        def rests() -> bool:
+            written = replica.requests(WRITES)
+            # Every learner is asked for its progress twice, and does not answer.
+            time.sleep(6)  # by the clock: the time between two looks; it looks again
+            return replica.requests(WRITES) == written
+
+        eventually(rests, why="it writes no more")

@@ -58,7 +58,7 @@ def test_what_made_the_pods_of_a_job_that_has_succeeded_stays(
 def test_a_job_past_its_deadline_runs_again_with_a_larger_one(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
-    kubectl.apply(job(activeDeadlineSeconds=1))
+    kubectl.apply(job(activeDeadlineSeconds=1))  # by the clock: it ends by its deadline
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
     kubectl.apply(job(activeDeadlineSeconds=3600))
     kubelet.job_runs("job-3v1")
@@ -81,7 +81,7 @@ def _patched(kubectl: Kubectl, spec: Object) -> str:
 def test_a_job_past_its_deadline_ends(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
-    assert _patched(kubectl, {"activeDeadlineSeconds": 1}) == ""
+    assert _patched(kubectl, {"activeDeadlineSeconds": 1}) == ""  # by the clock: it ends by its deadline
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")

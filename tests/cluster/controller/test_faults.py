@@ -67,7 +67,7 @@ class Killer:
         elif what in COMPONENTS:
             record = Layout.default().records / f"{what}.json"
             os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-            time.sleep(self._random.uniform(0.5, 4))
+            time.sleep(self._random.uniform(0.5, 4))  # by the clock: so long the cluster does without it
             self.mend()
         elif not self._pod(what):
             return

@@ -128,7 +128,7 @@ def test_a_resumed_job_has_the_same_learner(kubectl: Kubectl, controller: Contro
 
 
 def test_servers_that_never_answer_fail_the_job(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
-    kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))
+    kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))  # by the clock: no server answers
     kubelet.servers_answer("job-3v1", ready=False)
     kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
     assert reason(kubectl, "job-3v1", "Failed") == "StartDeadlineExceeded"

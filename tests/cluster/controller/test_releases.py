@@ -234,7 +234,7 @@ class Lives:
         eventually(lambda: not self.uids(ends), why=f"{where}: suspension ends the pods")
         self.edit(ends, suspend=False)
         self.runs(ends)
-        self.edit(ends, activeDeadlineSeconds=1)
+        self.edit(ends, activeDeadlineSeconds=1)  # by the clock: it ends by its deadline
         eventually(lambda: reason(self.kubectl, ends, "Failed") == "DeadlineExceeded", why=f"{where}: the deadline")
         self.kubectl("patch", "rmj", ends, "--type=merge", "-p", '{"spec": {"ttlSecondsAfterFinished": 0}}')
         eventually(lambda: not self.job(ends), why=f"{where}: the time to live")

@@ -27,7 +27,7 @@ def settled(kubectl: Kubectl) -> dict[tuple[str, str], str]:
 
     def unchanged() -> dict[tuple[str, str], str] | None:
         before = versions(kubectl)
-        time.sleep(1.5)
+        time.sleep(1.5)  # by the clock: the time between two looks; it looks again
         return before if versions(kubectl) == before else None
 
     found: dict[tuple[str, str], str] = eventually(unchanged, why="the state settles")
@@ -47,7 +47,7 @@ def test_a_controllers_restart_changes_nothing(kubectl: Kubectl, controller: Con
             before = settled(kubectl)
             controller.stop(kill=kill)
             controller.start()
-            time.sleep(2)
+            time.sleep(2)  # by the clock: nothing may happen; a slow machine can only miss the defect
             assert versions(kubectl) == before, f"{stage}; {'killed' if kill else 'asked to end'}"
 
     kubectl.apply(job())
@@ -80,7 +80,8 @@ def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller,
     kubelet.job_runs("job-3v1")
     before, applied = settled(kubectl), applies(kubectl)
     kubectl("annotate", "rmj", "job-3v1", "poke=1")  # a pass that has nothing to do
-    time.sleep(5)  # the learner is asked for its progress meanwhile, and does not answer
+    # The learner is asked for its progress meanwhile, and does not answer.
+    time.sleep(5)  # by the clock: nothing may happen; a slow machine can only miss the defect
     after = versions(kubectl)
     del before["RolloutMatchingJob", "job-3v1"], after["RolloutMatchingJob", "job-3v1"]
     assert after == before

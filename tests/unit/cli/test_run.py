@@ -8,6 +8,7 @@ import socket
 import time
 from contextlib import closing
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess, gpus_hidden, learner_ports, require_gpus, visible_devices
 from stage2_cli.run import Watcher, console, describe
 from stage2_controller.spec.containers import Container, LearnerPorts
+from tests.support.patience import crowding
 
 STEP = {"event": "step", "step": 1, "loss": 2.0}
 EVALUATION = {"event": "evaluation", "step": 3}
@@ -205,9 +207,10 @@ def test_a_run_says_what_it_saved_and_what_may_follow(tmp_path: Path, monkeypatc
 def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert started(tmp_path, monkeypatch, server="echo still loading; sleep 60", deadline_s=1) == 1
+    deadline_s = ceil(2 * crowding())
+    assert started(tmp_path, monkeypatch, server="echo still loading; sleep 60", deadline_s=deadline_s) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "did not answer within spec.learner.startDeadlineSeconds (1 s)" in shown
+    assert f"did not answer within spec.learner.startDeadlineSeconds ({deadline_s} s)" in shown
     assert "still loading" in shown
 
 

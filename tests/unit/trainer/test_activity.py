@@ -15,6 +15,31 @@ def activity():
     return Activity(every_s=EVERY_S)
 
 
+class Clock:
+    """A clock that a test turns, for an activity whose listener looks at it often."""
+
+    def __init__(self):
+        self.now, self.looks = time.monotonic(), 0
+
+    def monotonic(self):
+        self.looks += 1
+        return self.now
+
+    def turn(self, by_s):
+        """Let time pass, and wait until the listener has seen it."""
+        self.now += by_s
+        seen = self.looks + 3  # a look that is under way, and the line that it makes, may have seen the old time
+        while self.looks < seen:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("stage2_trainer.activity.time", made)
+    return made
+
+
 def wait_for(lines, count, *, within_s=10.0):
     """Wait for so many lines that are not empty, and return them."""
     end = time.monotonic() + within_s
@@ -25,8 +50,8 @@ def wait_for(lines, count, *, within_s=10.0):
 
 def test_what_lasts_is_reported_again_and_again_with_its_seconds(activity):
     lines = []
+    start = time.monotonic()
     with activity.reported(lines.append), activity.doing("loading the model"):
-        start = time.monotonic()
         assert len(wait_for(lines, 3)) == 3
         assert time.monotonic() - start >= 3 * EVERY_S
     assert {line.rpartition(" (")[0] for line in lines if line} == {"loading the model"}
@@ -81,31 +106,31 @@ def test_nothing_is_reported_while_nothing_is_under_way_and_the_last_line_is_wit
     with activity.reported(lines.append):
         with activity.doing("loading"):
             wait_for(lines, 1)
-        time.sleep(4 * EVERY_S)
+        time.sleep(4 * EVERY_S)  # by the clock: nothing may happen; a slow machine can only miss the defect
         assert lines[-1] == ""
         assert lines.count("") == 1
 
 
-def test_a_step_that_is_logged_is_a_line_too(activity):
+def test_a_step_that_is_logged_is_a_line_too(activity, clock):
     lines = []
     with activity.reported(lines.append), activity.doing("step 1 of 2"):
-        for _ in range(20):
-            time.sleep(EVERY_S / 10)
+        for _ in range(3):
+            clock.turn(0.9 * EVERY_S)
             activity.said()
         assert lines == []
-        wait_for(lines, 1)
+        clock.turn(1.1 * EVERY_S)
+        assert len(wait_for(lines, 1)) == 1
         activity.said()
         assert lines[-1] == "", "the line is older than what was said"
 
 
-def test_only_the_innermost_listener_hears_and_the_first_line_may_come_sooner(activity):
+def test_only_the_innermost_listener_hears_and_the_first_line_may_come_sooner(activity, clock):
     outer, inner = [], []
     with activity.reported(outer.append), activity.doing("training"):
         with activity.reported(inner.append, first_s=0.0):
-            start = time.monotonic()
-            wait_for(inner, 1)
-            assert time.monotonic() - start < EVERY_S
-            wait_for(inner, 2)
+            assert len(wait_for(inner, 1)) == 1, "before any time has passed"
+            clock.turn(1.1 * EVERY_S)
+            assert len(wait_for(inner, 2)) == 2
         assert outer == []
         assert wait_for(outer, 1)
 

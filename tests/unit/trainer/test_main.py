@@ -29,7 +29,7 @@ def config(tmp_path, model_path, image_paths):
     data = write_box_records(tmp_path / "train.jsonl", image_paths[0])
 
     def server(changed):
-        return {**SERVER, "timeout_s": 0.5, **changed}
+        return {**SERVER, "timeout_s": 0.5, **changed}  # by the clock: nobody answers there
 
     return lambda **changes: run_config(
         matching={"vllm": {"mode": "server", "server": server(changes.pop("server", {})), **changes.pop("vllm", {})}},

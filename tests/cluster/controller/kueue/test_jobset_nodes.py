@@ -248,7 +248,7 @@ def said(what: str, job: Job) -> Iterator[None]:
 def lose_power(local_cluster: LocalCluster, node: str) -> None:
     """Let a node have no power for a while; it goes at once, so that a phase of half a second can be struck."""
     teardown.power_off(Layout.default().node(int(node.rpartition("-")[2])))
-    time.sleep(OFF_S)
+    time.sleep(OFF_S)  # by the clock: so long it has no power
     local_cluster("mend")
 
 
@@ -294,7 +294,7 @@ def strike_each_phase(job: Job, local_cluster: LocalCluster) -> None:
     learners = job.starts("learner")
     for moment, wait_s in (("in a step", 1.0), ("in a sync", 0.0)):
         job.until_step(len(job.steps()) + 1)  # the next sync begins at once
-        time.sleep(wait_s)
+        time.sleep(wait_s)  # by the clock: a step has no mark inside; a strike at any moment costs no more
         with said(f"a serving node is struck {moment}", job):
             lose_power(local_cluster, serving)
             eventually(lambda: len(job.answering()) == 2, why="two servers answer alone", timeout_s=LOADS_S)

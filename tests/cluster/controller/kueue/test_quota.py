@@ -137,7 +137,7 @@ def test_a_patch_of_an_older_version_is_refused(kubectl: Kubectl, controller: Co
 
 def _rests(kubectl: Kubectl, name: str) -> bool:
     before = _workload(kubectl, name)["metadata"]["resourceVersion"]
-    time.sleep(REST_S)
+    time.sleep(REST_S)  # by the clock: the time between two looks; who calls it looks again
     return bool(_workload(kubectl, name)["metadata"]["resourceVersion"] == before)
 
 

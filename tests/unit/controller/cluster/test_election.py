@@ -180,7 +180,7 @@ class SlowLeases(Leases):
     async def replace(self, manifest: Any) -> Any:
         written = await super().replace(manifest)
         self.written_at, self._left = self._clock(), self._left - 1
-        await asyncio.sleep(self._answer_s)
+        await asyncio.sleep(self._answer_s)  # by the clock: the test's own
         return written
 
 
@@ -218,7 +218,7 @@ def test_while_the_api_server_answers_nobody_else_leads() -> None:
         first = candidate(leases, clock, "a")
         await first.acquire()
         tasks = [asyncio.create_task(first.hold()), asyncio.create_task(other())]
-        await asyncio.sleep(100)
+        await asyncio.sleep(100)  # by the clock: the test's own
         assert not any(task.done() for task in tasks)
         for task in tasks:
             task.cancel()

@@ -15,6 +15,8 @@ from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_store import seen, version
 from tests.unit.controller.place.test_capacity import free
 
+PATIENCE_S = 60
+
 Object = dict[str, Any]
 
 
@@ -65,7 +67,7 @@ async def followed(server: Any, *feeds: Feed) -> None:
     watcher = Watches(server, feeds)
     await watcher.fill()
     running = asyncio.create_task(watcher.run())
-    await asyncio.wait_for(server.idle.wait(), 5)
+    await asyncio.wait_for(server.idle.wait(), PATIENCE_S)
     running.cancel()
 
 
@@ -135,7 +137,7 @@ async def test_a_watch_that_breaks_has_listed_at_once_what_kopf_watches() -> Non
     feed = of_store(store, reported, by_kopf=True, pause_s=60.0)
     services = Feed("Service", lambda kind, event: None, store.vanished)
     running = asyncio.create_task(Watches(server, [services, feed]).run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not reported:
             await asyncio.sleep(0.001)
     running.cancel()
@@ -188,7 +190,7 @@ async def test_a_restored_api_server_ends_the_watches() -> None:
     await watcher.fill()
     server.version = "7"
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(watcher.run(), 5)
+        await asyncio.wait_for(watcher.run(), PATIENCE_S)
     assert raised.group_contains(WentBack)
 
 
@@ -199,5 +201,5 @@ async def test_list_that_is_older_than_a_change_that_a_watch_told_comes_from_a_b
     await watcher.fill()
     server.version = "120"
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(watcher.run(), 5)
+        await asyncio.wait_for(watcher.run(), PATIENCE_S)
     assert raised.group_contains(WentBack, match="pods: version 120 after 150")

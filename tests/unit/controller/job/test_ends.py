@@ -52,7 +52,7 @@ def test_what_explain_advises_after_a_deadline_is_what_works() -> None:
     assert fix == "spec.activeDeadlineSeconds of rmj/job-3v1: it runs again with a larger one, or with none"
 
 
-@pytest.mark.parametrize("change", [{"suspend": True}, {"activeDeadlineSeconds": 5}, {"evictionLimit": 0}])
+@pytest.mark.parametrize("change", [{"suspend": True}, {"activeDeadlineSeconds": 50}, {"evictionLimit": 0}])
 def test_a_job_that_has_succeeded_stays_so(change: b.Object) -> None:
     raw, seen = b.job(), b.completed(b.job())
     raw = b.with_status(raw, b.planned(raw, seen))

@@ -25,7 +25,7 @@ def succeeded() -> tuple[b.Object, Observed]:
 
 
 def failed() -> tuple[b.Object, Observed]:
-    raw = b.job(activeDeadlineSeconds=1)
+    raw = b.job(activeDeadlineSeconds=1)  # by the clock: it is long over
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     return raw, Observed(secret=b.secret(), pods=(leaving(b.learner_pod()),))
 

@@ -279,7 +279,7 @@ def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_
     assert fresh.status["startTime"] == "2026-01-02T03:05:05Z", "its deadlines count from the correction"
 
 
-@pytest.mark.parametrize("change", [{}, {"ttlSecondsAfterFinished": 5}, {"activeDeadlineSeconds": 9}])
+@pytest.mark.parametrize("change", [{}, {"ttlSecondsAfterFinished": 5}, {"activeDeadlineSeconds": 30}])
 def test_a_failed_job_stays_failed_where_nothing_that_its_pods_are_made_from_has_changed(change: b.Object) -> None:
     raw, ended = failed()
     made = b.planned(b.edited(raw, **change), ended, after_s=60)

@@ -312,7 +312,7 @@ async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog:
     late: asyncio.Queue[float] = asyncio.Queue()
     watching = asyncio.create_task(loop_controller.measure_lag(late.put_nowait))
     await late.get()
-    time.sleep(0.5)
+    time.sleep(0.5)  # by the clock: it blocks the loop
     while await late.get() < 0.3:
         pass
     watching.cancel()

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data import encode
 from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import image_url, load_image
 from stage2_trainer.data.messages import chat_messages, image_sources
@@ -179,16 +180,23 @@ def test_rollouts_of_the_own_model_process_no_image_that_is_held(model, counted,
     assert counted.count == len(chats)
 
 
-def test_two_threads_that_want_one_prompt_encode_it_once(counted, image_paths, chats):
-    cache, barrier, found = PromptCache(counted, 0), threading.Barrier(2), []
+def test_two_threads_that_want_one_prompt_encode_it_once(counted, image_paths, chats, monkeypatch):
+    cache, read, other_asks, found = PromptCache(counted, 0), [], threading.Event(), []
+
+    class Awaited(encode.Future):
+        def result(self, timeout=None):
+            other_asks.set()
+            return super().result(timeout)
+
+    monkeypatch.setattr(encode, "Future", Awaited)
 
     def chat():
-        for thread in threads:  # the other one has time to ask while this one reads
-            thread is not threading.current_thread() and thread.join(0.2)
+        read.append(1)
+        assert len(read) > 1 or other_asks.wait(60)
+        other_asks.set()
         return chats[0]
 
     def ask():
-        barrier.wait()
         found.append(cache.whole((image_paths[0],), chat))
 
     threads = [threading.Thread(target=ask) for _ in range(2)]

@@ -154,7 +154,7 @@ def test_a_proxy_that_answers_instead_is_named(say, reason, token, termination_l
         return (200, b"") if path == "/health" else say(path, body)
 
     with answering(health_alone) as http:
-        server = {"servers": [{"base_url": http.url, "group_port": 2}], "timeout_s": 5.0}
+        server = {"servers": [{"base_url": http.url, "group_port": 2}], "timeout_s": 60.0}
         config = run_config(
             matching={"vllm": {"mode": "server", "server": server}},
             training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
@@ -194,6 +194,6 @@ def test_a_name_that_nobody_knows_when_a_group_is_formed_is_the_servers_fault():
         def world_size(self):
             return 1
 
-    transfer = TcpTransfer(1, token="t", bucket_bytes=1, timeout_s=1.0)
+    transfer = TcpTransfer(1, token="t", bucket_bytes=1, timeout_s=60.0)
     with pytest.raises(ServerError, match=rf"server {NOWHERE}, phase connect: no way to server-0"):
         transfer.connect(Client())

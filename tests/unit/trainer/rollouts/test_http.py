@@ -66,13 +66,19 @@ def requests(letters):
 
 
 def test_answers_are_in_request_order_whoever_answers_first(serve):
+    arrived = {letter: threading.Event() for letter in "abcdefgh"}
+    arrived["h"].set()
+
     def last_first(body):
-        time.sleep(0.3 - 0.04 * (ord(letter(body)) - ord("a")))
+        assert arrived[chr(ord(letter(body)) + 1)].wait(WAIT_S)
         return good(body)
+
+    def note(index, rollout):
+        arrived["abcdefg"[index]].set()
 
     servers = [serve(last_first) for _ in range(3)]
     with backend(*servers) as client:
-        rollouts = client.generate(requests("abcdefg"), seed_plan=PLAN, version=3)
+        rollouts = client.generate(requests("abcdefg"), seed_plan=PLAN, version=3, on_rollout=note)
     assert [chr(rollout.prompt_token_ids[0]) for rollout in rollouts] == list("abcdefg")
     assert [rollout.token_ids for rollout in rollouts] == [[PLAN.seed(i)] for i in range(7)]
     urls = [server.url for server in servers]
@@ -128,7 +134,8 @@ def silent():
 
 
 def test_a_request_that_takes_too_long_is_given_up(silent):
-    with backend(silent, infer_timeout_s=0.3) as client, pytest.raises(ServerError, match="no answer in time"):
+    limits = {"infer_timeout_s": 0.3}  # by the clock: the server never answers
+    with backend(silent, **limits) as client, pytest.raises(ServerError, match="no answer in time"):
         client.generate(requests("a"), seed_plan=PLAN)
 
 
@@ -167,7 +174,7 @@ def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
         """Takes three times as long as both answers of the other one take to arrive."""
         start = time.monotonic()
         assert both.wait(WAIT_S)
-        time.sleep(2 * (time.monotonic() - start))
+        time.sleep(2 * (time.monotonic() - start))  # by the clock: three times as long as the other one
         return good(body)
 
     def note(index, rollout):
@@ -215,12 +222,14 @@ def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, messa
 
 
 def test_a_server_has_no_more_requests_than_it_can_work_on(serve):
-    under_way, most = [], []
+    under_way, most, two = [], [], threading.Barrier(2, timeout=WAIT_S)
 
     def slow(body):
         under_way.append(letter(body))
+        two.wait()
+        time.sleep(0.05)  # by the clock: a third one would come meanwhile; a slow machine can only miss it
         most.append(len(under_way))
-        time.sleep(0.05)
+        two.wait()
         under_way.remove(letter(body))
         return good(body)
 

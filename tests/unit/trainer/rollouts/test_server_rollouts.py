@@ -195,7 +195,7 @@ def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync)
     rollouts.ask(request(2, (1, 1)))  # is held back
     beginning = threading.Thread(target=lambda: rollouts.sync(None, global_step=2, stopwatch=Stopwatch()))
     beginning.start()
-    beginning.join(0.3)
+    beginning.join(0.3)  # by the clock: nothing may happen; a slow machine can only miss the defect
     assert sync.versions == [0, 1]
     served.gate.set()
     beginning.join(10)
@@ -206,7 +206,7 @@ def test_a_request_is_sent_when_those_before_it_are_answered(rollouts, served):
     rollouts.sync(None, global_step=0, stopwatch=Stopwatch())
     served.gate.clear()
     first, second = rollouts.ask(request(0)), rollouts.ask(request(1))
-    assert not second.wait_for([], patience_s=0.3)
+    assert not second.wait_for([], patience_s=0.3)  # by the clock: nothing may happen
     assert served.asked == [(0, 0)]
     served.gate.set()
     assert [len(one.result().rollouts) for one in (first, second)] == [2, 2]
@@ -254,7 +254,7 @@ def test_lost_servers_are_left_out_only_while_no_other_request_is_under_way(serv
     def generate(requests, *, seed_plan, **options):
         if seed_plan.global_step == 4 and not begun.is_set():
             begun.set()
-            held.wait(0.5)
+            held.wait(0.5)  # by the clock: nothing may happen; a slow machine can only miss the defect
             held.set()
         return answer(requests, seed_plan=seed_plan, **options)
 

@@ -181,4 +181,4 @@ ENDLESS = (
 def test_endless_brackets_are_read_within_seconds(text):
     began = time.process_time()
     read_plain_answer(text)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 5  # by the clock: milliseconds, or minutes where brackets are read again

@@ -38,7 +38,8 @@ def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monk
     app.state.model_folder = ""
     app.add_middleware(routes.Stage2Routes)
     app.post(CHAT)(chat)
-    config = uvicorn.Config(app, port=free_port(), timeout_graceful_shutdown=1, log_level="critical")
+    grace = {"timeout_graceful_shutdown": 1}  # by the clock: no answer ends by itself
+    config = uvicorn.Config(app, port=free_port(), log_level="critical", **grace)
     server = uvicorn.Server(config)
     with ThreadPoolExecutor() as pool:
         served = pool.submit(server.run)

@@ -30,7 +30,7 @@ def test_the_next_is_made_while_one_is_used_and_no_further() -> None:
     ahead = one_ahead(items(), CPU)
     next(ahead)
     assert made[1].wait(PATIENCE_S)
-    assert not made[2].wait(0.2)
+    assert not made[2].wait(0.2)  # by the clock: nothing may happen; a slow machine can only miss the defect
     ahead.close()  # type: ignore[attr-defined]
     assert not made[2].is_set()
 

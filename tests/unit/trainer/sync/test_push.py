@@ -193,7 +193,7 @@ def test_shares_are_of_the_whole_time_with_the_proof():
 def sync(monkeypatch):
     """A full push whose tries end as `outcomes` has it: with a report, an error, or a mismatch and an error."""
     address = ServerAddress("http://127.0.0.1:1", 1)
-    full = FullPush([address], token="t", timeout_s=1.0, device=torch.device("cpu"), adapted=False)
+    full = FullPush([address], token="t", timeout_s=60.0, device=torch.device("cpu"), adapted=False)
     full.outcomes = []
 
     def push(model, version):
@@ -252,7 +252,7 @@ def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
 
 def full_push_of(count, **options):
     addresses = [ServerAddress(f"http://127.0.0.1:{port}", port) for port in range(1, count + 1)]
-    return FullPush(addresses, token="t", timeout_s=1.0, device=torch.device("cpu"), **options)
+    return FullPush(addresses, token="t", timeout_s=60.0, device=torch.device("cpu"), **options)
 
 
 @pytest.mark.parametrize(("count", "adapted", "shared"), [(2, False, False), (3, False, True), (3, True, False)])

@@ -70,7 +70,7 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
             answered.wait()
 
     def most_of_the_step(start):
-        time.sleep(2 * (time.monotonic() - start))
+        time.sleep(2 * (time.monotonic() - start))  # by the clock: twice as long as it took so far
 
     start = time.monotonic()
     timeline.begin()
@@ -93,8 +93,8 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
 def test_a_step_reports_its_cpu_time_beside_its_wall_time():
     timeline = Timeline()
     timeline.begin()
-    time.sleep(0.3)
-    end = time.process_time() + 0.1
+    time.sleep(0.3)  # by the clock: seconds in which it does not compute
+    end = time.process_time() + 0.1  # by the clock: seconds in which it computes
     while time.process_time() < end:
         pass
     found = timeline.end(1)

@@ -82,7 +82,7 @@ def test_health_and_state(meet, monkeypatch):
         return {"weight_version": "3"}
 
     monkeypatch.setattr(client.ServerClient, "get", get)
-    client.wait_until_healthy(URLS, "t", timeout_s=1)
+    client.wait_until_healthy(URLS, "t", timeout_s=60)
     client.wait_until_healthy(URLS, "t")
 
 
@@ -107,7 +107,7 @@ def test_identity(meet, monkeypatch):
 def test_model_folders(meet, monkeypatch):
     model = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]))
     addresses = [ServerAddress(url, 1) for url in URLS]
-    sync = FullPush(addresses, token="t", timeout_s=1, device=torch.device("cpu"))
+    sync = FullPush(addresses, token="t", timeout_s=60, device=torch.device("cpu"))
     monkeypatch.setattr(sync.location, "compare_folder", meet)
     sync.choose_location(model)
     assert (sync.planned().merge, sync.planned().merge_reason) == ("server", FOLDERS_AGREE)

@@ -17,6 +17,7 @@ from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate
 from stage2_trainer.wire.errors import LinkError
 from tests.support import certificates
+from tests.support.patience import Patience
 from tests.support.recorder import recording
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +43,7 @@ class Job:
     def listen(self, port):
         return LinkListener(LOOPBACK, port, TOKEN, self.context)
 
-    def dial(self, port, member, *, token=TOKEN, timeout_s=5.0, **other):
+    def dial(self, port, member, *, token=TOKEN, timeout_s=PATIENCE_S, **other):
         options = {"certificate": self.fingerprint, "own": self.certificate, **other}
         info = GroupInfo("tcp", LOOPBACK, port, 2, 1, member.group, timeout_s, certificate=options["certificate"])
         return dial(info, member.rank, token=token, certificate=options["own"])
@@ -171,7 +172,7 @@ def test_half_a_hello_is_refused(pair, sent):
 
 @pytest.mark.parametrize("drips", [False, True])
 def test_who_is_silent_or_drips_is_refused_at_the_deadline(pair, drips):
-    admitted, dripped = admission(pair[0], timeout_s=0.3), 0
+    admitted, dripped = admission(pair[0], timeout_s=0.3), 0  # by the clock: the hello is never whole
     while not admitted.done() and dripped < HELLO_BYTES - 1:
         if drips:
             pair[1].sendall(b"\0")
@@ -224,7 +225,7 @@ def test_what_is_not_sent_or_received_in_time_is_given_up(links):
 @pytest.mark.parametrize("end", ["abort", "close"])
 def test_the_end_of_a_link_ends_what_waits_in_it_on_both_sides(links, end):
     waiting = [in_background(links[1].receive, 1, PATIENCE_S), in_background(links[0].receive, 1, PATIENCE_S)]
-    time.sleep(0.05)
+    time.sleep(0.05)  # by the clock: by then both wait; if not yet, they end alike
     getattr(links[0], end)()
     for one in waiting:
         assert "closed" in refusal(one) or "broke" in refusal(one)
@@ -236,8 +237,10 @@ def test_a_link_is_lost_when_the_other_side_has_gone_and_not_before(links):
     assert not links[0].is_lost()
     assert not links[1].is_lost(), "also not by what TLS sends of its own"
     links[1].close()
-    time.sleep(0.05)
-    assert links[0].is_lost()
+    patience = Patience(PATIENCE_S)
+    while not links[0].is_lost():
+        assert not patience.ended()
+        time.sleep(0.01)
     assert links[1].is_lost()
 
 
@@ -353,7 +356,7 @@ def test_it_listens_on_the_one_address_that_servers_dial(listener, port):
         pytest.skip("this machine has no other address")
     if own != LOOPBACK:
         with pytest.raises(OSError, match="refused"):
-            socket.create_connection((own, port), timeout=2)
+            socket.create_connection((own, port), timeout=PATIENCE_S)
 
 
 def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, squatter):
@@ -370,7 +373,7 @@ def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job
     expected = members(3)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5)).sendall(sent)
+            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S)).sendall(sent)
         listener.expect(expected)
         dialled = dial_all(job, port, expected)
         assert len(accepted(listener)) == 3
@@ -379,7 +382,7 @@ def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job
 
 
 def test_a_silent_stranger_reads_nothing_and_is_turned_away_at_the_deadline(listener, port, monkeypatch):
-    monkeypatch.setattr(transfer, "ADMISSION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transfer, "ADMISSION_TIMEOUT_S", 0.2)  # by the clock: it never says anything
     listener.expect(members(1))
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as silent:
         assert silent.recv(4096) == b""
@@ -442,7 +445,6 @@ def test_an_error_of_accept_ends_nothing(listener, job, port):
     real, listener._socket = listener._socket, Failing()
     expected = members(1)
     listener.expect(expected)
-    time.sleep(0.01)
     dial_all(job, port, expected * 2)
     assert len(accepted(listener)) == 1
     listener._socket = real

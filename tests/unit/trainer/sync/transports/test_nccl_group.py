@@ -94,7 +94,7 @@ def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
 
 
 def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_transfer):
-    transfer = make_transfer(NeverEnters, timeout_s=2.0)
+    transfer = make_transfer(NeverEnters, timeout_s=2.0)  # by the clock: it is never formed
     joining = nccl_receiver(NeverEnters)
 
     class Late(Client):
@@ -115,7 +115,7 @@ class CannotBeLeft(SocketCommunicator):
 
 def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
     """It could never take weights again; its container starts it anew."""
-    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)  # by the clock: it is never left
     ended = []
     monkeypatch.setattr(worker_end.os, "_exit", ended.append)
     receiver = nccl_receiver(CannotBeLeft)
@@ -125,7 +125,7 @@ def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
 
 
 def test_a_learner_that_nccl_does_not_let_go_goes_on(monkeypatch):
-    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)  # by the clock: it is never left
     assert not NcclGroup(CannotBeLeft(CPU), [], 1.0).close()
 
 

@@ -12,6 +12,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 
 from stage2_trainer.sync.swift.swift_groups import BARRIER, UNIQUE_ID, SwiftStore
 from stage2_trainer.wire.background import in_background
+from tests.support.patience import crowding
 
 HOST = "127.0.0.1"
 ID = bytes(random.Random(4).randbytes(128))
@@ -103,6 +104,6 @@ def test_both_forms_are_those_that_python_writes(protocol):
 
 
 def test_an_id_that_does_not_come_is_waited_for_only_so_long(group):
-    _, store = group(timeout_s=3.0)
+    _, store = group(timeout_s=3.0 * crowding())
     with pytest.raises(RuntimeError, match=r"(?i)time"):
         store.unique_id()
