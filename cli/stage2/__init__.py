@@ -1,6 +1,6 @@
-"""Jobs of a cluster from Python: submit a job file, wait for its end, read its logs and its report.
+"""stage2 from Python: jobs of a cluster (`Job`), and a trained model that lists the objects of images (`Model`).
 
-All requests go through kubectl, with its contexts and credentials.
+A job is submitted from its file; all requests go through kubectl, with its contexts and credentials.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stage2_api.job import GROUP, PLURAL
 from stage2_cli.config_files import load_job
 from stage2_cli.jobs import job_logs, job_report, kubectl_options
 from stage2_cli.kubectl import PATIENCE, kubectl
 
-__all__ = ["Job", "JobError"]
+if TYPE_CHECKING:
+    from stage2_trainer.infer.model import Model
+
+__all__ = ["Job", "JobError", "Model"]
 
 MOST_LOST = 10  # requests in a row
 REFUSED = re.compile(r"\((NotFound|Forbidden|Unauthorized)\)|does not exist|not installed")
 """In errors of kubectl that no other try would change."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Model` when it is first used: it needs packages of the extra `trainer`, which `Job` does not."""
+    if name != "Model":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from stage2_trainer.infer.model import Model
+
+    return Model
 
 
 class JobError(RuntimeError):

@@ -341,6 +341,35 @@ def export(
 
 
 @app.command()
+def infer(  # noqa: PLR0913 - one parameter for each option
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, an export, a hub's name, or a URL."),
+    ],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures and boxes.jsonl.")] = Path("boxes"),
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Base model of an adapter; by default the recorded one.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The question; by default that of the model's run.")] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="Scale down images with more pixels; by default as in the model's run.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; by default as in the model's run.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the objects of images: draw them, and write their boxes in pixels."""
+    from stage2_cli.infer import infer_images
+
+    chosen = {"prompt": prompt, "max_pixels": max_pixels, "max_new_tokens": max_new_tokens}
+    options = {name: value for name, value in chosen.items() if value is not None}
+    raise typer.Exit(infer_images(model, images, output, base=base, device=device, as_json=as_json, options=options))
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path],

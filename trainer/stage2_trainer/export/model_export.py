@@ -27,6 +27,7 @@ from transformers import AutoProcessor
 from stage2_api.errors import refused
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import new_folder
+from stage2_trainer.data.question import Question
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
 from stage2_trainer.process.checkpoints import COURSE
@@ -208,7 +209,26 @@ def model_card(checkpoint: TrainedCheckpoint, *, merged: bool) -> str:
         scores=SCORES,
         state=state,
         course=course,
+        **_usage(checkpoint, merged=merged),
     )
+
+
+class _Code(str):
+    """Text of a program, which a card shows as it is."""
+
+
+def _usage(checkpoint: TrainedCheckpoint, *, merged: bool) -> dict[str, _Code | int]:
+    """Return what the card's program asks, in Python's spelling."""
+    question = Question.of_course(checkpoint.course)
+    limits = "".join(f", {name}={limit}" for name, limit in question.pixel_limits().items())
+    system = {"role": "system", "content": question.system}
+    return {
+        "base": _Code(repr("." if merged else checkpoint.base_name)),
+        "prompt": _Code(repr(question.prompt)),
+        "system": _Code(f"{system!r}, " if question.system else ""),
+        "limits": _Code(limits),
+        "max_new_tokens": question.max_new_tokens,
+    }
 
 
 def _describe_tuner(adapter: Mapping[str, Any] | None) -> str:
@@ -222,4 +242,4 @@ def _describe_tuner(adapter: Mapping[str, Any] | None) -> str:
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", "<br>")
+    return value if isinstance(value, _Code) else str(value).replace("|", "\\|").replace("\n", "<br>")

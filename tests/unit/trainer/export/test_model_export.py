@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from PIL import Image
 from safetensors import safe_open
 from transformers import AutoProcessor
@@ -14,16 +14,18 @@ from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
+from stage2_trainer.infer.model import Model
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
-from tests.unit.trainer.export.trained import KINDS, load, logits, saved, trained
+from tests.unit.trainer.export.trained import KINDS, LANGUAGE, load, logits, saved, trained
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 from tests.unit.trainer.sync.exactness import digests_of
 from tiny_model.scenes import draw, make_scene
 
 TRIANGLE = (0, 0, 400, 0, 0, 250)
+ODD_PROMPT = 'List "all" | a\\b {{ c }}\nand more.'
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs
 
 
@@ -113,11 +115,9 @@ def test_an_adapter_that_vllm_cannot_serve_is_reported(model_path, tmp_path, kin
         assert message in export_adapter(opened, tmp_path / "out").obstacle
 
 
-def snippet(card):
-    """The function of a card's code."""
-    code = {}
-    exec(card.partition("```python\n")[2].partition("```")[0], code)
-    return code["objects"]
+def program(folder):
+    """The program of a card."""
+    return (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
 
 
 def test_the_card_describes_the_run(model_path, tmp_path):
@@ -126,6 +126,7 @@ def test_the_card_describes_the_run(model_path, tmp_path):
         "custom.train_jsonl": "4 records, sha256 ab",
         "custom.trainer_variant": "rollout_matching_sft",
         "training.learning_rate": 1e-4,
+        "custom.user_prompt": ODD_PROMPT,
         "model.model": f"sha256 {model_fingerprint(str(model_path))}",
     }
     model = trained(model_path, "dora")
@@ -134,33 +135,40 @@ def test_the_card_describes_the_run(model_path, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     for line in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_ap` | 0.25"):
         assert line in card
-    assert len(card.splitlines()) <= 60
+    assert len(card.splitlines()) <= 80
     assert json.loads((tmp_path / "out" / "stage2_course.json").read_text()) == course
-    objects = snippet(card)
+    code = {}
+    exec(program(tmp_path / "out").partition("image = ")[0], code)
+    assert code["PROMPT"] == ODD_PROMPT
     answer = serialize_objects([GTObject("cup", "bbox", (100, 0, 500, 999)), GTObject("cat", "poly", TRIANGLE)])
-    assert [*objects(answer, width=200, height=1000)] == [
+    assert [*code["objects"](answer, width=200, height=1000)] == [
         ("cup", [20, 0, 100, 999]),
         ("cat", [0, 0, 80, 0, 0, 250]),
     ]
 
 
-def test_the_code_of_the_card_turns_an_exported_model_s_own_answer_into_pixels(model_path, tmp_path):
-    checkpoint = saved(load(model_path), model_path, tmp_path / "run")
-    export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
-    scene = make_scene(0, "held_out", 3)
-    picture = Image.fromarray(draw(scene)).resize((192, 96))
-    model, processor = load(tmp_path / "out"), AutoProcessor.from_pretrained(tmp_path / "out")
-    content = [{"type": "image", "image": picture}, {"type": "text", "text": "List the shapes."}]
-    prompt = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True,
-        return_tensors="pt",
-    )  # fmt: skip
-    ids = model.generate(**prompt, max_new_tokens=200, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    answer = processor.decode(ids, skip_special_tokens=True)
-    found = [*snippet((tmp_path / "out" / "README.md").read_text())(answer, *picture.size)]
-    assert found
-    assert all(0 <= x <= 192 for _, points in found for x in points[::2])
-    assert all(0 <= y <= 96 for _, points in found for y in points[1::2])
+@pytest.mark.parametrize("export", [export_model, export_adapter])
+def test_program_of_the_card_finds_what_stage2_finds(model_path, tmp_path, monkeypatch, capsys, export):
+    course = {
+        "custom.user_prompt": "List the shapes.",
+        "template.max_pixels": 9216,
+        "custom.extra.rollout_matching.max_new_tokens": 200,
+    }
+    learner = get_peft_model(load(model_path), LoraConfig(r=4, target_modules=LANGUAGE))
+    checkpoint = saved(learner, model_path, tmp_path / "run", course=course)
+    export(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
+    Image.fromarray(draw(make_scene(0, "held_out", 3))).resize((192, 96)).save(tmp_path / "out/photo.jpg")
+    answer = Model(tmp_path / "out").answer(tmp_path / "out/photo.jpg")
+    assert answer.whole
+    assert answer.boxes
+    monkeypatch.chdir(tmp_path / "out")
+    exec(program(tmp_path / "out"), {})
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.endswith("]")]
+    assert len(printed) == len(answer.boxes)
+    for line, one in zip(printed, answer.boxes, strict=True):
+        name, _, numbers = line.rpartition(" [")
+        found = json.loads(f"[{numbers}")
+        assert (name, found) == (one.desc, pytest.approx(one.outline or one.box, abs=0.06))
 
 
 DORA = {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["all-linear"]}

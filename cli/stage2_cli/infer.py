@@ -1,0 +1,133 @@
+"""`stage2 infer`: the objects of images as a model lists them, drawn, and as JSON in pixels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from stage2_api.errors import ConfigError, Problem, counted, refused
+from stage2_api.log_lines import json_text
+from stage2_report.terminal import Terminal, print_json
+from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.prepare.annotations import IMAGE_ENDINGS
+
+if TYPE_CHECKING:
+    from stage2_trainer.infer.answered_image import AnsweredImage
+
+RESULTS = "boxes.jsonl"
+WAY_OUT = "name images, or folders of images"
+
+
+def infer_images(
+    model: str,
+    images: Sequence[Path],
+    output: Path,
+    *,
+    base: str | None,
+    device: str | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> int:
+    """Answer each image; draw it and write a JSON line into the folder `output`; return 0.
+
+    options: fields of `Question`. Raises ConfigError, before the model is loaded, for images that cannot be read.
+    """
+    found = list(_readable(images))
+    _check_output(output)
+    from stage2_trainer.infer.model import Model
+
+    loaded = Model(model, base=base, device=device, **options)
+    output.mkdir(parents=True, exist_ok=True)
+    names = _picture_names(found)
+    with ACTIVITY.doing("answering", len(found), "images") as doing, (output / RESULTS).open("w") as results:
+        for image, name in zip(found, names, strict=True):
+            answer = loaded.answer(image)
+            answer.picture().save(output / name)
+            document = _document(answer, output / name)
+            results.write(f"{json_text(document)}\n")
+            results.flush()
+            if as_json:
+                print_json(document)
+            else:
+                _show(answer, output / name)
+            doing.advance(1)
+    if not as_json:
+        Terminal().print(f"{output / RESULTS}: {counted(len(found), 'image')}, boxes in pixels")
+    return os.EX_OK
+
+
+def _readable(images: Sequence[Path]) -> Iterator[Path]:
+    """Yield the images, those of a folder by name. Raises ConfigError with everything that cannot be read."""
+    problems = []
+    for image in images:
+        files = _files_of(image)
+        if not files:
+            problems.append(Problem("IMAGE", str(image), "the folder has no images", WAY_OUT))
+        for file in files:
+            try:
+                load_image(str(file))
+            except ImageError as error:
+                problems.append(Problem("IMAGE", str(file), error.fault or str(error), error.way_out or WAY_OUT))
+            else:
+                yield file
+    if problems:
+        raise ConfigError(problems)
+
+
+def _files_of(image: Path) -> list[Path]:
+    if not image.is_dir():
+        return [image]
+    return sorted(file for file in image.iterdir() if file.suffix.lower() in IMAGE_ENDINGS)
+
+
+def _check_output(output: Path) -> None:
+    """Raise ConfigError for a folder with anything but an earlier result."""
+    if not output.exists():
+        return
+    if not output.is_dir() or (any(output.iterdir()) and not (output / RESULTS).is_file()):
+        rule = f"must be a new folder, or one with an earlier {RESULTS}, which is replaced"
+        raise refused("--output", str(output), rule, "name another folder")
+
+
+def _picture_names(images: Sequence[Path]) -> list[str]:
+    """Return a name for each picture: the image's own, with a number where another image has it.
+
+    >>> _picture_names([Path("a/cat.jpg"), Path("b/cat.png"), Path("dog.jpg")])
+    ['cat.png', 'cat-2.png', 'dog.png']
+    """
+    names: list[str] = []
+    for image in images:
+        name, number = f"{image.stem}.png", 1
+        while name in names:
+            number += 1
+            name = f"{image.stem}-{number}.png"
+        names.append(name)
+    return names
+
+
+def _document(answer: AnsweredImage, picture: Path) -> dict[str, Any]:
+    boxes = [{key: value for key, value in asdict(one).items() if value} for one in answer.boxes]
+    size = {"width": answer.width, "height": answer.height}
+    return {"image": answer.image, **size, "boxes": boxes, "whole": answer.whole, "picture": str(picture)}
+
+
+def _show(answer: AnsweredImage, picture: Path) -> None:
+    terminal = Terminal()
+    found = counted(len(answer.boxes), "object")
+    cut = "" if answer.whole else "; the answer is not whole"
+    terminal.print(f"{answer.image} ({answer.width} x {answer.height}): {found}{cut}; drawn in {picture}")
+    if not answer.boxes:
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("object")
+    for side in ("left", "top", "right", "bottom"):
+        table.add_column(side, justify="right")
+    for one in answer.boxes:
+        table.add_row(one.desc, *(f"{number:g}" for number in one.box))
+    terminal.print(table)

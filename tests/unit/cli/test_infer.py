@@ -1,0 +1,163 @@
+"""`stage2 infer` and `stage2.Model`: boxes of a trained model, an adapter and a server, drawn and in pixels."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import stage2
+from stage2_api.errors import ConfigError
+from stage2_cli.main import app
+from stage2_trainer.data.question import Question
+from stage2_trainer.infer.answered_image import AnsweredImage, Box
+from stage2_trainer.infer.model import Model
+from tests.support.http_server import answering
+from tests.unit.report.inspected import TINY_MODEL
+
+ANSWER = (
+    '{"object_1": {"desc": "cat", "bbox_2d": ["<|coord_100|>", "<|coord_200|>", "<|coord_500|>", "<|coord_400|>"]},'
+    ' "object_2": {"desc": "sofa", "poly": ["<|coord_0|>", "<|coord_0|>", "<|coord_999|>", "<|coord_0|>",'
+    ' "<|coord_500|>", "<|coord_500|>"]}}'
+)
+COURSE = {
+    "custom.user_prompt": "What is here?",
+    "template.system": "You list objects.",
+    "template.max_pixels": 4096,
+    "custom.extra.rollout_matching.max_new_tokens": 12,
+}
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "cat and sofa.jpg"
+    Image.new("RGB", (200, 100), "white").save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    from tests.unit.trainer.export.trained import saved, trained
+
+    return saved(trained(TINY_MODEL, "dora"), TINY_MODEL, tmp_path_factory.mktemp("run"), course=COURSE)
+
+
+def inferred(*words):
+    return CliRunner().invoke(app, ["infer", *map(str, words)])
+
+
+def test_coordinate_tokens_become_pixels_of_the_image(image):
+    answer = AnsweredImage.from_text(str(image), (200, 100), ANSWER, "stop")
+    triangle = (0.0, 0.0, 199.8, 0.0, 100.0, 50.0)
+    assert answer.boxes == (
+        Box("cat", (20.0, 20.0, 100.0, 40.0)),
+        Box("sofa", (0.0, 0.0, 199.8, 50.0), triangle),
+    )
+    assert answer.whole
+
+
+def test_stock_models_answer_is_read_to_a_thousand(image):
+    text = '```json\n[{"bbox_2d": [0, 500, 1000, 1000], "label": "cat"}]\n```'
+    answer = AnsweredImage.from_text(str(image), (200, 100), text, "stop")
+    assert answer.boxes == (Box("cat", (0.0, 50.0, 200.0, 100.0)),)
+
+
+@pytest.mark.parametrize(("text", "reason"), [(ANSWER, "length"), (ANSWER[:-40], "stop"), ("no list", "stop")])
+def test_answer_that_was_cut_off_or_is_no_list_is_not_whole(image, text, reason):
+    assert not AnsweredImage.from_text(str(image), (200, 100), text, reason).whole
+
+
+def test_picture_has_each_name_in_one_colour(image):
+    boxes = tuple(Box(name, (10, 10 * n, 60, 10 * n + 8)) for n, name in enumerate(("cat", "dog", "cat"), 1))
+    picture = AnsweredImage(str(image), 200, 100, boxes, True, "").picture(width=400)
+    assert picture.size == (400, 200)
+    lines = [picture.getpixel((100, 20 * n)) for n in (1, 2, 3)]
+    assert lines[0] == lines[2] != lines[1]
+
+
+def test_checkpoint_is_asked_what_its_run_asked(checkpoint):
+    assert Model(checkpoint).question == Question("What is here?", "You list objects.", None, 4096, 12)
+    assert Model(checkpoint, prompt="Cats?", max_new_tokens=3).question.prompt == "Cats?"
+
+
+def test_checkpoint_and_its_exports_give_the_same_answer(checkpoint, image, tmp_path):
+    merged, adapter = tmp_path / "merged", tmp_path / "adapter"
+    for output, options in ((merged, ["--dtype", "float32"]), (adapter, ["--adapter"])):
+        done = CliRunner().invoke(app, ["export", str(checkpoint), "--output", str(output), *options])
+        assert done.exit_code == 0, done.output
+    answers = [stage2.Model(source).answer(image) for source in (checkpoint, merged, adapter)]
+    assert len({answer.text for answer in answers}) == 1
+    assert answers[0].text
+
+
+def test_folder_of_images_becomes_pictures_and_json_lines(checkpoint, image, tmp_path):
+    (tmp_path / "notes.txt").write_text("no image")
+    Image.new("RGB", (50, 50)).save(tmp_path / "cat and sofa.png")
+    output = tmp_path / "boxes"
+    for _ in range(2):
+        done = inferred(checkpoint, tmp_path, "--output", output)
+        assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (output / "boxes.jsonl").read_text().splitlines()]
+    assert [(Path(one["image"]).name, one["width"]) for one in lines] == [(image.name, 200), ("cat and sofa.png", 50)]
+    assert [Image.open(one["picture"]).width for one in lines] == [1024, 1024]
+    assert len({one["picture"] for one in lines}) == 2
+
+
+@pytest.mark.parametrize(
+    ("arrange", "path", "words"),
+    [
+        (lambda f: (f / "none.jpg",), "IMAGE", "not there|no such|does not exist|No such"),
+        (lambda f: (f,), "IMAGE", "the folder has no images"),
+    ],
+)
+def test_images_that_cannot_be_read_are_named_before_anything_is_loaded(tmp_path, arrange, path, words):
+    done = inferred("no-model-here", *arrange(tmp_path), "--output", tmp_path / "out")
+    assert isinstance(done.exception, ConfigError)
+    (problem,) = done.exception.problems
+    assert problem.path == path
+    assert re.search(words, problem.rule)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folder_with_other_files_is_left_alone(image, tmp_path):
+    done = inferred("no-model-here", image, "--output", image.parent)
+    assert done.exception.problems[0].path == "--output"
+
+
+def test_what_is_no_model_is_refused_with_what_would_be(image, tmp_path):
+    done = inferred(tmp_path / "nothing", image, "--output", tmp_path / "out")
+    assert done.exception.problems[0].path == "MODEL"
+    assert "URL" in done.exception.problems[0].way_out
+
+
+def test_missing_device_is_refused(checkpoint):
+    with pytest.raises(ConfigError, match="--device"):
+        Model(checkpoint, device="cuda:99")
+
+
+def test_server_is_asked_in_openais_format(image):
+    asked = []
+
+    def reply(path, body):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "mine"}]}
+        asked.append(body)
+        return 200, {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
+
+    with answering(reply) as server:
+        boxes = stage2.Model(server.url, prompt="What?", max_pixels=4096).boxes(image)
+    assert [one.desc for one in boxes] == ["cat", "sofa"]
+    (body,) = asked
+    assert (body["model"], body["temperature"], body["mm_processor_kwargs"]) == ("mine", 0.0, {"max_pixels": 4096})
+    picture, question = body["messages"][0]["content"]
+    assert question["text"] == "What?"
+    assert picture["image_url"]["url"].startswith("data:image/jpeg;base64,")
+
+
+def test_server_that_refuses_is_named_with_its_answer(image):
+    with answering(lambda *_: (401, {"error": "no token"})) as server, pytest.raises(ConfigError) as refusal:
+        stage2.Model(server.url)
+    assert "401" in str(refusal.value)
+    assert "STAGE2_TOKEN_FILE" in str(refusal.value)

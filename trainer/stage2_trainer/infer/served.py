@@ -1,0 +1,65 @@
+"""Answers from a server with OpenAI's chat API, such as a rollout server or `vllm serve`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from stage2_api.errors import refused
+from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
+from stage2_trainer.data.question import Question
+from stage2_trainer.wire.credentials import explain_tls_error, read_token, trust
+
+ANSWER_S, OTHERS_S = 600, 30
+"""Seconds in which a server must answer a chat, and anything else."""
+LONGEST = 64 << 20  # bytes of an answer's document
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+
+
+class Server:
+    """A server by its URL. environment: STAGE2_TOKEN_FILE names the file of its token, if it asks for one.
+
+    Raises ConfigError if it does not answer.
+    """
+
+    def __init__(self, url: str, environment: Mapping[str, str]) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._environment = environment
+        self._context = trust(self._url, environment)
+        token = read_token(environment) if environment.get(TOKEN_FILE_VARIABLE) else ""
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._model = str(self._ask(MODELS, None, OTHERS_S)["data"][0]["id"])
+
+    def answer(self, question: Question, image: str) -> tuple[str, str]:
+        """Return the text of an answer, and why it ended."""
+        body = {
+            "model": self._model,
+            "messages": question.messages(image),
+            "temperature": 0.0,
+            "max_tokens": question.max_new_tokens,
+        }
+        if limits := question.pixel_limits():
+            body["mm_processor_kwargs"] = limits
+        (choice,) = self._ask(CHAT, body, ANSWER_S)["choices"]
+        return str(choice["message"]["content"] or ""), str(choice["finish_reason"])
+
+    def _ask(self, route: str, body: object, timeout_s: float) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + route, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s, context=self._context) as reply:
+                found: dict[str, Any] = json.loads(reply.read(LONGEST))
+                return found
+        except urllib.error.HTTPError as error:
+            raise self._refused(f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}") from error
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._refused(explain_tls_error(error, self._url, self._environment) or str(error)) from error
+
+    def _refused(self, why: str) -> Exception:
+        way_out = f"start one with `vllm serve MODEL`, or name the file of its token in {TOKEN_FILE_VARIABLE}"
+        return refused("MODEL", self._url, f"must be the URL of a server that answers {CHAT} ({why})", way_out)
