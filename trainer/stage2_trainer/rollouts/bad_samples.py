@@ -57,7 +57,7 @@ class BadSamples:
     def __init__(self, most: int, log: EventLog) -> None:
         self._most = most
         self._log = log
-        self._noted: dict[str, Document] = {}
+        self._noted: dict[tuple[str, str | None], Document] = {}
         self._lost: list[BadSample] = []
 
     @property
@@ -115,7 +115,7 @@ class BadSamples:
         """Resume the count of a checkpoint."""
         saved = checkpoint / FILE
         noted = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else []
-        self._noted = {one["sample_id"]: one for one in noted}
+        self._noted = {_key(one): one for one in noted}
 
     def _judge(self, documents: Sequence[Document], *, step: int, of: int, bad: int) -> None:
         """End the run for new bad samples, if no others are left in the step, or if there are too many."""
@@ -131,11 +131,11 @@ class BadSamples:
         mine: list[Document] = [{"part": part, "step": step, **one.document()} for one in found]
         for one in mine:
             logger.warning("sample %s is set aside (%s): %s", one["sample_id"], one["image"], one["reason"])
-        everywhere = list({one["sample_id"]: one for share in gathered(mine) for one in share}.values())
+        everywhere = list({_key(one): one for share in gathered(mine) for one in share}.values())
         for one in everywhere:
             self._log.write("bad_sample", one)
         if part == "train":
-            self._noted = {**{one["sample_id"]: one for one in everywhere}, **self._noted}
+            self._noted = {**{_key(one): one for one in everywhere}, **self._noted}
         if everywhere and self._most == 0:
             if found:
                 raise found[0].error
@@ -143,6 +143,11 @@ class BadSamples:
             rule = f"a sample of another learner process is bad: {sample_id}: {reason}"
             raise TooManyBadSamples([Problem(KEY, 0, rule, "mend the data, or allow some")])
         return everywhere
+
+
+def _key(document: Document) -> tuple[str, str | None]:
+    """Return what is the same for a sample in all epochs. Ids may repeat in a data file."""
+    return document["sample_id"], document["image"]
 
 
 def _reasons(documents: Sequence[Document]) -> str:

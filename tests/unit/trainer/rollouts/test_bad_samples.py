@@ -1,0 +1,38 @@
+"""The count of samples that are set aside: each sample once, whatever its id."""
+
+import json
+
+from stage2_trainer.rollouts.bad_samples import FILE, BadSample, BadSamples
+
+BROKEN = ValueError("it is broken")
+
+
+class Log:
+    def __init__(self):
+        self.written = []
+
+    def write(self, event, entry):
+        self.written.append(entry)
+
+
+def bad(sample_id, image):
+    return BadSample(sample_id, (image,), BROKEN)
+
+
+def test_two_samples_of_one_id_count_as_two_and_one_in_two_epochs_as_one(tmp_path):
+    log = Log()
+    samples = BadSamples(5, log)
+    samples.note([bad("17", "a.jpg"), bad("17", "b.jpg")], step=1, of=4)
+    samples.note([bad("17", "b.jpg")], step=9, of=4)
+    assert samples.total == 2
+    assert [one["image"] for one in log.written] == ["a.jpg", "b.jpg", "b.jpg"]
+    samples.save(tmp_path, before=20)
+    assert [one["step"] for one in json.loads((tmp_path / FILE).read_text())] == [1, 1]
+    resumed = BadSamples(5, Log())
+    resumed.load(tmp_path)
+    assert resumed.total == 2
+
+
+def test_two_held_out_samples_of_one_id_are_left_out():
+    found = [bad("17", "a.jpg"), bad("17", "b.jpg")]
+    assert BadSamples(5, Log()).note_held_out(found, step=1, of=4) == 2
