@@ -12,18 +12,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stage2_api.errors import ConfigError
 from stage2_api.job import GROUP, PLURAL
 from stage2_cli.config_files import load_job
-from stage2_cli.jobs import job_logs, job_report, kubectl_options
+from stage2_cli.jobs import job_report, kubectl_options, write_logs
 from stage2_cli.kubectl import PATIENCE, kubectl
 
 if TYPE_CHECKING:
     from stage2_trainer.infer.model import Model
 
-__all__ = ["Job", "JobError", "Model"]
+__all__ = ["ConfigError", "Job", "JobError", "Model", "__version__"]
+
+__version__ = version("stage2")
 
 MOST_LOST = 10  # requests in a row
 REFUSED = re.compile(r"\((NotFound|Forbidden|Unauthorized)\)|does not exist|not installed")
@@ -108,8 +112,9 @@ class Job:
     def logs(self, *, servers: bool = False) -> str:
         """Return the log of the job's learner, or of its servers, so far."""
         with tempfile.TemporaryFile() as file:
-            if code := job_logs(self.name, self._options, servers=servers, stdout=file):
-                raise JobError(f"kubectl logs of {self.name} ended with {code}")
+            code, error = write_logs(self.name, self._options, file, servers=servers)
+            if code:
+                raise JobError(f"kubectl logs of {self.name} ended with {code}: {error or 'it gave no reason'}")
             file.seek(0)
             return file.read().decode("utf-8", "replace")
 

@@ -67,13 +67,19 @@ def logs(
     raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
 
 
-def job_logs(
-    job: str, options: list[str], *, servers: bool = False, follow: bool = False, stdout: IO[bytes] | None = None
-) -> int:
-    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code.
+def job_logs(job: str, options: list[str], *, servers: bool = False, follow: bool = False) -> int:
+    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
+    code, error = write_logs(job, options, None, servers=servers, follow=follow)
+    if error:
+        local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
+        print_error(f"kubectl logs of {job}: {error}{local}")
+    return code
 
-    options: of kubectl. stdout: a file that is written instead, with the logs as they are.
-    """
+
+def write_logs(
+    job: str, options: list[str], file: IO[bytes] | None, *, servers: bool = False, follow: bool = False
+) -> tuple[int, str]:
+    """Write the logs of a job's pods into a file as they are, or print them; return kubectl's exit code and error."""
     from stage2_controller.spec import names
 
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
@@ -88,11 +94,8 @@ def job_logs(
         *options,
         *(["--follow"] if follow else []),
     ]
-    code, _, error = kubectl(words, stdout=stdout, on_output=print_lines if stdout is None else None)
-    if error:
-        local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
-        print_error(f"kubectl logs of {job}: {error}{local}")
-    return code
+    code, _, error = kubectl(words, stdout=file, on_output=print_lines if file is None else None)
+    return code, error
 
 
 def job_report(job: str, options: list[str], html: Path | None) -> int:
@@ -100,8 +103,9 @@ def job_report(job: str, options: list[str], html: Path | None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / f"{job}.log"
         with log.open("wb") as file:
-            code = job_logs(job, options, stdout=file)
+            code, error = write_logs(job, options, file)
         if code:
+            print_error(f"kubectl logs of {job}: {error}")
             return code
         if not log.stat().st_size:
             raise refused("JOB", job, "its learner has logged nothing yet", f"run: kubectl stage2 explain {job}")

@@ -3,13 +3,17 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stage2
 from stage2 import Job, JobError
 from stage2_api.errors import ConfigError
 from tests.unit.report.reported import write_run
@@ -52,7 +56,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Statuses:
 def test_the_example_of_the_page_runs(cluster: Statuses, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     folder = cluster(status("Running"), status("Succeeded"))
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"```py\n(from stage2 import Job.*?)```", page, re.DOTALL)
     (folder / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(folder)
     exec(example.replace("timeout=3600", "timeout=3600, every=0.01"), {})
@@ -118,3 +122,21 @@ def test_what_kubectl_refuses_is_raised(tmp_path: Path, monkeypatch: pytest.Monk
             request(Job.from_file(JOB))
     with pytest.raises(JobError, match="ended with 1"):
         Job.from_file(JOB).logs()
+
+
+def test_logs_without_a_cluster_say_why(cluster: Statuses) -> None:
+    (cluster(status("Running")) / "kubectl").write_text("#!/bin/sh\necho 'no route to host' >&2; exit 1\n")
+    with pytest.raises(JobError, match="ended with 1: no route to host"):
+        Job("mine").logs()
+
+
+def test_package_names_its_version_and_runs_as_a_module() -> None:
+    assert stage2.__version__ == version("stage2")
+    done = subprocess.run([sys.executable, "-m", "stage2", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"stage2 {stage2.__version__}")
+
+
+def test_error_of_a_job_file_is_caught_by_its_public_name(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("kind: Pod\n")
+    with pytest.raises(stage2.ConfigError):
+        Job.from_file(tmp_path / "job.yaml")

@@ -22,6 +22,9 @@ ANSWER = (
     ' "object_2": {"desc": "sofa", "poly": ["<|coord_0|>", "<|coord_0|>", "<|coord_999|>", "<|coord_0|>",'
     ' "<|coord_500|>", "<|coord_500|>"]}}'
 )
+MODELS = {"data": [{"id": "mine"}]}
+REPLY = {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
+ROOT = Path(__file__).parents[3]
 COURSE = {
     "custom.user_prompt": "What is here?",
     "template.system": "You list objects.",
@@ -92,6 +95,18 @@ def test_checkpoint_and_its_exports_give_the_same_answer(checkpoint, image, tmp_
     assert answers[0].text
 
 
+def test_example_of_the_page_prints_each_object(image, monkeypatch, capsys):
+    page = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```py\n(import stage2.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(image.parent)
+    image.rename("photo.jpg")
+    with answering(lambda path, _: (200, MODELS if path == "/v1/models" else REPLY)) as server:
+        exec(example.replace("models/mine", server.url), {})
+    assert capsys.readouterr().out == (
+        "cat (20.0, 20.0, 100.0, 40.0) ()\nsofa (0.0, 0.0, 199.8, 50.0) (0.0, 0.0, 199.8, 0.0, 100.0, 50.0)\n"
+    )
+
+
 def test_folder_of_images_becomes_pictures_and_json_lines(checkpoint, image, tmp_path):
     (tmp_path / "notes.txt").write_text("no image")
     Image.new("RGB", (50, 50)).save(tmp_path / "cat and sofa.png")
@@ -142,9 +157,9 @@ def test_server_is_asked_in_openais_format(image):
 
     def reply(path, body):
         if path == "/v1/models":
-            return 200, {"data": [{"id": "mine"}]}
+            return 200, MODELS
         asked.append(body)
-        return 200, {"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}
+        return 200, REPLY
 
     with answering(reply) as server:
         boxes = stage2.Model(server.url, prompt="What?", max_pixels=4096).boxes(image)
