@@ -113,8 +113,12 @@ class PlanContext:
 
     @property
     def holds_secret(self) -> bool:
-        """Whether pods of the job have the content of its Secret, or may get it any moment."""
-        return self.stands or not all(map(ended, self.observed.pods))
+        """Whether pods of the job have the content of its Secret, or may get it any moment.
+
+        One that has ended counts until it is gone: its kubelet keeps an immutable Secret until then, and would mount
+        that content into every new pod that names the Secret.
+        """
+        return self.stands or bool(self.observed.pods or self.observed.of_jobset)
 
     @property
     def renews_secret(self) -> bool:
@@ -125,7 +129,7 @@ class PlanContext:
         """
         secret, learner = self.observed.secret, self.observed.learner
         if secret is None:
-            return self.stands
+            return self.holds_secret
         standing = learner is not None and not terminating(learner)
         if credentials.is_usable(secret, tls=self.job.spec.tls.enabled, now=self.now):
             return not standing and not credentials.serve_links(secret)

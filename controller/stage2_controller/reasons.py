@@ -103,7 +103,7 @@ STALLED: Final = "Stalled"  # the job does not get there unless somebody acts
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"  # spec.suspend is true
 PODS_ENDING: Final = "PodsEnding"  # pods were told to stop, and end: a learner that runs first writes its checkpoint
 
-# Condition PodsEnded: present only while pods of a job that has ended, or is suspended, do not end.
+# Condition PodsEnded: present only while pods of a job that has ended, or must have none, do not end.
 PODS_ENDED: Final = "PodsEnded"
 PODS_OVERDUE: Final = "PodsOverdue"  # a pod keeps its node and GPUs five minutes after it should have ended
 

@@ -299,5 +299,5 @@ def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
         return True
     placed = conditions.find(status, reasons.PLACED)
     unplaced = "phase" not in status or (placed is not None and placed["status"] == "False")
-    none = seen.deployment is None and seen.learner is None and seen.jobset is None
+    none = not (seen.deployment or seen.learner or seen.jobset or seen.pods)
     return unplaced and none and not seen.unowned

@@ -188,6 +188,11 @@ class ProgressReader:
                 if response.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {response.status}")
                 document = from_json(await _content(response))  # unlike json it bounds the depth
+        except aiohttp.ClientConnectorCertificateError as error:
+            metadata = secret["metadata"]
+            anew = f"kubectl delete secret {metadata['name']} -n {metadata['namespace']}"
+            why = f"the pod has other certificates than the job's Secret, and {anew} restarts the job with new ones"
+            raise Unreachable(f"{url}: {error.certificate_error}: {why}") from error
         except aiohttp.ClientConnectorError as error:
             raise Unreachable(f"{url}: {error}", unheard=isinstance(error.os_error, ConnectionRefusedError)) from error
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:

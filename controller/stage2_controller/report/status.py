@@ -185,8 +185,8 @@ def _suspended(context: PlanContext) -> Condition:
 
 
 def _pods_overdue(context: PlanContext) -> str | None:
-    """Return which pods of a job that has ended, or is suspended, do not end; None if all do in time."""
-    if not (context.outcome or context.job.spec.suspend):
+    """Return which pods of a job that has ended, or must have none, do not end; None if all do in time."""
+    if not (context.outcome or context.must_stop):
         return None
     metadata = [
         (pod["metadata"], pod["spec"]["nodeName"]) for pod in ending.overdue_pods(context.observed, context.now)

@@ -193,6 +193,11 @@ def secret() -> Object:
     return child(planned(job()), "Secret")
 
 
+def pods_alone(*pods: Object) -> Observed:
+    """What is observed where these pods and the Secret are all that exists of a job."""
+    return Observed(secret=secret(), pods=pods)
+
+
 LOADING = LearnerReport(phase="loading")
 """What a learner answers first."""
 

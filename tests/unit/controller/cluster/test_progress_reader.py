@@ -186,7 +186,8 @@ def held() -> dict[str, str]:
 
 
 def as_secret(content: dict[str, str]) -> dict[str, Any]:
-    return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}}
+    data = {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}
+    return {"metadata": {"name": "job-3v1-token", "namespace": "team-a"}, "data": data}
 
 
 async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, str], tmp_path: Path) -> None:
@@ -200,8 +201,15 @@ async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, st
     assert report.step == 7
 
 
-@pytest.mark.parametrize("who", ["another job's learner", "a server of the job", "somebody without a certificate"])
-async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Path, who: str) -> None:
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("another job's learner", "kubectl delete secret job-3v1-token -n team-a restarts the job with new ones"),
+        ("a server of the job", "kubectl delete secret job-3v1-token -n team-a restarts the job with new ones"),
+        ("somebody without a certificate", "SSL"),
+    ],
+)
+async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Path, who: str, why: str) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -215,7 +223,7 @@ async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Pa
         "somebody without a certificate": None,
     }[who]
     async with asking(answer, context) as reader:
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable, match=why):
             await reader.read(POD, as_secret(held))
     assert asked == []
 

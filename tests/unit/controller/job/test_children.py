@@ -150,7 +150,7 @@ def test_the_servers_of_the_last_attempt_end_before_the_next_ones_start_on_their
     ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
     for node, starts in ((b.NODE, False), ("node-b", True)):
         ending["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt(first)
-        made = planned(b.job(), n.capacity(n.node(node)), Observed(pods=(ending,)))
+        made = planned(b.job(), n.capacity(n.node(node)), b.pods_alone(ending))
         assert ("Deployment" in b.kinds(made)) is starts
         assert "Job" in b.kinds(made)
 
@@ -162,7 +162,7 @@ def test_servers_that_do_not_end_hold_the_next_ones_up_for_minutes_and_not_for_e
     ending = b.rollout_pod(True, True, True)
     ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
     ending["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt(planned(b.job(), n.capacity(n.node())))
-    made = planned(b.job(), n.capacity(n.node()), Observed(pods=(ending,)), after_s=after_s)
+    made = planned(b.job(), n.capacity(n.node()), b.pods_alone(ending), after_s=after_s)
     assert ("Deployment" in b.kinds(made)) is starts
 
 

@@ -253,7 +253,7 @@ def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail
 
 def test_every_pod_has_the_uid_of_its_job() -> None:
     raw = b.job()
-    made = b.planned(raw, Observed(pods=(b.rollout_pod(True, True, True),)))
+    made = b.planned(raw, b.pods_alone(b.rollout_pod(True, True, True)))
     templates = [b.child(made, kind)["spec"]["template"] for kind in ("Deployment", "Job")]
     reported = [template["metadata"]["annotations"][names.ANNOTATION_JOB_UID] for template in templates]
     assert reported == [raw["metadata"]["uid"]] * 2

@@ -189,6 +189,41 @@ def test_a_secret_that_somebody_deletes_is_replaced_only_once_no_pod_holds_its_c
     assert {"Secret", "Job", "Deployment"} <= set(b.kinds(b.planned(raw, b.NOTHING)))
 
 
+def emptied(observed: Observed, *, gone: str = "") -> Observed:
+    """Deployment and Job are gone, and the pods have ended, but for the roles that are gone, too."""
+    metadata = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
+    pods = [
+        {**pod, "metadata": {**pod["metadata"], **metadata}, "status": {**pod["status"], "phase": "Failed"}}
+        for pod in observed.pods
+        if pod["metadata"]["labels"][names.LABEL_ROLE] != gone
+    ]
+    return replace(observed, deployment=None, learner=None, progress=None, pods=tuple(pods))
+
+
+@pytest.mark.parametrize("gone", ["", "rollout", "learner"])
+def test_a_secret_is_replaced_only_once_the_pods_that_held_it_are_gone(gone: str) -> None:
+    """A kubelet keeps an immutable Secret for any pod of its node that mounts this name, until the last one is gone.
+
+    New pods were created beside those that had just ended, and got the old content.
+    """
+    raw, late_s = b.job(), YEAR_S - 86_400
+    ending = emptied(b.started(raw), gone=gone)
+    deleted, expired = b.planned(raw, replace(ending, secret=None)), b.planned(raw, ending, after_s=late_s)
+    for made in (deleted, expired):
+        assert (made.deletions, standing(made), "Secret" in b.kinds(made)) == ((), set(), False)
+        assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.SECRET_RENEWED)
+
+
+def test_a_pod_that_keeps_an_old_secret_for_long_is_named() -> None:
+    raw = b.job()
+    stuck = emptied(b.started(raw), gone="learner")
+    stuck = replace(stuck, secret=None, pods=tuple({**pod, "status": {"phase": "Running"}} for pod in stuck.pods))
+    raw = b.with_status(raw, b.planned(raw, stuck))
+    made = b.planned(raw, stuck, after_s=3600)
+    assert b.condition(made, reasons.PODS_ENDED) == ("False", reasons.PODS_OVERDUE)
+    assert "pod job-3v1-rollout-x on node node-a has not ended" in b.message(made, reasons.PODS_ENDED)
+
+
 def test_a_learner_that_cannot_be_reached_is_reported_with_the_error() -> None:
     raw = b.job()
     silent = replace(b.started(raw, progress=None), unreachable="https://10.0.0.1:9400/progress: timed out")

@@ -317,7 +317,7 @@ def test_a_pod_that_was_evicted_before_a_refused_edit_does_not_count_after_it() 
     raw = trained(b.job())
     gone = evicted(of_role(names.ROLE_ROLLOUT))
     raw = b.with_status(raw, b.planned(raw, without(names.ROLE_ROLLOUT, raw, gone)))
-    left = Observed(secret=b.secret(), pods=(gone,))
+    left = b.pods_alone(gone)
     refused = b.edited(raw, learner={"gpus": 2})
     refused = b.with_status(refused, b.planned(refused, left))
     assert b.condition(Plan(refused["status"]), reasons.FAILED) == ("True", reasons.INVALID_SPEC)
@@ -328,7 +328,7 @@ def test_a_pod_that_was_evicted_before_a_refused_edit_does_not_count_after_it() 
 def test_a_pod_that_is_evicted_after_its_job_has_failed_does_not_count_when_it_runs_again() -> None:
     raw = trained(b.job(activeDeadlineSeconds=60))
     raw = b.with_status(raw, b.planned(raw, b.started(raw), after_s=60))
-    left = Observed(secret=b.secret(), pods=(evicted(b.learner_pod()),))
+    left = b.pods_alone(evicted(b.learner_pod()))
     raw = b.with_status(raw, b.planned(raw, left, after_s=61))
     made = b.planned(b.edited(raw, activeDeadlineSeconds=None), left, after_s=62)
     assert (made.status["evictions"], b.condition(made, reasons.PLACED)) == (0, None)
@@ -344,7 +344,7 @@ def test_a_pod_that_was_told_to_stop_before_its_eviction_does_not_count(evicted_
     second["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW + timedelta(seconds=30))}
     at = conditions.timestamp(b.NOW + timedelta(seconds=evicted_s))
     second["status"] |= {"conditions": [{**DISRUPTED, "lastTransitionTime": at}]}
-    made = b.planned(raw, Observed(secret=b.secret(), pods=(first, second)), after_s=12)
+    made = b.planned(raw, b.pods_alone(first, second), after_s=12)
     assert made.status["evictions"] == count
 
 

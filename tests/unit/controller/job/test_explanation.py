@@ -60,7 +60,7 @@ def test_the_milestones_of_a_run_are_events() -> None:
     raw = b.job()
     observed = b.started(raw)
     stages = [
-        Observed(pods=(b.rollout_pod(True, True, True),)),
+        b.pods_alone(b.rollout_pod(True, True, True)),
         observed,
         replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))),
     ]
@@ -90,9 +90,9 @@ CASES: list[tuple[str, int, Observed, str, str, str]] = [
     ("above a quota", 4, Observed(over_quota="needs 4"), "placement", reasons.QUOTA_EXCEEDED, "the ResourceQuota that"),
     ("quota", 4, NO_QUOTA, "servers", reasons.POD_REFUSED, "ResourceQuota"),
     ("no pod yet", 4, b.NOTHING, "servers", reasons.NOT_CREATED, "kubectl describe job/job-3v1-learner "),
-    ("image", 4, Observed(pods=(NO_IMAGE,)), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),
-    ("crash", 4, Observed(pods=(CRASH,)), "servers", reasons.SERVER_CRASHED, "rollout_matching.vllm"),
-    ("loading", 4, Observed(pods=(b.rollout_pod(True, True, False),)), "servers", reasons.SERVERS_LOADING, "logs"),
+    ("image", 4, b.pods_alone(NO_IMAGE), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),
+    ("crash", 4, b.pods_alone(CRASH), "servers", reasons.SERVER_CRASHED, "rollout_matching.vllm"),
+    ("loading", 4, b.pods_alone(b.rollout_pod(True, True, False)), "servers", reasons.SERVERS_LOADING, "logs"),
 ]
 
 
@@ -185,8 +185,7 @@ def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None
     raw = b.job(name)
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     made = {
-        item["kind"]: item
-        for item in b.planned(b.job(name), Observed(pods=(b.rollout_pod(True, True, True),))).children
+        item["kind"]: item for item in b.planned(b.job(name), b.pods_alone(b.rollout_pod(True, True, True))).children
     }
     made["Workload"] = b.child(b.planned(raw), "Workload")
     reason = {"Deployment": reasons.SERVER_CRASHED, "Job": reasons.LEARNER_RETRYING, "Workload": reasons.QUOTA_PENDING}[

@@ -273,6 +273,26 @@ async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pod
     assert ("JobSet", JOBSET) in life.server.objects
 
 
+async def test_a_jobset_gets_another_secret_only_once_the_pods_of_the_old_one_are_gone(life: Life) -> None:
+    await runs(life)
+    pods = [name for kind, name in life.server.objects if kind == "Pod"]
+    old = life.server.objects["Secret", "job-3v1-token"]["metadata"]["uid"]
+    life.server.remove("Secret", "job-3v1-token")
+    life.reconciler.forget(KEY)  # a minute has passed
+    await life.one_pass()
+    for name in pods:
+        pod = life.server.objects["Pod", name]
+        ending = {**pod["metadata"], "deletionTimestamp": "2026-01-02T03:04:05Z"}
+        life.server.add({**pod, "metadata": ending, "status": {**pod["status"], "phase": "Failed"}})
+    await life.one_pass()
+    assert not {"JobSet", "Secret"} & {kind for kind, _ in life.server.objects}
+    for name in pods:
+        life.server.remove("Pod", name)
+    await life.one_pass()
+    assert ("JobSet", JOBSET) in life.server.objects
+    assert life.server.objects["Secret", "job-3v1-token"]["metadata"]["uid"] != old
+
+
 @pytest.mark.parametrize(
     ("reason", "code", "expected"),
     [

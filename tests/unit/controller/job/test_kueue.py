@@ -244,7 +244,7 @@ def assigned(raw: Any = None, **check: Any) -> Observed:
     found["status"]["admission"]["podSetAssignments"] = [rollout, {**rollout, "name": "learner"}]
     if check:
         found["status"]["admissionChecks"] = [{"name": "capacity", "podSetUpdates": [{"name": "learner", **check}]}]
-    return Observed(workload=found, flavors={"tainted": FLAVOR}, pods=(b.rollout_pod(True, True, True),))
+    return replace(b.pods_alone(b.rollout_pod(True, True, True)), workload=found, flavors={"tainted": FLAVOR})
 
 
 def template(made: Plan, kind: str) -> Any:

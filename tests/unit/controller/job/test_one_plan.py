@@ -75,7 +75,7 @@ def controlled(job: dict[str, Any]) -> dict[str, Any]:
     first = planned(job, account)
     servers = [c["name"] for item in first.children if item["kind"] == "Deployment" for c in _containers(item)]
     pod = b.pod(names.ROLE_ROLLOUT, *(b.up(name) for name in servers))
-    made = planned(job, account, Observed(pods=(pod,) if servers else ()))
+    made = planned(job, account, Observed(secret=b.secret(), pods=(pod,) if servers else ()))
     return {item["kind"]: item for item in (*first.children, *made.children)}
 
 

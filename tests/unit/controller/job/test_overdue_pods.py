@@ -27,7 +27,7 @@ def succeeded() -> tuple[b.Object, Observed]:
 def failed() -> tuple[b.Object, Observed]:
     raw = b.job(activeDeadlineSeconds=1)  # by the clock: it is long over
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
-    return raw, Observed(secret=b.secret(), pods=(leaving(b.learner_pod()),))
+    return raw, b.pods_alone(leaving(b.learner_pod()))
 
 
 OVER: dict[str, Any] = {"succeeded": succeeded, "failed": failed}
@@ -70,7 +70,7 @@ def test_it_is_forgotten_once_the_pod_is_gone(how: str) -> None:
 
 def test_a_suspended_job_names_the_pod_that_it_waits_for() -> None:
     raw = b.job(suspend=True)
-    seen = Observed(secret=b.secret(), pods=(leaving(b.rollout_pod(True, True, True)),))
+    seen = b.pods_alone(leaving(b.rollout_pod(True, True, True)))
     early = b.planned(raw, seen, after_s=10)
     assert early.status["message"] == "spec.suspend is true: the pods end"
     assert early.again_after_s is not None

@@ -299,7 +299,7 @@ def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_dele
     raw = b.with_status(raw, b.planned(raw, b.started(raw, pods=(old,), progress=None)))
     assert b.condition(b.planned(raw), reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
     corrected = b.edited(raw, image="corrected:1")
-    made = b.planned(corrected, Observed(pods=(old,)), after_s=60)
+    made = b.planned(corrected, b.pods_alone(old), after_s=60)
     assert (made.status["phase"], "Deployment" in b.kinds(made)) == (reasons.STARTING, True)
     new = made_from(made, {**refused, "metadata": {**refused["metadata"], "name": "new"}})
     again = b.planned(b.with_status(corrected, made), b.started(corrected, pods=(new,), progress=None), after_s=61)

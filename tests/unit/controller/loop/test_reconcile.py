@@ -111,6 +111,21 @@ async def test_a_secret_that_somebody_deletes_is_missed_within_a_minute() -> Non
     assert ("delete", "Job") in server.requests, "its pods hold another token than new ones would"
 
 
+async def test_pods_that_end_while_the_job_waits_for_a_node_have_not_lost_their_secret(life: Life) -> None:
+    """It was not read while a job had no place."""
+    await life.one_pass()
+    for kind, name in [name for name in life.server.objects if name[0] in kinds.ROLE_OF_PODS]:
+        life.server.remove(kind, name)
+    pod = learner_pod()
+    ending = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-02T03:04:05Z"}}
+    life.store.put("Pod", {**ending, "status": {**pod["status"], "phase": "Failed"}})
+    unplaced = {"type": reasons.PLACED, "status": "False", "reason": "r", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    there = life.server.objects[names.KIND, KEY.name]
+    life.server.add({**there, "status": {**there["status"], "conditions": [{**unplaced, "message": "m"}]}})
+    await life.one_pass()
+    assert DEPLOYMENT in life.server.objects
+
+
 @pytest.mark.parametrize("kind", ["Job", "Deployment"])
 async def test_a_child_that_has_lost_its_label_is_found_by_its_pods(life: Life, kind: str) -> None:
     """A learner that trained was said to end, because the watch had its Job no more."""

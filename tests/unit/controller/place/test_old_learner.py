@@ -146,7 +146,7 @@ def ending(pod: Any) -> Any:
 def test_no_pod_starts_on_another_node_while_an_old_learner_may_still_write(mode: str) -> None:
     raw = b.job(placement={"mode": mode})
     account = n.capacity(n.node(not_ready=True), n.node("z"))
-    old = Observed(pods=(ending(b.rollout_pod(True, True, True)), ending(b.learner_pod())))
+    old = b.pods_alone(ending(b.rollout_pod(True, True, True)), ending(b.learner_pod()))
     made = planned(raw, account, old, after_s=600)
     assert [kind for kind in b.kinds(made) if kind in ("Deployment", "Job")] == []
     assert b.condition(made, reasons.PLACED) == ("False", reasons.OLD_LEARNER_ENDING)
@@ -186,5 +186,5 @@ def test_servers_start_beside_an_old_learner_of_their_node_until_it_should_have_
 def test_an_old_learner_that_no_node_took_keeps_nothing_from_starting() -> None:
     """No scheduler binds a pod that is deleted."""
     old = ending(b.pod(names.ROLE_LEARNER, node=None))
-    made = planned(b.job(), n.capacity(n.node()), Observed(pods=(old,)))
+    made = planned(b.job(), n.capacity(n.node()), b.pods_alone(old))
     assert {"Deployment", "Job"} <= set(b.kinds(made))

@@ -31,7 +31,7 @@ def planned(
 
 def placed(raw: Any, account: Capacity) -> Observed:
     """What is observed of a job that trains on the node that was chosen for it."""
-    made = planned(raw, account, Observed(pods=(b.rollout_pod(True, True, True),)))
+    made = planned(raw, account, b.pods_alone(b.rollout_pod(True, True, True)))
     assert made.placement
     assert made.placement.node
     account.promise(n.KEY, made.placement.need, made.placement.node)
@@ -47,7 +47,7 @@ def test_nothing_is_created_for_a_job_that_fits_nowhere() -> None:
 
 
 def test_both_pods_are_tied_to_the_chosen_node_and_to_no_other() -> None:
-    made = planned(b.job(), n.capacity(n.node("a"), n.node("b", 3)), Observed(pods=(b.rollout_pod(True, True, True),)))
+    made = planned(b.job(), n.capacity(n.node("a"), n.node("b", 3)), b.pods_alone(b.rollout_pod(True, True, True)))
     for kind in ("Deployment", "Job"):
         affinity = b.child(made, kind)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
         (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
