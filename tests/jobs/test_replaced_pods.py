@@ -60,6 +60,7 @@ class Watched:
         spec["volumes"][0]["emptyDir"] = {"sizeLimit": f"{FOLDER_MB}Mi"}
         del spec["config"]["training"]["eval_steps"]
         spec["config"]["training"] |= {"max_steps": STEPS, "save_steps": 2, "eval_strategy": "no"}
+        spec["config"]["custom"]["extra"]["rollout_matching"]["post_rollout_pack_scope"] = "step"  # no answer waits
         self.kubectl("apply", "--filename=-", stdin=json.dumps(manifest))
 
     def pods(self) -> list[Object]:

@@ -23,7 +23,7 @@ from stage2_trainer.learner.estep import StepAnswers
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
-from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
+from stage2_trainer.packing import WAYS_TO_ROOM, HalvedRows, PackingBuffer, PackingError, pack_window
 from stage2_trainer.process.ranks import rank, world_size
 from stage2_trainer.process.tensor_files import WAITING, load_tensors
 from stage2_trainer.rollouts.first_process import ProcessExchange
@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 Row = Sequence[Segment]
 PackedRows = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
 _SCOPE = "packing/post_rollout_scope_window"
+_TOO_EMPTY = (
+    "a packed row is %.0f %% full, below training.packing_min_fill_ratio = %g: "
+    "raise training.per_device_train_batch_size or lower global_max_length"
+)
+_TOO_MANY = "training.packing_buffer: %d segments wait for a row, and %d may, or the run ends; %s"
 
 
 @dataclass(frozen=True)
@@ -121,15 +126,16 @@ class PackedRowPlanner(MicroStepPlanner):
     """One row for each micro-step; what does not fit waits for the next one.
 
     `length` in tokens; below a share of `min_fill` a warning is logged, once; `capacity`: the maximum number of
-    waiting segments.
+    waiting segments: another warning comes once more than half of them wait.
     Raises PackingError when a segment is longer than a row, or too many wait.
     """
 
     def __init__(self, length: int, *, capacity: int, min_fill: float) -> None:
         self._length = length
         self._min_fill = min_fill
+        self._capacity = capacity
         self._buffer: PackingBuffer[Segment] = PackingBuffer(packing_length=length, capacity=capacity)
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def waiting(self) -> Sequence[Segment]:
@@ -151,18 +157,16 @@ class PackedRowPlanner(MicroStepPlanner):
     def _next(self, segments: Sequence[Segment]) -> PackedRows:
         self.wait(segments)
         row = self._buffer.take()
-        self._warn(row.total_len / self._length)
+        if (fill := row.total_len / self._length) < self._min_fill:
+            self._warn_once(_TOO_EMPTY, 100 * fill, self._min_fill)
+        if len(self._buffer) > self._capacity // 2:
+            self._warn_once(_TOO_MANY, len(self._buffer), self._capacity, WAYS_TO_ROOM)
         return [row.items], _row_figures(row.total_len, self._length, len(row.items), waiting=len(self._buffer))
 
-    def _warn(self, fill: float) -> None:
-        if fill < self._min_fill and not self._warned:
-            self._warned = True
-            logger.warning(
-                "a packed row is %.0f %% full, below training.packing_min_fill_ratio = %g: "
-                "raise training.per_device_train_batch_size or lower global_max_length",
-                100 * fill,
-                self._min_fill,
-            )
+    def _warn_once(self, text: str, *values: object) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text, *values)
 
 
 class WindowRowPlanner(MicroStepPlanner):

@@ -6,6 +6,7 @@ rows of an optimizer step while its segments come, in any order; `first_fit_decr
 """
 
 from stage2_trainer.packing.rows import (
+    WAYS_TO_ROOM,
     HalvedRows,
     PackingBuffer,
     PackingError,
@@ -16,6 +17,7 @@ from stage2_trainer.packing.rows import (
 from stage2_trainer.packing.window import pack_window
 
 __all__ = [
+    "WAYS_TO_ROOM",
     "HalvedRows",
     "PackingBuffer",
     "PackingError",

@@ -16,6 +16,11 @@ import numpy as np
 T = TypeVar("T")
 
 SIGHT = 1.2  # rows' worth of tokens that a part must have before a row is taken of it: more fill rows better, but later
+WAYS_TO_ROOM = (
+    "rows hold less than micro-steps bring: reduce training.per_device_train_batch_size (training.effective_batch_size "
+    "can stay), or begin a run with custom.extra.rollout_matching.post_rollout_pack_scope: step"
+)
+"""What keeps more and more segments from waiting."""
 _UNREACHABLE = np.iinfo(np.uint16).max - 1
 
 
@@ -129,7 +134,7 @@ class PackingBuffer(Generic[T]):
         if len(self) + len(items) > self._capacity:
             raise PackingError(
                 f"training.packing_buffer: {len(self)} segments wait, {len(items)} are new; {self._capacity} may wait; "
-                "reduce training.per_device_train_batch_size, or raise training.packing_buffer"
+                f"{WAYS_TO_ROOM}, and raise training.packing_buffer for those that wait"
             )
         self._items.extend(items)
         self._lengths.extend(lengths)

@@ -10,6 +10,7 @@ import pytest
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.rows import PackedRowPlanner, RowGroup, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.learner.step import CurrentStep, KeptRows
+from stage2_trainer.packing import PackingError
 from stage2_trainer.telemetry.timeline import Stopwatch
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
@@ -49,6 +50,21 @@ def test_checkpoint_in_the_midst_of_a_step_keeps_the_segments_that_waited_before
     assert group.rows == [(before,)]
     assert list(current.waiting(3)) == [before]
     assert list(current.waiting(4)) == [new]
+
+
+def test_a_run_whose_rows_hold_less_than_comes_is_warned_once_before_it_ends(caplog):
+    """A valid configuration ended at step 81 with exit code 64, and nothing had warned of it."""
+    planner = PackedRowPlanner(10, capacity=8, min_fill=0.1)
+    warned = []
+    for _ in range(7):
+        planner.plan([[Piece([1] * 6), Piece([1] * 6)]])
+        warned.append(len(caplog.records))
+    assert warned == [0, 0, 0, 0, 1, 1, 1]
+    assert "training.packing_buffer: 5 segments wait for a row, and 8 may" in caplog.text
+    assert "training.per_device_train_batch_size" in caplog.text
+    planner.plan([[Piece([1] * 6)]])
+    with pytest.raises(PackingError):
+        planner.plan([[Piece([1] * 6), Piece([1] * 6)]])
 
 
 @pytest.fixture

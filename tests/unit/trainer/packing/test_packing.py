@@ -66,9 +66,13 @@ def test_what_is_not_taken_waits_for_the_next_row():
 def test_a_full_buffer_refuses_all_that_is_new():
     buffer = PackingBuffer(packing_length=10, capacity=2)
     buffer.insert("a", [4])
-    with pytest.raises(PackingError, match=r"training.packing_buffer: 1 segments wait, 2 are new; 2 may wait"):
+    with pytest.raises(PackingError, match=r"training.packing_buffer: 1 segments wait, 2 are new; 2 may wait") as error:
         buffer.insert("bc", [1, 1])
     assert len(buffer) == 1
+    assert "raise training.packing_buffer for those that wait" in str(error.value), (
+        "a smaller batch alone does not help"
+    )
+    assert "post_rollout_pack_scope: step" in str(error.value)
 
 
 @pytest.mark.parametrize("length", [0, -1, 11])
