@@ -182,9 +182,13 @@ def delete_secret(job: Watched) -> None:
 
 def suspend_and_resume(job: Watched) -> None:
     job.kubectl("patch", "rmj", JOB, "--type=merge", "--patch", '{"spec": {"suspend": true}}')
-    job.until(lambda: job.status.get("phase") == reasons.SUSPENDED and not job.pods(), why="no pod is left")
-    assert "start again at step 0" in job.status["message"], "its output folder ended with its pod"
-    job.kubectl("patch", "rmj", JOB, "--type=merge", "--patch", '{"spec": {"suspend": false}}')
+    suspended = ("True", reasons.SUSPENDED_BY_SPEC)
+    try:
+        job.until(lambda: _condition(job.status, reasons.SUSPENDED) == suspended, why="no pod is left")
+        assert job.pods() == []
+        assert "start again at step 0" in job.status["message"], "its output folder ended with its pod"
+    finally:
+        job.kubectl("patch", "rmj", JOB, "--type=merge", "--patch", '{"spec": {"suspend": false}}')
 
 
 def delete_and_apply(job: Watched) -> None:
