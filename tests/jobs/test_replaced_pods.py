@@ -18,9 +18,7 @@ from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.support.clusters import JOB_TIMEOUT_S, ROOT, kubectl
 from tests.support.patience import Patience
-from tests.support.turns import is_exhaustive
 
-pytestmark = pytest.mark.skipif(not is_exhaustive(), reason="minutes of a kubelet, with STAGE2_EXHAUSTIVE=1 alone")
 EXAMPLE = "job-3v1-tiny"
 JOB = "replaced"
 OWNED = f"--selector={names.LABEL_JOB}={JOB}"
