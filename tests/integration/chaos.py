@@ -42,7 +42,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "sync": (Packer, "pack"),
     "ask": (ServerBackend, "_request"),
     "train": (RolloutMatchingTrainer, "compute_loss"),
-    "save": (WholeCheckpoints, "_write_aside"),
+    "save": (WholeCheckpoints, "_write"),
     "end": (FullPush, "close"),
 }
 

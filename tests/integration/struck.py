@@ -189,7 +189,7 @@ PHASES = {
     "engine": (ColocateEngine, "generate", in_engine),
     "gradients": (RolloutMatchingTrainer, "compute_loss", in_gradients),
     "optimizer": (RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep())),
-    "save": (WholeCheckpoints, "_write_aside", in_save),
+    "save": (WholeCheckpoints, "_write", in_save),
 }
 
 

@@ -152,19 +152,24 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     log = metered(log, reporter, os.environ, host=host, stack=stack)
     stack.enter_context(logged_end(log, reporter))
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
-    context = RunContext(token, reporter, interrupt, log, rollout_log, servers=servers)
+    chosen = config.training.resume_from_checkpoint is not None  # a person who names a checkpoint vouches for it
+    asks_proof = checkpoint is not None and not chosen and config.rollout_matching.vllm.sync.verify_every
+    context = RunContext(
+        token,
+        reporter,
+        interrupt,
+        log,
+        rollout_log,
+        servers=servers,
+        course=course,
+        earlier_proof=proved_step_of(Path(checkpoint)) if checkpoint is not None and asks_proof else None,
+    )
     with interrupt.stoppable(nothing_to_save=True):
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:
             key = "resume_from_checkpoint" if config.training.resume_from_checkpoint else "output_dir"
             refuse_code(Path(checkpoint), path=f"training.{key}")
         trainer = _trainer(config, records, context, stack)
-    trainer.course = course
-    trainer.records = (log, rollout_log)
-    trainer.proved = context.proved
-    chosen = config.training.resume_from_checkpoint is not None  # a person who names a checkpoint vouches for it
-    if checkpoint is not None and not chosen and config.rollout_matching.vllm.sync.verify_every:
-        trainer.earlier_proof = proved_step_of(Path(checkpoint))
     _train(trainer, checkpoint)
 
 

@@ -87,7 +87,8 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     report_reproducibility(config, data.fingerprint, context, source.sync_state, source.engines)
     rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, exchange)
     parts = components(config, data, task, encoder, rollouts, context)
-    return GrpoTrainer(components=parts, model=model, args=args, processing_class=processor)
+    checkpoints = context.checkpoints(config)
+    return GrpoTrainer(components=parts, checkpoints=checkpoints, model=model, args=args, processing_class=processor)
 
 
 def components(

@@ -33,6 +33,7 @@ from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.best_checkpoint import ComparableBest
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
+from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.scores.scored_image import Comparison
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words
@@ -74,9 +75,12 @@ class GrpoComponents:
 class GrpoTrainer(FiniteSteps, GRPOTrainer):
     """A trainer of `model` on rollouts; see the module's docstring."""
 
-    def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
+    def __init__(
+        self, *, components: GrpoComponents, checkpoints: Checkpoints, model: Any, args: Any, processing_class: Any
+    ) -> None:
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
         super().__init__(
+            checkpoints=checkpoints,
             model=model,
             args=args,
             reward_funcs=list(map(_named, components.rewards)),
@@ -123,7 +127,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         untyped: Any = super()
         with self.components.interrupt.stoppable(), TIMELINE.measure("backward"):  # all within counts for itself
             loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
-            self.note_pass("micro-step", (f"record {index}" for index, _ in self._asks), loss)
+            self.finite.note("micro-step", (f"record {index}" for index, _ in self._asks), loss)
         self._trained = perf_counter()
         return loss
 

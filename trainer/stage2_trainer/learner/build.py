@@ -80,6 +80,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
     trainer = RolloutMatchingTrainer(
         components=_components(config, context, policy, rollouts, SampleTools(encoder, cache, prompts, matcher, bad)),
+        checkpoints=context.checkpoints(config),
         model=model,
         args=args,
         train_dataset=data.train,

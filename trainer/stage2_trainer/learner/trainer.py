@@ -230,7 +230,7 @@ class RolloutMatchingTrainer(FiniteSteps):
             self._record.stopwatch.measure("backward"),  # the forward pass within counts for itself
         ):
             loss = super().training_step(self._wrapped, dict(batch))
-        self.note_pass("row" if self._whole else "micro-step", batch["samples"], loss, self._early_coords())
+        self.finite.note("row" if self._whole else "micro-step", batch["samples"], loss, self._early_coords())
         return self._parts  # `compute_loss` set them
 
     def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
@@ -245,7 +245,7 @@ class RolloutMatchingTrainer(FiniteSteps):
             with TIMELINE.measure("backward"):
                 self.early.add(ordinary.total, coords.total)
         parts: LossParts = ordinary.joined(coords)
-        self.note_pass("row", batch["samples"], parts.total, self._early_coords())
+        self.finite.note("row", batch["samples"], parts.total, self._early_coords())
         return parts
 
     @cached_property

@@ -8,7 +8,8 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stage2_api.pod.report import EVENT, DatasetDigest, ReproducibilityRecord, SyncModes, SyncStatus
 from stage2_api.runconfig import RunConfig
@@ -20,6 +21,9 @@ from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
+if TYPE_CHECKING:
+    from stage2_trainer.process.run_checkpoints import Checkpoints
+
 Listed = Callable[[], Sequence[ServerAddress]]
 """Returns the servers that may take part in a run, as they are listed now."""
 
@@ -29,7 +33,8 @@ class RunContext:
     """What a run gets from outside, and where it reports.
 
     token: the job's bearer token. proved: the newest step whose sync was proved, for those who keep checkpoints.
-    servers: the run's list of servers; None: that of the configuration, for good.
+    servers: the run's list of servers; None: that of the configuration, for good. course: what the run depends on;
+    its checkpoints record it. earlier_proof: the newest step that earlier starts proved; None: none is known.
     """
 
     token: str
@@ -39,6 +44,21 @@ class RunContext:
     rollout_log: JsonLines
     proved: ProvedStep = field(default_factory=ProvedStep)
     servers: Listed | None = None
+    course: Mapping[str, Any] = field(default_factory=dict)
+    earlier_proof: int | None = None
+
+    def checkpoints(self, config: RunConfig) -> Checkpoints:
+        """Return the checkpoints of the run."""
+        from stage2_trainer.process.run_checkpoints import Checkpoints  # imports torch; main has a context before
+
+        return Checkpoints(
+            Path(config.training.output_dir),
+            limit=config.training.save_total_limit,
+            course=self.course,
+            records=(self.log, self.rollout_log),
+            proved=self.proved,
+            earlier_proof=self.earlier_proof,
+        )
 
 
 def report_reproducibility(

@@ -136,7 +136,10 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     context = RunContext("", Reporter(), interrupt, log, rollout_log)
     parts = components(run, data, task, encoder, rollouts, context)
     args = grpo_arguments(run, world_size=1, adapted=run.tuner.train_type == "lora")
-    return GrpoTrainer(components=parts, model=model, args=args, processing_class=encoder.processor)
+    checkpoints = context.checkpoints(run)
+    return GrpoTrainer(
+        components=parts, checkpoints=checkpoints, model=model, args=args, processing_class=encoder.processor
+    )
 
 
 def answers(encoder: Encoder) -> list[list[int]]:

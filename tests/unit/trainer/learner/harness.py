@@ -24,10 +24,11 @@ from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, Sam
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import NoRollouts, ServerRollouts, readable
 from stage2_trainer.sync.fleet.push import WeightSync
-from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.fleet.report import ProvedStep, SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
@@ -142,6 +143,7 @@ class Harness:
     reporter: Reporter
     interrupt: Interrupt
     matched: list[Matched]
+    proved: ProvedStep
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, and return the lines of the run's log."""
@@ -210,7 +212,8 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | None = None, loss: RolloutMatching | None = None, m_steps: int = 1, pipelined: bool = False,
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
-    supervised: Mapping[str, Any] | None = None, matching: Mapping[str, Any] | None = None, **arguments: Any,
+    supervised: Mapping[str, Any] | None = None, matching: Mapping[str, Any] | None = None,
+    earlier_proof: int | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ.
 
@@ -261,12 +264,21 @@ def build(
         "learning_rate": 1e-3,
         **arguments,
     }
+    proved = ProvedStep()
+    arguments_of_run = TrainingArguments(output_dir=str(folder), **options)
     trainer = RolloutMatchingTrainer(
         components=components,
+        checkpoints=Checkpoints(
+            folder,
+            limit=arguments_of_run.save_total_limit,
+            course={},
+            records=(log,),
+            proved=proved,
+            earlier_proof=earlier_proof,
+        ),
         model=model,
-        args=TrainingArguments(output_dir=str(folder), **options),
+        args=arguments_of_run,
         train_dataset=list(records),
         eval_dataset=list(records),
     )
-    trainer.records = (log,)
-    return Harness(trainer, backend, sync, reporter, interrupt, matched)
+    return Harness(trainer, backend, sync, reporter, interrupt, matched, proved)

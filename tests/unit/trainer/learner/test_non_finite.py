@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
-from stage2_trainer.process.base_trainer import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
+from stage2_trainer.process.finite import MOST_OVERFLOWS, FiniteGuard, broken_weight
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import build, read_log, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
@@ -113,8 +113,8 @@ def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, r
         passes.append(1)
         return gradient * math.nan if len(passes) == 2 else gradient
 
-    note = trainer.note_pass
-    trainer.note_pass = lambda kind, samples, *rest: (seen.append(list(samples)), note(kind, seen[-1], *rest))
+    note = trainer.finite.note
+    trainer.finite.note = lambda kind, samples, *rest: (seen.append(list(samples)), note(kind, seen[-1], *rest))
     weight(model).register_hook(second)
     with pytest.raises(NonFiniteError) as caught:
         trainer.train()
@@ -124,8 +124,8 @@ def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, r
 
 def test_a_loss_that_is_none_is_named_as_the_loss(make, tmp_path):
     trainer = make()
-    note = trainer.note_pass
-    trainer.note_pass = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
+    note = trainer.finite.note
+    trainer.finite.note = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
     with pytest.raises(NonFiniteError, match=r"step 1: the loss of micro-step 1 is inf \(samples record-\d\)"):
         trainer.train()
     assert newest_whole(tmp_path) is None
@@ -156,32 +156,28 @@ def test_a_step_on_the_way_out_is_not_saved_either(make, model, tmp_path):
 
 
 @pytest.fixture
-def half(make):
-    """A trainer in float16. There is no scaler on a CPU; what it would skip counts."""
-    trainer = make()
-    object.__setattr__(trainer.args, "fp16", True)
-    return trainer
+def scaled(model):
+    """A guard under float16. There is no scaler on a CPU; what it would skip counts."""
+    return FiniteGuard(model, torch.device("cpu"), scaled=True)
 
 
-def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(half, model):
-    for one in model.parameters():
-        one.grad = torch.full_like(one, math.inf)
+def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(scaled):
     for _ in range(MOST_OVERFLOWS - 1):
-        assert not math.isfinite(half._get_grad_norm(model, grad_norm=torch.tensor(math.inf)))
+        assert not math.isfinite(scaled.check(math.inf, step=1))
     with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
-        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        scaled.check(math.inf, step=1)
 
 
-def test_a_step_without_overflow_begins_the_count_again(half, model):
+def test_a_step_without_overflow_begins_the_count_again(scaled):
     for _ in range(2 * MOST_OVERFLOWS):
-        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
-        half._get_grad_norm(model, grad_norm=torch.tensor(1.0))
+        scaled.check(math.inf, step=1)
+        scaled.check(1.0, step=1)
 
 
-def test_a_weight_that_breaks_under_float16_is_no_overflow(half, model):
+def test_a_weight_that_breaks_under_float16_is_no_overflow(scaled, model):
     break_weight(model)
     with pytest.raises(NonFiniteError, match=BROKEN):
-        half._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        scaled.check(math.inf, step=1)
 
 
 def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_path):

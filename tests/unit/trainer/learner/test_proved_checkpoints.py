@@ -34,10 +34,12 @@ def start(loaded_model, encoder, records):
 
     def train(folder, *, last, proved_at=None, kept=None, named=None):
         saves = {"save_steps": 1, "save_strategy": "steps", "save_total_limit": kept}
-        trainer = build(folder, copy.deepcopy(loaded_model), encoder, records, max_steps=last, **saves).trainer
         checkpoint = named or newest_whole(folder)
-        trainer.earlier_proof = proved_step_of(checkpoint) if checkpoint and not named else None
-        trainer.add_callback(ProvedAt(trainer.proved, proved_at))
+        proved = proved_step_of(checkpoint) if checkpoint and not named else None
+        model = copy.deepcopy(loaded_model)
+        harness = build(folder, model, encoder, records, max_steps=last, earlier_proof=proved, **saves)
+        trainer = harness.trainer
+        trainer.add_callback(ProvedAt(harness.proved, proved_at))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return trainer
 
