@@ -24,7 +24,7 @@ import yaml
 from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerEngine
 from stage2_trainer.process.base_trainer import WholeCheckpoints
 from stage2_trainer.rollouts import build
 from stage2_trainer.rollouts.http import ServerBackend
@@ -41,7 +41,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "start": (build, "check_identity"),  # every server has answered by now
     "sync": (Packer, "pack"),
     "ask": (ServerBackend, "_request"),
-    "train": (RolloutMatchingTrainer, "compute_loss"),
+    "train": (TrainerEngine, "row"),
     "save": (WholeCheckpoints, "_write"),
     "end": (FullPush, "close"),
 }

@@ -27,7 +27,7 @@ from transformers import TrainerCallback
 from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerEngine
 from stage2_trainer.process.base_trainer import WholeCheckpoints
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.rollouts.colocate import ColocateEngine
@@ -121,8 +121,8 @@ def in_engine(engine: ColocateEngine, requests, *, seed_plan) -> None:
         strike()
 
 
-def in_gradients(own: RolloutMatchingTrainer, model: nn.Module, *arguments, **options) -> None:
-    if own.state.global_step == STEP:
+def in_gradients(own: TrainerEngine, *arguments, **options) -> None:
+    if own._trainer.state.global_step == STEP:
         strike_and_hear()
 
 
@@ -187,7 +187,7 @@ PHASES = {
     "rollouts": (HfBackend, "generate", in_rollouts),
     "evaluation": (HfBackend, "generate", in_evaluation),
     "engine": (ColocateEngine, "generate", in_engine),
-    "gradients": (RolloutMatchingTrainer, "compute_loss", in_gradients),
+    "gradients": (TrainerEngine, "row", in_gradients),
     "optimizer": (RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep())),
     "save": (WholeCheckpoints, "_write", in_save),
 }

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Passes(Protocol):
-    """The forward and backward passes of a trainer; `RolloutMatchingTrainer` has them itself."""
+    """The forward and backward passes of a trainer (`RowPasses`)."""
 
     @property
     def early(self) -> EarlyGradients | None:

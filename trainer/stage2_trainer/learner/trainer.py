@@ -1,16 +1,16 @@
 """The trainer: a `transformers.Trainer` whose batches are lists of records.
 
 An optimizer step trains when its last raw batch comes, for rows do not follow batches: `step.train_step` is that story,
-and this class has the passes of a row. The rest is the life of a run: dataloader, log, evaluation, checkpoints.
+and `RowPasses` has the passes of a row. This class is the life of a run: dataloader, log, evaluation, checkpoints.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -27,24 +27,23 @@ from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import PromptCache
-from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.loss import LossParts, LossTargets, moved, stage2_loss_from_hidden
-from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batch
-from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, load_waiting, save_waiting
+from stage2_trainer.learner.loss import LossTargets, moved
+from stage2_trainer.learner.passes import RowPasses
+from stage2_trainer.learner.rows import RowPlanner, SharedRowPlanner, load_waiting, save_waiting
 from stage2_trainer.learner.runaway import RunawayWatch
-from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, early_gradients, run_inside, train_step
+from stage2_trainer.learner.step import CurrentStep, run_inside, train_step
 from stage2_trainer.learner.step_record import Figures, StepRecord
+from stage2_trainer.learner.trained_row import TrainedRow
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import output_table, rope_model
-from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, seeded_rng, world_size
-from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
+from stage2_trainer.process.ranks import gathered, peak_bytes, rank, world_size
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -93,13 +92,24 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._whole = components.rows.whole_step
         self._shared = isinstance(components.rows, SharedRowPlanner)
         self._batches_seen = 0
-        self._wrapped: nn.Module = model
-        self._parts: LossParts
         self._batches_of_epoch = 0
         self._figures: Figures = {}
         self._trained = perf_counter()
         self.add_callback(ComparableBest())
-        self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
+        self._engine = TrainerEngine(self, model)
+        self.passes = RowPasses(
+            engine=self._engine,
+            planner=components.rows,
+            cache=components.cache,
+            bad=components.bad,
+            vocab=components.vocab,
+            pad_token_id=components.pad_token_id,
+            placeholder=components.estep.placeholder,
+            finite=self.finite,
+            interrupt=components.interrupt,
+            reporter=components.reporter,
+            seed=self.args.seed,
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train to the end; warn of samples that still wait for a row then: the run does not train on them."""
@@ -171,7 +181,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         self._batches_seen += 1
         if self._batches_seen < self._step.raw_batch_count:
             return torch.zeros((), device=self.args.device)
-        self._batches_seen, self._wrapped = 0, model
+        self._batches_seen, self._engine.wrapper = 0, model
         untyped: Any = self
         if self._whole:
             untyped.current_gradient_accumulation_steps = 1  # the loss is a mean over the step already
@@ -180,10 +190,11 @@ class RolloutMatchingTrainer(FiniteSteps):
         divisor: float = untyped.current_gradient_accumulation_steps
         self.components.reporter.update(max_steps=self.state.max_steps)
         self.components.interrupt.check()
+        self.passes.begin(self.state.global_step, self._record, divisor=divisor)
         with self.components.interrupt.stoppable():
             groups, losses = train_step(
                 self._step,
-                self,
+                self.passes,
                 self._record.stopwatch,
                 mean="step" if self._whole else self.components.loss.loss_normalizer,
                 divisor=divisor,
@@ -197,119 +208,6 @@ class RolloutMatchingTrainer(FiniteSteps):
             record.reuse = self._step.reuse_figures()
         self._trained = perf_counter()
         return sum((one.values[0] / divisor for one in losses), start=torch.zeros((), device=self.args.device))
-
-    def lay_out(self, group: RowGroup) -> dict[str, Any]:
-        """Return the tensors of some rows."""
-        with self._record.stopwatch.measure("mask_build"):
-            batch = supervised_batch(
-                group.rows,
-                self.components.vocab,
-                pad_token_id=self.components.pad_token_id,
-                device=self.args.device,
-                pixels=self.components.cache.pixels,
-                placeholder=partial(self._without_pixels, group),
-            )
-        return {**batch, "targets": batch["targets"].without_loss()} if group.repeated else batch
-
-    def _without_pixels(self, group: RowGroup, segment: Segment, error: ImageError) -> Segment:
-        """Note a sample that is lost, unless its row only repeats another's; return its placeholder."""
-        if not group.repeated:
-            self._record.lost.append(segment.stats)
-            self.components.bad.lose(BadSample.from_error(segment.sample_id, segment.images, error))
-        return self.components.estep.placeholder(segment.sample_id)
-
-    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
-        """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
-        self.components.interrupt.check()
-        self.components.reporter.update(phase="training")
-        if last and self.steps_in_backward:
-            self.components.interrupt.hold()
-        with (
-            self._seeded(group),
-            nullcontext() if last else self._local_gradients(),
-            self._record.stopwatch.measure("backward"),  # the forward pass within counts for itself
-        ):
-            loss = super().training_step(self._wrapped, dict(batch))
-        self.finite.note("row" if self._whole else "micro-step", batch["samples"], loss, self._early_coords())
-        return self._parts  # `compute_loss` set them
-
-    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
-        """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
-        assert self.early is not None, "rows train early"
-        model, stopwatch = self._wrapped, self._record.stopwatch
-        with self._seeded(group):
-            model.train()
-            inputs = self._prepare_inputs(dict(batch))
-            with stopwatch.measure("forward"), self.compute_loss_context_manager():
-                ordinary, coords = run_inside(model, self._policy, self._loss_sums, inputs["model"], inputs["targets"])
-            with TIMELINE.measure("backward"):
-                self.early.add(ordinary.total, coords.total)
-        parts: LossParts = ordinary.joined(coords)
-        self.finite.note("row", batch["samples"], parts.total, self._early_coords())
-        return parts
-
-    @cached_property
-    def early(self) -> EarlyGradients | None:
-        """The gradients of rows that train while answers are awaited; None where no row can.
-
-        Several processes generate themselves, DeepSpeed consumes gradients at once, and float16 scales them.
-        """
-        if self.accelerator.distributed_type != DistributedType.NO or self.args.fp16:
-            return None
-        trained = [one for one in self._policy.parameters() if one.requires_grad]
-        return early_gradients(trained, memory_bytes(self.args.device))
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Mapping[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> torch.Tensor:
-        """Run the forward pass up to the hidden states, and compute logits and loss only where rows are supervised."""
-        with self._record.stopwatch.measure("forward"):
-            self._parts = run_inside(model, self._policy, self._row_loss, inputs["model"], inputs["targets"])
-        return self._parts.total
-
-    def _row_loss(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
-        return self._loss(self._hidden_states(inputs), targets)
-
-    def _loss_sums(self, inputs: Mapping[str, Any], targets: LossTargets) -> tuple[LossParts, LossParts]:
-        """Return the losses of ordinary tokens and of coordinates, as sums, of one forward pass."""
-        hidden = self._hidden_states(inputs)
-        ordinary, coords = targets.parts()
-        return self._loss(hidden, ordinary), self._loss(hidden, coords)
-
-    def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Return the last hidden states (B * T, H), under the mixed precision that the whole model would run in."""
-        with self.accelerator.autocast():
-            return hidden_states(rope_model(self._policy), inputs).flatten(0, 1)
-
-    def _loss(self, hidden: torch.Tensor, targets: LossTargets) -> LossParts:
-        table, bias = output_table(self._policy)
-        supervised = hidden[targets.logit_positions].to(table.dtype)
-        return stage2_loss_from_hidden(supervised, table, targets, self._coord_ids, self.components.loss, bias=bias)
-
-    def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
-        """Seed the RNG for each row, so that dropout does not depend on when, or in which process, the row trains."""
-        if not (self._whole or self._shared):
-            return nullcontext()
-        process = 0 if self._shared else rank()
-        return seeded_rng((self.args.seed, self.state.global_step, process, group.place), self.args.device)
-
-    @contextmanager
-    def _local_gradients(self) -> Iterator[None]:
-        """Keep gradients in this process: the pass is not the last of its step."""
-        state = self.accelerator.gradient_state
-        state._set_sync_gradients(False)
-        try:
-            with nullcontext() if self.steps_in_backward else self.accelerator.no_sync(model=self._wrapped):
-                yield
-        finally:
-            state._set_sync_gradients(True)
-
-    def _early_coords(self) -> list[torch.Tensor]:
-        return self.early.coords if self._whole and self.early is not None else []
 
     def _prepare_input(self, data: torch.Tensor | Any) -> torch.Tensor | Any:
         return super()._prepare_input(moved(data, self.args.device) if isinstance(data, torch.Tensor) else data)
@@ -423,6 +321,62 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.components.bad.load(checkpoint)
         if waiting := load_waiting(checkpoint, all_in_first=self._shared):
             self.components.rows.wait(waiting)
+
+
+class TrainerEngine:
+    """The engine of a trainer: its policy as `Trainer` has wrapped it (`wrapper`)."""
+
+    def __init__(self, trainer: RolloutMatchingTrainer, policy: nn.Module) -> None:
+        components, self.device = trainer.components, trainer.args.device
+        coord_ids = torch.as_tensor(components.vocab.ids, device=self.device)
+        self._trained_row = TrainedRow(policy, coord_ids, components.loss, trainer.accelerator.autocast)
+        self._trainer: Any = trainer
+        self._policy = policy
+        self.wrapper = policy
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that train."""
+        return [one for one in self._policy.parameters() if one.requires_grad]
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients stay with the parameters, unscaled, until the optimizer steps."""
+        alone = self._trainer.accelerator.distributed_type == DistributedType.NO
+        return alone and not self._trainer.args.fp16
+
+    @contextmanager
+    def run_pass(self, *, last: bool) -> Iterator[None]:
+        """Prepare a forward and a backward pass. last: gradients are reduced over processes."""
+        self.wrapper.train()
+        optimizer = self._trainer.optimizer
+        if callable(set_mode := getattr(optimizer, "train", None)):  # schedule-free: not the averaged weights
+            set_mode()
+        if last:
+            if self._trainer.steps_in_backward:
+                self._trainer.components.interrupt.hold()
+            yield
+            return
+        state = self._trainer.accelerator.gradient_state
+        state._set_sync_gradients(False)
+        try:
+            local = (
+                nullcontext() if self._trainer.steps_in_backward else self._trainer.accelerator.no_sync(self.wrapper)
+            )
+            with local:
+                yield
+        finally:
+            state._set_sync_gradients(True)
+
+    def row(self, inputs: Mapping[str, Any], targets: LossTargets, *, apart: bool = False) -> Any:
+        """Run the forward pass of `TrainedRow` inside the wrapper."""
+        prepared = self._trainer._prepare_inputs(dict(inputs))
+        return run_inside(self.wrapper, self._policy, partial(self._trained_row, apart=apart), prepared, targets)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run a backward pass."""
+        options = {"scale_wrt_gas": False} if self._trainer.steps_in_backward else {}  # it is divided already
+        self._trainer.accelerator.backward(loss, **options)
 
 
 class EvenBatchSampler(Sampler[list[int]]):

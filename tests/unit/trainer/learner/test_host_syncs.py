@@ -84,8 +84,8 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
 
             return call
 
-        for name in ("train_rows", "_finish_step", "_get_grad_norm"):
-            setattr(trainer, name, counting(getattr(trainer, name)))
+        for owner, name in ((trainer.passes, "train_rows"), (trainer, "_finish_step"), (trainer, "_get_grad_norm")):
+            setattr(owner, name, counting(getattr(owner, name)))
         trainer.train()
         return counted
 

@@ -86,13 +86,13 @@ def make(make):
 def trained_on(harness):
     """Count how often each record's tokens were trained on, by watching the micro-steps that are taken."""
     seen = Counter()
-    lay_out = harness.trainer.lay_out
+    lay_out = harness.trainer.passes.lay_out
 
     def watch(group):
         seen.update(tuple(segment.placed.encoding.input_ids.tolist()) for row in group.rows for segment in row)
         return lay_out(group)
 
-    harness.trainer.lay_out = watch
+    harness.trainer.passes.lay_out = watch
     return seen
 
 

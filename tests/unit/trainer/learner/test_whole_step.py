@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner import trainer as learner_trainer
+from stage2_trainer.learner import passes
 from stage2_trainer.learner.rows import StepRowPlanner
 from stage2_trainer.learner.step import EARLY_SHARE, EarlyGradients
 from stage2_trainer.wire.requests import request_seed
@@ -209,7 +209,7 @@ def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked,
 def test_rows_train_early_where_gradients_are_small(enough, late, unpacked, model, trained_early, monkeypatch, caplog):
     needed = sum(one.nbytes for one in model.parameters())
     memory = int(needed / EARLY_SHARE) + (1 if enough else -(EARLY_SHARE**-1))
-    monkeypatch.setattr(learner_trainer, "memory_bytes", lambda device: int(memory))
+    monkeypatch.setattr(passes, "memory_bytes", lambda device: int(memory))
     monkeypatch.setattr(LateBackend, "trains_early", enough)
     caplog.set_level("INFO")
     assert_close(late(1)[0], unpacked[0])

@@ -1,0 +1,61 @@
+"""A row's forward pass is its loss, in float32 whatever precision is around it."""
+
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.learner.loss import LossParts
+from stage2_trainer.learner.trained_row import TrainedRow
+from stage2_trainer.telemetry.timeline import Stopwatch
+from tests.unit.trainer.learner.harness import only_first
+
+bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
+
+
+@pytest.fixture
+def batch(make, records):
+    trainer = make(answer=only_first).trainer
+    trainer._step.set_batches([records], global_step=0, uses=1)
+    return trainer.passes.lay_out(next(trainer._step.rows(Stopwatch())))
+
+
+@pytest.fixture
+def row(model, matcher):
+    """A function that builds the trained row of the model under a precision of its own."""
+    return lambda autocast: TrainedRow(model, torch.as_tensor(matcher.vocab.ids), RolloutMatching(), autocast)
+
+
+@torch.no_grad()
+def test_autocast_around_the_row_reaches_neither_logits_nor_loss(row, batch):
+    trained = row(bfloat16)
+    alone = trained(batch["model"], batch["targets"])
+    with bfloat16():
+        wrapped = trained(batch["model"], batch["targets"])
+    assert wrapped.total.dtype == torch.float32
+    assert torch.equal(wrapped.total, alone.total)
+
+
+@torch.no_grad()
+def test_the_hidden_states_are_computed_in_the_row_s_own_precision(row, batch):
+    narrow, wide = (row(one)(batch["model"], batch["targets"]).total for one in (bfloat16, nullcontext))
+    assert not torch.equal(narrow, wide)
+    assert float(narrow) == pytest.approx(float(wide), rel=0.05)
+
+
+@torch.no_grad()
+def test_the_two_sums_of_one_forward_pass_add_up_to_the_loss(row, batch):
+    trained, targets = row(nullcontext), batch["targets"]
+    ordinary, coords = trained(batch["model"], targets, apart=True)
+    whole: LossParts = trained(batch["model"], targets.divided_by(ce=1.0, coord=1.0))
+    assert float(ordinary.total + coords.total) == pytest.approx(float(whole.total), rel=1e-5)
+
+
+def test_what_trains_is_the_policy(row, model):
+    trained = row(nullcontext)
+    assert [name.removeprefix("policy.") for name, _ in trained.named_parameters()] == [
+        name for name, _ in model.named_parameters()
+    ]
+    assert all(name.startswith("policy.") for name in trained.state_dict())

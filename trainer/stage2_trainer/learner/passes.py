@@ -1,0 +1,151 @@
+"""The forward and backward passes of an optimizer step's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import torch
+
+from stage2_trainer.data.encode import PromptCache
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.learner.loss import LossParts, LossTargets
+from stage2_trainer.learner.padding_free_batch import Segment, supervised_batch
+from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner
+from stage2_trainer.learner.step import EarlyGradients, RowTensors, early_gradients
+from stage2_trainer.learner.step_record import StepRecord
+from stage2_trainer.matching import CoordVocab
+from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.ranks import memory_bytes, rank, seeded_rng
+from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import TIMELINE
+
+
+class Engine(Protocol):
+    """What runs a pass: the policy as DistributedDataParallel or DeepSpeed wrap it, or as it is."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the policy."""
+        ...
+
+    @property
+    def trained(self) -> Sequence[torch.nn.Parameter]:
+        """The parameters that train."""
+        ...
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients stay with the parameters, unscaled, until the optimizer steps.
+
+        DistributedDataParallel reduces them, DeepSpeed consumes them at once, and float16 scales them.
+        """
+        ...
+
+    def run_pass(self, *, last: bool) -> AbstractContextManager[None]:
+        """Return the context of a forward and a backward pass. last: gradients are reduced over processes."""
+        ...
+
+    def row(self, inputs: Mapping[str, Any], targets: LossTargets, *, apart: bool = False) -> Any:
+        """Run the forward pass of `TrainedRow`."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run a backward pass."""
+        ...
+
+
+@dataclass
+class RowPasses:
+    """The passes of a run's rows; `begin` starts a step.
+
+    placeholder: returns the segment that replaces a sample whose pixels are lost. seed: of the run.
+    """
+
+    engine: Engine
+    planner: RowPlanner
+    cache: PromptCache
+    bad: BadSamples
+    vocab: CoordVocab
+    pad_token_id: int
+    placeholder: Callable[[str], Segment]
+    finite: FiniteGuard
+    interrupt: Interrupt
+    reporter: Reporter
+    seed: int
+    step: int = 0
+    divisor: float = 1.0
+    record: StepRecord = field(default_factory=StepRecord)
+
+    def begin(self, step: int, record: StepRecord, *, divisor: float) -> None:
+        """Begin an optimizer step. divisor: the loss of each micro-step is divided by it."""
+        self.step, self.record, self.divisor = step, record, divisor
+
+    def lay_out(self, group: RowGroup) -> dict[str, Any]:
+        """Return the tensors of some rows."""
+        with self.record.stopwatch.measure("mask_build"):
+            batch = supervised_batch(
+                group.rows,
+                self.vocab,
+                pad_token_id=self.pad_token_id,
+                device=self.engine.device,
+                pixels=self.cache.pixels,
+                placeholder=partial(self._without_pixels, group),
+            )
+        return {**batch, "targets": batch["targets"].without_loss()} if group.repeated else batch
+
+    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
+        """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
+        self.interrupt.check()
+        self.reporter.update(phase="training")
+        stopwatch = self.record.stopwatch
+        # The forward pass within counts for itself.
+        with self._seeded(group), self.engine.run_pass(last=last), stopwatch.measure("backward"):
+            with stopwatch.measure("forward"):
+                parts: LossParts = self.engine.row(batch["model"], batch["targets"])
+            loss = parts.total / self.divisor
+            self.engine.backward(loss)
+        self._note("row" if self.planner.whole_step else "micro-step", batch, loss)
+        return parts
+
+    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
+        """Run a forward pass, and a backward pass for either sum of the loss, into `early`."""
+        assert self.early is not None, "rows train early"
+        with self._seeded(group), self.engine.run_pass(last=True):
+            with self.record.stopwatch.measure("forward"):
+                ordinary, coords = self.engine.row(batch["model"], batch["targets"], apart=True)
+            with TIMELINE.measure("backward"):
+                self.early.add(ordinary.total, coords.total)
+        parts: LossParts = ordinary.joined(coords)
+        self._note("row", batch, parts.total)
+        return parts
+
+    @cached_property
+    def early(self) -> EarlyGradients | None:
+        """The gradients of rows that train while answers are awaited; None where no row can."""
+        if not self.engine.keeps_gradients:
+            return None
+        return early_gradients(self.engine.trained, memory_bytes(self.engine.device))
+
+    def _note(self, kind: str, batch: RowTensors, loss: torch.Tensor) -> None:
+        apart = self.early.coords if self.planner.whole_step and self.early is not None else []
+        self.finite.note(kind, batch["samples"], loss, apart)
+
+    def _without_pixels(self, group: RowGroup, segment: Segment, error: ImageError) -> Segment:
+        """Note a sample that is lost, unless its row only repeats another's; return its placeholder."""
+        if not group.repeated:
+            self.record.lost.append(segment.stats)
+            self.bad.lose(BadSample.from_error(segment.sample_id, segment.images, error))
+        return self.placeholder(segment.sample_id)
+
+    def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
+        """Seed the RNG for each row, so that dropout does not depend on when, or in which process, the row trains."""
+        shared = isinstance(self.planner, SharedRowPlanner)
+        if not (self.planner.whole_step or shared):
+            return nullcontext()
+        return seeded_rng((self.seed, self.step, 0 if shared else rank(), group.place), self.engine.device)
