@@ -24,7 +24,8 @@ import yaml
 from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerEngine
+from stage2_trainer.learner.step_log import StepLog
+from stage2_trainer.learner.trainer import TrainerEngine
 from stage2_trainer.process.base_trainer import WholeCheckpoints
 from stage2_trainer.rollouts import build
 from stage2_trainer.rollouts.http import ServerBackend
@@ -101,7 +102,7 @@ def run(*blow: str, config: Path) -> int:
     note = noting(config.with_name(MOMENTS))
     if blow:
         arrange_the_blow(blow[0], blow[1], int(blow[2]), note)
-    before(RolloutMatchingTrainer, "_log_step", lambda *_: note("step"))
+    before(StepLog, "_write", lambda *_: note("step"))
     return main.learn(parse_run_config(yaml.safe_load(config.read_text())))
 
 

@@ -20,7 +20,7 @@ from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.finite import FiniteGuard
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.ranks import memory_bytes, rank, seeded_rng
+from stage2_trainer.process.ranks import memory_bytes, rank, seeded_rng, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -81,6 +81,17 @@ class RowPasses:
     step: int = 0
     divisor: float = 1.0
     record: StepRecord = field(default_factory=StepRecord)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the processes share the rows of a step: its micro-steps are then those of all of them."""
+        return isinstance(self.planner, SharedRowPlanner)
+
+    def divisor_of(self, micro_steps: float) -> float:
+        """Return what the loss of each micro-step is divided by: 1 where the mean is over the step already."""
+        if self.planner.whole_step:
+            return 1.0
+        return micro_steps / world_size() if self.shares_rows else micro_steps
 
     def begin(self, step: int, record: StepRecord, *, divisor: float) -> None:
         """Begin an optimizer step. divisor: the loss of each micro-step is divided by it."""
@@ -145,7 +156,7 @@ class RowPasses:
 
     def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
         """Seed the RNG for each row, so that dropout does not depend on when, or in which process, the row trains."""
-        shared = isinstance(self.planner, SharedRowPlanner)
-        if not (self.planner.whole_step or shared):
+        if not (self.planner.whole_step or self.shares_rows):
             return nullcontext()
-        return seeded_rng((self.seed, self.step, 0 if shared else rank(), group.place), self.engine.device)
+        process = 0 if self.shares_rows else rank()
+        return seeded_rng((self.seed, self.step, process, group.place), self.engine.device)

@@ -9,18 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, SequentialSampler
 from transformers.trainer_utils import SaveStrategy
 
 from stage2_api.rollout_matching import RolloutMatching
@@ -28,21 +26,21 @@ from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
-from stage2_trainer.data.run_records import batch_sizes
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossTargets, moved
 from stage2_trainer.learner.passes import RowPasses
 from stage2_trainer.learner.rows import RowPlanner, SharedRowPlanner, load_waiting, save_waiting
 from stage2_trainer.learner.runaway import RunawayWatch
+from stage2_trainer.learner.schedule import EvenBatchSampler, uses_left
 from stage2_trainer.learner.step import CurrentStep, run_inside, train_step
-from stage2_trainer.learner.step_record import Figures, StepRecord
+from stage2_trainer.learner.step_log import StepLog
 from stage2_trainer.learner.trained_row import TrainedRow
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
 from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.ranks import gathered, peak_bytes, rank, world_size
+from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -86,15 +84,21 @@ class RolloutMatchingTrainer(FiniteSteps):
         super().__init__(model=model, data_collator=as_list, **trainer_arguments)
         self._policy = model
         self.components = components
-        self._record = StepRecord()
+        self.step_log = StepLog(
+            components.log,
+            components.reporter,
+            components.bad,
+            self.args.device,
+            top_k=components.top_k,
+            reuses=components.m_steps > 1,
+            further=self._further_figures,
+        )
         self._step = CurrentStep(components.estep, components.rows)
         self._lookahead: list[Any] = []
         self._whole = components.rows.whole_step
         self._shared = isinstance(components.rows, SharedRowPlanner)
         self._batches_seen = 0
         self._batches_of_epoch = 0
-        self._figures: Figures = {}
-        self._trained = perf_counter()
         self.add_callback(ComparableBest())
         self._engine = TrainerEngine(self, model)
         self.passes = RowPasses(
@@ -182,32 +186,20 @@ class RolloutMatchingTrainer(FiniteSteps):
         if self._batches_seen < self._step.raw_batch_count:
             return torch.zeros((), device=self.args.device)
         self._batches_seen, self._engine.wrapper = 0, model
-        untyped: Any = self
-        if self._whole:
-            untyped.current_gradient_accumulation_steps = 1  # the loss is a mean over the step already
-        elif self._shared:
-            untyped.current_gradient_accumulation_steps /= world_size()  # the micro-steps are those of all processes
-        divisor: float = untyped.current_gradient_accumulation_steps
+        divisor = self.passes.divisor_of(self._step.raw_batch_count)
         self.components.reporter.update(max_steps=self.state.max_steps)
         self.components.interrupt.check()
-        self.passes.begin(self.state.global_step, self._record, divisor=divisor)
+        record = self.step_log.record
+        self.passes.begin(self.state.global_step, record, divisor=divisor)
         with self.components.interrupt.stoppable():
             groups, losses = train_step(
                 self._step,
                 self.passes,
-                self._record.stopwatch,
+                record.stopwatch,
                 mean="step" if self._whole else self.components.loss.loss_normalizer,
                 divisor=divisor,
             )
-        record = self._record
-        record.sync, record.version = self._step.report, self._step.step0
-        record.samples += [sample for group in groups for sample in group.samples]
-        record.rows += [group.figures for group in groups]
-        record.losses += losses
-        if self.components.m_steps > 1:
-            record.reuse = self._step.reuse_figures()
-        self._trained = perf_counter()
-        return sum((one.values[0] / divisor for one in losses), start=torch.zeros((), device=self.args.device))
+        return self.step_log.note_rows(self._step, groups, losses, divisor=divisor)
 
     def _prepare_input(self, data: torch.Tensor | Any) -> torch.Tensor | Any:
         return super()._prepare_input(moved(data, self.args.device) if isinstance(data, torch.Tensor) else data)
@@ -225,46 +217,27 @@ class RolloutMatchingTrainer(FiniteSteps):
         self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args: Any, **kwargs: Any
     ) -> None:
         """Finish the step's record before anything is logged, saved or evaluated."""
-        if self._record.version >= 0:  # where an epoch ends, there is no step
-            TIMELINE.note("optimizer", self._trained)
+        if self.step_log.record.version >= 0:  # where an epoch ends, there is no step
             self._finish_step(grad_norm, kwargs["learning_rate"])
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _finish_step(self, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
         step = self.state.global_step
-        with TIMELINE.measure("log"):
-            self._record.settle()
-        self._record.time = TIMELINE.end(step)
-        record = StepRecord.joined(gathered(self._record))
-        try:
-            bad = sum(sample.bad for sample in record.samples)
-            self.components.bad.note_lost(step=step - 1, of=len(record.samples), bad=bad)
-        finally:  # the step is complete, so its line is written whatever ends the run
-            self._log_step(record, grad_norm, learning_rate)
+        norm = None if grad_norm is None else float(grad_norm)
+        samples = self.step_log.finish(step, norm=norm, rate=learning_rate)
         if self.components.runaway is not None and self._step.reused is None:
-            self.components.runaway.note(record.samples, step=step)
+            self.components.runaway.note(samples, step=step)
 
-    def _log_step(self, record: StepRecord, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
-        step = self.state.global_step
-        figures = record.figures(top_k=self.components.top_k)
-        if grad_norm is not None:
-            figures["grad_norm"] = float(grad_norm)
-        figures["learning_rate"] = learning_rate
+    def _further_figures(self, step: int) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
         if self.components.supervised_steps is not None:
-            figures["supervised/steps_total"] = float(self.components.supervised_steps.before(step))
-        figures |= self.components.descriptions(step)
-        figures["bad_samples_total"] = float(self.components.bad.total)
-        figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
-        servers = [asdict(server) for server in record.time.servers]
-        self.components.log.write("step", {"step": step, **figures, **record.words(), "servers": servers})
-        tokens_per_second = figures.get("rollout/gen_tokens_per_s")
-        self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
-        self._figures, self._record = figures, StepRecord()
+            found["supervised/steps_total"] = float(self.components.supervised_steps.before(step))
+        return found | dict(self.components.descriptions(step))
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Report to trackers, which get no null; a training report has the figures of the last step too."""
         if "loss" in logs:
-            logs = {**self._figures, **logs}
+            logs = {**self.step_log.figures, **logs}
         super().log({name: value for name, value in logs.items() if value is not None}, start_time)
 
     def evaluate(
@@ -377,64 +350,6 @@ class TrainerEngine:
         """Run a backward pass."""
         options = {"scale_wrt_gas": False} if self._trainer.steps_in_backward else {}  # it is divided already
         self._trainer.accelerator.backward(loss, **options)
-
-
-class EvenBatchSampler(Sampler[list[int]]):
-    """Yields batches of at most `batch_size` samples, never an empty one, `processes` of them at a time.
-
-    Every sample is in exactly one batch: the last batches are shorter where samples cannot be divided evenly. window:
-    batches of one optimizer step in all learner processes; each full window comes `times` times in a row, so that a
-    step that reuses rollouts skips no sample, and a partial one at the end once (semantics, section 9). `drop_last`
-    leaves out the samples that do not fill the last batches.
-
-    Raises:
-        ConfigError: the samples cannot be divided so.
-    """
-
-    def __init__(
-        self,
-        sampler: Sampler[int],
-        batch_size: int,
-        *,
-        processes: int,
-        drop_last: bool,
-        window: int = 1,
-        times: int = 1,
-    ) -> None:
-        self.sampler = sampler  # where accelerate finds it, to give all processes the same order
-        self.drop_last = drop_last
-        self._window = window
-        self._times = times
-        self._sizes = batch_sizes(len(sampler), batch_size, processes=processes, drop_last=drop_last)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        samples = iter(self.sampler)
-        window: list[list[int]] = []
-        for size in self._sizes:
-            window.append(list(islice(samples, size)))
-            if len(window) == self._window:
-                for _ in range(self._times):
-                    yield from map(list, window)
-                window = []
-        yield from window
-
-    def __len__(self) -> int:
-        full, left = divmod(len(self._sizes), self._window)
-        return full * self._window * self._times + left
-
-
-def uses_left(batches_before: int, *, batches: int, window: int, times: int) -> int:
-    """Return how many optimizer steps, this one included, train on the window that begins now.
-
-    batches_before: batches of this process before it in the epoch. batches: of an epoch. window: of a window. A resumed
-    run may begin in the middle of a window's steps.
-
-    >>> [uses_left(n, batches=7, window=3, times=2) for n in (0, 3, 6)]
-    [2, 1, 1]
-    """
-    full = batches // (window * times)
-    at, done = divmod(batches_before // window, times)
-    return times - done if at < full else 1
 
 
 def as_list(records: list[Record]) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.run_records import batch_sizes
-from stage2_trainer.learner.trainer import EvenBatchSampler, uses_left
+from stage2_trainer.learner.schedule import EvenBatchSampler, uses_left
 
 NUMBERS = [
     (samples, size, processes)

@@ -235,7 +235,7 @@ def member(rank, port, folder, paths):
     # the second process has far more tokens: it needs more rows
     options["rows"] = StepRowPlanner(ROW if rank else 4 * ROW)
     found, _, run = gradients(Path(folder, f"rank-{rank}"), model, encoder, records_of(paths), **options)
-    torch.save((found, run.trainer._figures), Path(folder, f"{rank}.pt"))
+    torch.save((found, run.trainer.step_log.figures), Path(folder, f"{rank}.pt"))
     torch.distributed.destroy_process_group()
 
 

@@ -1,0 +1,158 @@
+"""The loop of our own trains as the trainer does, bit by bit, and resumes what the trainer has saved."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import set_seed
+
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.learner.engine import AccelerateEngine
+from stage2_trainer.learner.loop import Learner
+from stage2_trainer.learner.passes import RowPasses
+from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.learner.schedule import Schedule
+from stage2_trainer.learner.step import CurrentStep
+from stage2_trainer.learner.step_log import History, StepLog
+from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.process.policy import adapt
+from tests.unit.trainer.learner.harness import build, only_first, two_boxes
+
+FIGURES = ("loss", "loss/ce", "loss/coord", "grad_norm", "learning_rate")
+OF_TIME = ("_s", "_per_second", "runtime", "idle_share", "peak_bytes", "total_flos")
+STEPS = {
+    "max_steps": 4,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 2,
+    "logging_steps": 2,
+    "seed": 7,
+}
+SAVED = {"save_strategy": "steps", "save_steps": 3}
+ADAPTERS = {
+    "r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "use_dora": True,
+    "target_modules": ["all-linear"],
+    "modules_to_save": None,
+}
+
+
+def packed():
+    """One segment fits into a row, so that others wait."""
+    return PackedRowPlanner(130, capacity=16, min_fill=0.1)
+
+
+def over_the_step():
+    return StepRowPlanner(400)
+
+
+CASES = {
+    "micro, a pipeline, evaluations, a partial window": {
+        "count": 5, "pipelined": True, "eval_strategy": "steps", "eval_steps": 2, "logging_steps": 1,
+    },
+    "early rows over the step, SGD": {"rows": over_the_step, "count": 5, "optim": "sgd", "lr_scheduler_type": "linear"},
+    "bfloat16, checkpointing, a mean over the window, nothing clipped": {
+        "bf16": True, "loss": {"loss_normalizer": "window"}, "max_grad_norm": 0.0,
+        "max_steps": 2, "gradient_accumulation_steps": 3,
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
+    "reused rollouts, Adafactor, a rate of its own": {
+        "m_steps": 2, "optim": "adafactor", "rates": {"vit": 1e-4}, **SAVED,
+    },
+    "stage 1, packed": {"supervised": {}, "rows": packed, "per_device_train_batch_size": 2, **SAVED},
+    "LoRA with dropout": {"rows": over_the_step, "adapters": {**ADAPTERS, "lora_dropout": 0.1}, **SAVED},
+}  # fmt: skip
+RESUMED = [name for name, case in CASES.items() if "save_steps" in case]
+
+
+def learner_of(harness, rates) -> Learner:
+    """Return a loop of a harness's parts."""
+    parts, trainer = harness.trainer.components, harness.trainer
+    args, policy = trainer.args, trainer._policy
+    schedule = Schedule(trainer.train_dataset, args, m_steps=parts.m_steps, pipelined=parts.pipelined)
+    set_seed(args.seed)
+    engine = AccelerateEngine(
+        policy, args, loss=parts.loss, vocab=parts.vocab, max_steps=schedule.max_steps, rates=rates
+    )
+    finite = FiniteGuard(policy, args.device, scaled=False)
+    passes = RowPasses(
+        engine=engine, planner=parts.rows, cache=parts.cache, bad=parts.bad, vocab=parts.vocab,
+        pad_token_id=parts.pad_token_id, placeholder=parts.estep.placeholder, finite=finite, interrupt=parts.interrupt,
+        reporter=parts.reporter, seed=args.seed,
+    )  # fmt: skip
+    log = StepLog(
+        parts.log, parts.reporter, parts.bad, args.device,
+        top_k=parts.top_k, reuses=parts.m_steps > 1, further=parts.descriptions,
+    )  # fmt: skip
+    return Learner(
+        engine=engine, schedule=schedule, step=CurrentStep(parts.estep, parts.rows), passes=passes,
+        mean="step" if parts.rows.whole_step else parts.loss.loss_normalizer, log=log,
+        history=History(parts.log, parts.reporter, args.device), finite=finite, evaluation=parts.evaluation,
+        held_out=trainer.eval_dataset, checkpoints=trainer._checkpoints, interrupt=parts.interrupt,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def train(tmp_path, model, encoder, image_paths):
+    """A function that trains a case with the trainer or the loop; returns figures, history, evaluations, weights."""
+
+    def run(case, folder, *, loop, checkpoint=None):
+        options = {**STEPS, **CASES[case]}
+        rates, adapters, rows = (options.pop(name, None) for name in ("rates", "adapters", "rows"))
+        policy = copy.deepcopy(model)
+        if adapters is not None:
+            torch.manual_seed(3)
+            policy = adapt(policy, ["vit", "aligner"], adapters)
+        records = two_boxes([image_paths[i % len(image_paths)] for i in range(options.pop("count", 6))])
+        options["loss"] = RolloutMatching(**options.pop("loss", {}))
+        planner = rows() if rows else None
+        harness = build(tmp_path / folder, policy, encoder, records, answer=only_first, rows=planner, **options)
+        if loop:
+            learner = learner_of(harness, rates or {})
+            learner.train(checkpoint)
+            history = learner.state.log_history
+        else:
+            harness.trainer.part_rates = rates or {}
+            harness.trainer.train(checkpoint and str(checkpoint))
+            history = harness.trainer.state.log_history
+        return {
+            "steps": [{name: line[name] for name in FIGURES} for line in harness.lines("step")],
+            "history": [untimed(line) for line in history],
+            "evaluations": [untimed(line) for line in harness.lines("evaluation")],
+            "weights": {name: one.detach() for name, one in policy.named_parameters() if one.requires_grad},
+        }
+
+    return run
+
+
+def untimed(line):
+    return {name: value for name, value in line.items() if not name.endswith(OF_TIME)}
+
+
+def assert_same_weights(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_trains_bit_by_bit_as_the_trainer_does(train, tmp_path: Path, case):
+    old, new = train(case, "old", loop=False), train(case, "new", loop=True)
+    assert len(old["steps"]) >= 2
+    assert new["steps"] == old["steps"]
+    assert new["evaluations"] == old["evaluations"]
+    assert new["history"] == old["history"]
+    assert_same_weights(new["weights"], old["weights"])
+    if case not in RESUMED:
+        return
+    for saved, loop in (("old", True), ("new", False)):
+        resumed = train(case, f"{saved}, loop {loop}", loop=loop, checkpoint=tmp_path / saved / "checkpoint-3")
+        assert resumed["steps"] == old["steps"][3:], (saved, loop)
+        assert_same_weights(resumed["weights"], old["weights"])

@@ -1,0 +1,138 @@
+"""A run from its first optimizer step to its last. One step:
+
+    sync, ask      weights to the servers; all rollouts of the step are requested   estep.EStep
+    rows           each as soon as its answers are parsed, matched and packed       rows.RowPlanner
+    backward       a row's forward pass is its loss; gradients add up               passes.RowPasses
+    check, clip    nothing that is not finite changes a weight                      process.finite.FiniteGuard
+    step           optimizer and schedule                                           engine.AccelerateEngine
+    log            the step's line; now and then a report                           step_log.StepLog, History
+    evaluate       rollouts of held-out records                                     evaluate.Evaluation
+    save           staged, checked, renamed                                         process.run_checkpoints.Checkpoints
+
+Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. Runs still train with
+`trainer.RolloutMatchingTrainer`, which this page is to replace (docs/decisions/0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerControl, TrainerState
+
+from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.data.records import Record
+from stage2_trainer.learner.engine import AccelerateEngine
+from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.passes import RowPasses
+from stage2_trainer.learner.rows import load_waiting, save_waiting
+from stage2_trainer.learner.run_state import read_run, write_run
+from stage2_trainer.learner.schedule import Schedule, Window
+from stage2_trainer.learner.step import CurrentStep, Mean, train_step
+from stage2_trainer.learner.step_log import History, StepLog
+from stage2_trainer.process.base_trainer import evaluation_name
+from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.run_checkpoints import Checkpoints
+from stage2_trainer.telemetry.timeline import TIMELINE
+
+
+def _new_state() -> TrainerState:
+    """Return a state with the entry that a `Trainer` which resumes it expects."""
+    control: Any = TrainerControl()
+    return TrainerState(stateful_callbacks=[control])
+
+
+@dataclass
+class Learner:
+    """A run: its parts, and where it stands."""
+
+    engine: AccelerateEngine
+    schedule: Schedule
+    step: CurrentStep
+    passes: RowPasses
+    mean: Mean
+    log: StepLog
+    history: History
+    finite: FiniteGuard
+    evaluation: Evaluation
+    held_out: Sequence[Record]
+    checkpoints: Checkpoints
+    interrupt: Interrupt
+    state: TrainerState = field(default_factory=_new_state)
+
+    def train(self, checkpoint: Path | None = None) -> None:
+        """Train to the last step, from the beginning or from a checkpoint.
+
+        Raises:
+            NonFiniteError, CheckpointError, ServerError, PackingError, BadStepError, Interrupted.
+        """
+        self._begin(checkpoint)
+        windows = self.schedule.windows(self.state.global_step)
+        while (window := self._read(windows)) is not None:
+            self._train_rows(window)  # the step's gradients are with the parameters now
+            norm, rate = self.engine.step(partial(self.finite.check, step=window.step + 1))
+            self.state.global_step, self.state.epoch = window.step + 1, window.epoch_after
+            self.log.finish(self.state.global_step, norm=norm, rate=rate)
+            if self.schedule.reports(window):
+                self.history.report(self.state, self.log.figures)
+            if self.schedule.evaluates(window):
+                self._evaluate()
+            if self.schedule.saves(window):
+                self._save()
+        self.history.end(self.state)
+
+    def _begin(self, checkpoint: Path | None) -> None:
+        if checkpoint is not None:
+            with ACTIVITY.doing(f"resuming from {checkpoint}"):
+                self._restore(checkpoint)
+        args, state = self.engine.args, self.state
+        state.max_steps, state.num_train_epochs = self.schedule.max_steps, self.schedule.num_epochs
+        state.compute_steps(args, self.schedule.max_steps)
+        state.train_batch_size = args.per_device_train_batch_size
+        self.finite.check_start(step=state.global_step)
+        self.history.begin(state)
+
+    def _restore(self, checkpoint: Path) -> None:
+        self.state = read_run(checkpoint, self.engine)
+        self.passes.bad.load(checkpoint)
+        if waiting := load_waiting(checkpoint, all_in_first=self.passes.shares_rows):
+            self.passes.planner.wait(waiting)
+
+    def _read(self, windows: Iterator[Window]) -> Window | None:
+        """Read the records of the next step: its time begins, and SIGTERM ends the wait for a slow disk."""
+        with self.interrupt.stoppable():
+            TIMELINE.begin()
+            return next(windows, None)
+
+    def _train_rows(self, window: Window) -> None:
+        """Sync, ask, and leave the step's gradients with the parameters."""
+        self.interrupt.check()
+        with self.interrupt.stoppable():
+            self.step.set_batches(window.batches, window.following, global_step=window.step, uses=window.uses)
+            self.passes.begin(window.step, self.log.record, divisor=self.passes.divisor_of(len(window.batches)))
+            stopwatch, divisor = self.log.record.stopwatch, self.passes.divisor
+            groups, losses = train_step(self.step, self.passes, stopwatch, mean=self.mean, divisor=divisor)
+        self.history.add(self.log.note_rows(self.step, groups, losses, divisor=divisor))
+
+    def _evaluate(self) -> None:
+        """Answer the held-out records with the weights as they are, and report how good the answers are."""
+        step = self.state.global_step
+        evaluating = ACTIVITY.doing(evaluation_name(step))
+        with evaluating, TIMELINE.measure("evaluate"), self.interrupt.stoppable():
+            found = self.evaluation(self.held_out, self.engine.policy, global_step=step)
+        self.history.evaluation(self.state, {f"eval_{name}": value for name, value in found.items()})
+
+    def _save(self) -> None:
+        """Write a checkpoint of the last step. Raises NonFiniteError, CheckpointError."""
+        self.finite.check_weights(step=self.state.global_step)
+        with TIMELINE.measure("save"):
+            self.checkpoints.save(self.state, self._write)
+
+    def _write(self, folder: Path) -> None:
+        write_run(folder, self.engine)
+        save_waiting(folder, self.step.waiting(self.state.global_step))
+        self.passes.bad.save(folder, before=self.state.global_step)

@@ -1,0 +1,39 @@
+"""The optimizer and the learning-rate schedule, as transformers names and builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.trainer_pt_utils import get_parameter_names
+
+from stage2_trainer.process.policy import split_learning_rates
+
+NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+"""Names of parameters without weight decay, as in transformers."""
+
+
+def create_optimizer(policy: Any, args: TrainingArguments, rates: Mapping[str, float]) -> torch.optim.Optimizer:
+    """Return the optimizer of a policy. rates: learning rates of the parts (llm, vit, aligner) that have their own.
+
+    A checkpoint knows its state by position: two groups, also where one is empty, in the order of the parameters.
+    """
+    decayed = set(get_parameter_names(policy, [nn.LayerNorm], NO_DECAY))
+    named = [(name, one) for name, one in policy.named_parameters() if one.requires_grad]
+    groups = [
+        {"params": [one for name, one in named if name in decayed], "weight_decay": args.weight_decay},
+        {"params": [one for name, one in named if name not in decayed], "weight_decay": 0.0},
+    ]
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(args, policy)
+    optimizer: torch.optim.Optimizer = kind(groups, **options)
+    split_learning_rates(optimizer, policy, rates)
+    return optimizer
+
+
+def create_schedule(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
+    """Return the schedule of the prepared optimizer over so many steps."""
+    options: Any = args.lr_scheduler_kwargs
+    return get_scheduler(args.lr_scheduler_type, optimizer, args.get_warmup_steps(steps), steps, options)
