@@ -498,7 +498,7 @@ def member_that_loses(rank, port, folder, images, rows):
     run = build(Path(folder, f"rank-{rank}"), model, encoder, records, rows=planner, **size)
     Loses(*images[:2])(run.trainer)
     run.trainer.train()
-    figures, noted = run.trainer.step_log.figures, sorted(run.trainer.components.bad._noted)
+    figures, noted = run.trainer.step_log.figures, sorted(name for name, _ in run.trainer.components.bad._noted)
     counted = [figures["bad_samples"], figures["bad_samples_total"], noted, figures["rollout/gt_objects"]]
     Path(folder, f"{rank}.json").write_text(json.dumps(counted))
     torch.distributed.destroy_process_group()
