@@ -77,6 +77,7 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
     return live.peak
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize(
     ("options", "rows", "checkpointing", "dtype"),
     [
