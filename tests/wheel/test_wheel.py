@@ -61,6 +61,7 @@ WALK = [
     (f"evaluate --rollouts run/rollouts.jsonl --records {HELD_OUT}", 0, "f1@0.5"),
     ("evaluate run.yaml --checkpoint lost", 64, "fix:"),
     (f"export {MODEL} --output new", 64, "must be a whole checkpoint"),
+    (f"infer {MODEL} lost.jpg", 64, "fix:"),
     ("report run", 0, "Held-out records"),
     ("report run --html page.html --picture picture.png", 0, ""),
     ("replay run/rollouts.jsonl --step 1", 69, TRAINER),

@@ -29,7 +29,7 @@ def hosts_and_types(kubectl: Kubectl) -> list[Object]:
 def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
     """The pods of a job wait for a node, the one that comes gets both, and the small one never had half."""
     eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods: an autoscaler acts")
-    assert reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits"
+    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="the status names the reason")
     made = nodes.add(f"{kubectl.namespace}-made", gpus=4, labels={**HERE, TYPE: "large"})
     live = "the node that was made has both pods"
     eventually(lambda: places(kubectl, "job-3v1") == [made] * 2 and node_of(kubectl, "job-3v1") == made, why=live)
@@ -59,7 +59,7 @@ def test_pods_wait_for_a_node_with_their_gpus(kubectl: Kubectl, controller: Cont
     kind = f"{kubectl.namespace}.example/gpu"
     kubectl.apply(job(gpuResource=kind))
     eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods: an autoscaler acts")
-    assert reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits"
+    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="the status names the reason")
     made = nodes.add(f"{kubectl.namespace}-made", gpus=4, resource=kind, labels=HERE)
     eventually(lambda: places(kubectl, "job-3v1") == [made] * 2, why="the node that comes has both pods")
 
