@@ -39,13 +39,14 @@ def infer_images(
     options: fields of `Question`. Raises ConfigError, before the model is loaded, for images that cannot be read.
     """
     found = list(_readable(images))
-    _check_output(output)
+    _check_output(output, found)
     from stage2_trainer.infer.model import Model
 
     loaded = Model(model, base=base, device=device, **options)
     output.mkdir(parents=True, exist_ok=True)
     names = _picture_names(found)
-    with ACTIVITY.doing("answering", len(found), "images") as doing, (output / RESULTS).open("w") as results:
+    lines = (output / RESULTS).open("w", encoding="utf-8")
+    with ACTIVITY.doing("answering", len(found), "images") as doing, lines as results:
         for image, name in zip(found, names, strict=True):
             answer = loaded.answer(image)
             answer.picture().save(output / name)
@@ -73,7 +74,7 @@ def _readable(images: Sequence[Path]) -> Iterator[Path]:
             try:
                 load_image(str(file))
             except ImageError as error:
-                problems.append(Problem("IMAGE", str(file), error.fault or str(error), error.way_out or WAY_OUT))
+                problems.append(Problem("IMAGE", str(file), error.fault or str(error), WAY_OUT))
             else:
                 yield file
     if problems:
@@ -86,8 +87,11 @@ def _files_of(image: Path) -> list[Path]:
     return sorted(file for file in image.iterdir() if file.suffix.lower() in IMAGE_ENDINGS)
 
 
-def _check_output(output: Path) -> None:
-    """Raise ConfigError for a folder with anything but an earlier result."""
+def _check_output(output: Path, images: Sequence[Path]) -> None:
+    """Raise ConfigError for a folder with anything but an earlier result, or with the images themselves."""
+    if output.resolve() in {image.resolve().parent for image in images}:
+        rule = "has images to answer, and a picture could replace one"
+        raise refused("--output", str(output), rule, "name another folder")
     if not output.exists():
         return
     if not output.is_dir() or (any(output.iterdir()) and not (output / RESULTS).is_file()):

@@ -70,10 +70,14 @@ def logs(
 def job_logs(job: str, options: list[str], *, servers: bool = False, follow: bool = False) -> int:
     """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
     code, error = write_logs(job, options, None, servers=servers, follow=follow)
+    _print_reason(job, error)
+    return code
+
+
+def _print_reason(job: str, error: str) -> None:
     if error:
         local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
         print_error(f"kubectl logs of {job}: {error}{local}")
-    return code
 
 
 def write_logs(
@@ -105,7 +109,7 @@ def job_report(job: str, options: list[str], html: Path | None) -> int:
         with log.open("wb") as file:
             code, error = write_logs(job, options, file)
         if code:
-            print_error(f"kubectl logs of {job}: {error}")
+            _print_reason(job, error)
             return code
         if not log.stat().st_size:
             raise refused("JOB", job, "its learner has logged nothing yet", f"run: kubectl stage2 explain {job}")

@@ -171,6 +171,18 @@ def test_server_is_asked_in_openais_format(image):
     assert picture["image_url"]["url"].startswith("data:image/jpeg;base64,")
 
 
+@pytest.mark.parametrize("reply", [[], {}, {"data": []}, {"data": [1]}])
+def test_server_with_another_api_is_refused(reply):
+    with answering(lambda *_: (200, reply)) as server, pytest.raises(ConfigError, match="its reply has no data"):
+        stage2.Model(server.url)
+
+
+def test_folder_of_the_images_is_no_output(image):
+    (image.parent / "boxes.jsonl").write_text("")
+    done = inferred("no-model-here", image, "--output", image.parent)
+    assert "replace one" in done.exception.problems[0].rule
+
+
 def test_server_that_refuses_is_named_with_its_answer(image):
     with answering(lambda *_: (401, {"error": "no token"})) as server, pytest.raises(ConfigError) as refusal:
         stage2.Model(server.url)

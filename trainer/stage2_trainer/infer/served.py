@@ -32,7 +32,7 @@ class Server:
         self._context = trust(self._url, environment)
         token = read_token(environment) if environment.get(TOKEN_FILE_VARIABLE) else ""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._model = str(self._ask(MODELS, None, OTHERS_S)["data"][0]["id"])
+        self._model = str(self._one(self._ask(MODELS, None, OTHERS_S), "data")["id"])
 
     def answer(self, question: Question, image: str) -> tuple[str, str]:
         """Return the text of an answer, and why it ended."""
@@ -44,8 +44,15 @@ class Server:
         }
         if limits := question.pixel_limits():
             body["mm_processor_kwargs"] = limits
-        (choice,) = self._ask(CHAT, body, ANSWER_S)["choices"]
+        choice = self._one(self._ask(CHAT, body, ANSWER_S), "choices")
         return str(choice["message"]["content"] or ""), str(choice["finish_reason"])
+
+    def _one(self, reply: Any, key: str) -> Any:
+        """Return the first entry of a list in a reply. Raises ConfigError where there is none."""
+        entries = reply.get(key) if isinstance(reply, dict) else None
+        if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+            raise self._refused(f"its reply has no {key}")
+        return entries[0]
 
     def _ask(self, route: str, body: object, timeout_s: float) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
