@@ -72,6 +72,15 @@ def without_seconds(line: str) -> str:
     return _SECONDS.sub("", line)
 
 
+def evaluation_name(step: int) -> str:
+    """Return how the evaluation after so many steps is called.
+
+    >>> evaluation_name(0), evaluation_name(1200)
+    ('first evaluation, before training', 'evaluation at step 1,200')
+    """
+    return f"evaluation at step {step:,}" if step else "first evaluation, before training"
+
+
 class Activity:
     """What is under way in this process, the outermost first, and who hears of it. every_s: seconds between lines."""
 

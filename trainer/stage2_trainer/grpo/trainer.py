@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stage2_api.grpo import Chord, Rlhf
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.held_out_rewards import REWARD, held_out_rewards
@@ -29,7 +29,7 @@ from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
-from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
+from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.best_checkpoint import ComparableBest
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank

@@ -6,7 +6,7 @@
     check, clip    nothing that is not finite changes a weight                      process.finite.FiniteGuard
     step           optimizer and schedule                                           engine.AccelerateEngine
     log            the step's line; now and then a report                           step_log.StepLog, History
-    evaluate       rollouts of held-out records                                     evaluate.Evaluation
+    evaluate       rollouts of held-out records; the best checkpoint                evaluate.Evaluation, best.Best
     save           staged, checked, renamed                                         process.run_checkpoints.Checkpoints
 
 Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. Runs still train with
@@ -15,29 +15,35 @@ Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. Ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, set_seed
 
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.best import Best
 from stage2_trainer.learner.engine import AccelerateEngine
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.passes import RowPasses
 from stage2_trainer.learner.rows import load_waiting, save_waiting
 from stage2_trainer.learner.run_state import read_run, write_run
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.schedule import Schedule, Window
 from stage2_trainer.learner.step import CurrentStep, Mean, train_step
 from stage2_trainer.learner.step_log import History, StepLog
-from stage2_trainer.process.base_trainer import evaluation_name
+from stage2_trainer.process.best_checkpoint import EVALUATION
 from stage2_trainer.process.finite import FiniteGuard
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.ranks import gathered
 from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.telemetry.timeline import TIMELINE
+
+logger = logging.getLogger(__name__)
 
 
 def _new_state() -> TrainerState:
@@ -48,7 +54,7 @@ def _new_state() -> TrainerState:
 
 @dataclass
 class Learner:
-    """A run: its parts, and where it stands."""
+    """A run: its parts, and where it stands. runaway: ends a run whose answers run away."""
 
     engine: AccelerateEngine
     schedule: Schedule
@@ -58,46 +64,76 @@ class Learner:
     log: StepLog
     history: History
     finite: FiniteGuard
+    runaway: RunawayWatch
     evaluation: Evaluation
     held_out: Sequence[Record]
+    best: Best
     checkpoints: Checkpoints
     interrupt: Interrupt
     state: TrainerState = field(default_factory=_new_state)
+    _began: int = field(default=0, init=False)
+    _half_done: bool = field(default=False, init=False)
+    """Whether some weights have changed and others have not: nothing may be saved."""
 
     def train(self, checkpoint: Path | None = None) -> None:
         """Train to the last step, from the beginning or from a checkpoint.
 
         Raises:
-            NonFiniteError, CheckpointError, ServerError, PackingError, BadStepError, Interrupted.
+            NonFiniteError, CheckpointError, ServerError, PackingError, BadStepError, RunawayError, Interrupted.
         """
-        self._begin(checkpoint)
-        windows = self.schedule.windows(self.state.global_step)
-        while (window := self._read(windows)) is not None:
-            self._train_rows(window)  # the step's gradients are with the parameters now
-            norm, rate = self.engine.step(partial(self.finite.check, step=window.step + 1))
-            self.state.global_step, self.state.epoch = window.step + 1, window.epoch_after
-            self.log.finish(self.state.global_step, norm=norm, rate=rate)
-            if self.schedule.reports(window):
-                self.history.report(self.state, self.log.figures)
-            if self.schedule.evaluates(window):
-                self._evaluate()
-            if self.schedule.saves(window):
-                self._save()
-        self.history.end(self.state)
+        with ACTIVITY.doing(f"resuming from {checkpoint}" if checkpoint else "starting to train") as under_way:
+            self._begin(checkpoint)
+            windows = self.schedule.windows(self.state.global_step)
+            while (window := self._read(windows)) is not None:
+                under_way.restart(f"step {window.step + 1} of {self.schedule.max_steps}")
+                self._train_rows(window)  # the step's gradients are with the parameters now
+                norm, rate = self._change_weights(window)
+                samples = self.log.finish(self.state.global_step, norm=norm, rate=rate)
+                if self.step.reused is None:
+                    self.runaway.note(samples, step=self.state.global_step)
+                if self.schedule.reports(window):
+                    self.history.report(self.state, self.log.figures)
+                better = self.schedule.evaluates(window) and self.best.is_new(self.evaluate(), self.state)
+                if better or self.schedule.saves(window):
+                    self._save()
+            self._end()
+
+    def save_progress(self) -> None:
+        """Save the last step of this start, unless it is on disk: the run ends early.
+
+        Nothing is saved in the middle of a step.
+        """
+        step = self.state.global_step
+        if self._half_done:
+            logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
+        elif step > self._began and self.checkpoints.is_missing(step):  # one process alone may have got no further
+            self._save()
+
+    def set_unproved_aside(self) -> None:
+        """Rename what was saved since the last proof: a server that is known to be wrong now may have been so then."""
+        self.checkpoints.set_unproved_aside(self._began)
 
     def _begin(self, checkpoint: Path | None) -> None:
+        set_seed(self.engine.args.seed)
         if checkpoint is not None:
-            with ACTIVITY.doing(f"resuming from {checkpoint}"):
-                self._restore(checkpoint)
+            self._restore(checkpoint)
         args, state = self.engine.args, self.state
         state.max_steps, state.num_train_epochs = self.schedule.max_steps, self.schedule.num_epochs
         state.compute_steps(args, self.schedule.max_steps)
         state.train_batch_size = args.per_device_train_batch_size
+        state.is_world_process_zero, state.is_local_process_zero = (
+            args.process_index == 0,
+            args.local_process_index == 0,
+        )
         self.finite.check_start(step=state.global_step)
+        self.best.begin(state)
         self.history.begin(state)
+        if checkpoint is None and self.schedule.evaluates_first:
+            self.evaluate()
 
     def _restore(self, checkpoint: Path) -> None:
         self.state = read_run(checkpoint, self.engine)
+        self._began = self.state.global_step
         self.passes.bad.load(checkpoint)
         if waiting := load_waiting(checkpoint, all_in_first=self.passes.shares_rows):
             self.passes.planner.wait(waiting)
@@ -118,21 +154,37 @@ class Learner:
             groups, losses = train_step(self.step, self.passes, stopwatch, mean=self.mean, divisor=divisor)
         self.history.add(self.log.note_rows(self.step, groups, losses, divisor=divisor))
 
-    def _evaluate(self) -> None:
+    def _change_weights(self, window: Window) -> tuple[float | None, float]:
+        """Step the optimizer, if all is finite; return the norm of the gradients and the rate of the step."""
+        self._half_done = True
+        norm, rate = self.engine.step(partial(self.finite.check, step=window.step + 1))
+        self.state.global_step, self.state.epoch = window.step + 1, window.epoch_after
+        self._half_done = False
+        return norm, rate
+
+    def evaluate(self) -> Mapping[str, float | None]:
         """Answer the held-out records with the weights as they are, and report how good the answers are."""
         step = self.state.global_step
         evaluating = ACTIVITY.doing(evaluation_name(step))
         with evaluating, TIMELINE.measure("evaluate"), self.interrupt.stoppable():
-            found = self.evaluation(self.held_out, self.engine.policy, global_step=step)
-        self.history.evaluation(self.state, {f"eval_{name}": value for name, value in found.items()})
+            figures = self.evaluation(self.held_out, self.engine.policy, global_step=step)
+        metrics = {f"{EVALUATION}{name}": value for name, value in figures.items()}
+        self.history.evaluation(self.state, metrics)
+        return metrics
 
     def _save(self) -> None:
         """Write a checkpoint of the last step. Raises NonFiniteError, CheckpointError."""
         self.finite.check_weights(step=self.state.global_step)
         with TIMELINE.measure("save"):
             self.checkpoints.save(self.state, self._write)
+        self.history.saved(self.state)
 
     def _write(self, folder: Path) -> None:
         write_run(folder, self.engine)
         save_waiting(folder, self.step.waiting(self.state.global_step))
         self.passes.bad.save(folder, before=self.state.global_step)
+
+    def _end(self) -> None:
+        self.history.end(self.state)
+        if left := sum(gathered(len(self.passes.planner.waiting))):
+            logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)

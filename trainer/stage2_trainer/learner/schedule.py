@@ -104,6 +104,11 @@ class Schedule:
             is_last=is_last,
         )
 
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether an evaluation precedes the first step."""
+        return bool(self._args.eval_on_start)
+
     def reports(self, window: Window) -> bool:
         """Whether a report follows a step."""
         number = window.step + 1

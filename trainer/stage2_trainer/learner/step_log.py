@@ -22,6 +22,7 @@ from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.telemetry.trackers import Trackers
 
 
 class StepLog:
@@ -97,10 +98,10 @@ class StepLog:
 
 
 class History:
-    """The figures that a run reports now and then: they are in the history of its state, and in its log."""
+    """The figures that a run reports now and then: they are in the history of its state, and in its trackers."""
 
-    def __init__(self, log: EventLog, reporter: Reporter, device: torch.device) -> None:
-        self._log, self._reporter = log, reporter
+    def __init__(self, log: EventLog, reporter: Reporter, trackers: Trackers, device: torch.device) -> None:
+        self._log, self._reporter, self._trackers = log, reporter, trackers
         self._began, self._time = 0, 0.0  # this start's first step, and when it was
         self._reported = 0  # the step of the last report
         self._sum = torch.zeros((), device=device)  # of the losses since then
@@ -112,6 +113,7 @@ class History:
         self._time = time.time()
         self._log.write("start", {"step": state.global_step, "max_steps": state.max_steps})
         self._reporter.update(max_steps=state.max_steps)
+        self._trackers.begin(state)
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of a step."""
@@ -136,8 +138,15 @@ class History:
         steps = state.global_step - self._began
         speeds = speed_metrics("train", self._time, num_steps=steps)
         self._keep(state, {**speeds, "train_loss": (self._total + float(self._sum)) / max(steps, 1)})
+        self._trackers.end(state)
 
-    @staticmethod
-    def _keep(state: TrainerState, figures: Mapping[str, float | None]) -> None:
+    def _keep(self, state: TrainerState, figures: Mapping[str, float | None]) -> None:
+        """Keep figures, but no null: trackers take none."""
         numbers = {name: value for name, value in figures.items() if value is not None}
-        state.log_history.append({**numbers, "epoch": state.epoch or 0, "step": state.global_step})
+        numbers["epoch"] = state.epoch or 0
+        state.log_history.append({**numbers, "step": state.global_step})
+        self._trackers.log(state, numbers)
+
+    def saved(self, state: TrainerState) -> None:
+        """Say that the last step has a checkpoint."""
+        self._trackers.save(state)

@@ -23,7 +23,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import BEST_METRIC
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps
@@ -37,7 +37,7 @@ from stage2_trainer.learner.step import CurrentStep, run_inside, train_step
 from stage2_trainer.learner.step_log import StepLog
 from stage2_trainer.learner.trained_row import TrainedRow
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.base_trainer import FiniteSteps, evaluation_name
+from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.best_checkpoint import ComparableBest, metric_key
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, rank, world_size

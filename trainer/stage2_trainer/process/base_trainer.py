@@ -67,15 +67,6 @@ class StepNames(TrainerCallback):
         self._doing.restart(f"step {state.global_step + 1} of {state.max_steps}")
 
 
-def evaluation_name(step: int) -> str:
-    """Return how the evaluation after so many steps is called.
-
-    >>> evaluation_name(0), evaluation_name(1200)
-    ('first evaluation, before training', 'evaluation at step 1,200')
-    """
-    return f"evaluation at step {step:,}" if step else "first evaluation, before training"
-
-
 class WholeCheckpoints(Trainer):
     """A trainer that stages a checkpoint, and names it when all processes have written their part."""
 

@@ -31,23 +31,28 @@ def metric_key(args: Any) -> str | None:
     return None if name is None else f"{EVALUATION}{name.removeprefix(EVALUATION)}"
 
 
+def forget_other_figure(args: Any, state: Any) -> None:
+    """Forget the best score of a resumed run, with a warning, if it is no score of the figure that chooses now."""
+    key, score, step = metric_key(args), state.best_metric, state.best_global_step
+    if key is None or score is None or _is_score(state, key):
+        return
+    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+    if step is not None and state.is_world_process_zero:
+        logger.warning(
+            "training.metric_for_best_model: the best score so far, %.4g at step %d, is not one of %s as it is"
+            " counted now, so the two cannot be compared; the best checkpoint is chosen anew from here on",
+            score,
+            step,
+            key,
+        )
+
+
 class ComparableBest(TrainerCallback):
-    """Forgets the best score of a resumed run, with a warning, if it is no score of the figure that chooses now."""
+    """Forgets the best score of a resumed run where it is of another figure."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the best score with the evaluation that it comes from."""
-        key, score, step = metric_key(args), state.best_metric, state.best_global_step
-        if key is None or score is None or _is_score(state, key):
-            return
-        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
-        if step is not None and state.is_world_process_zero:
-            logger.warning(
-                "training.metric_for_best_model: the best score so far, %.4g at step %d, is not one of %s as it is"
-                " counted now, so the two cannot be compared; the best checkpoint is chosen anew from here on",
-                score,
-                step,
-                key,
-            )
+        forget_other_figure(args, state)
 
 
 def _is_score(state: Any, key: str) -> bool:
