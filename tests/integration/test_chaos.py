@@ -296,6 +296,20 @@ def test_an_old_push_that_is_sent_again_over_tls_changes_nothing(
     assert client.weight_version() == "3"
 
 
+def test_a_push_that_somebody_with_the_token_repeats_takes_nothing_of_the_next(servers, token, make_sync, base, probe):
+    served = servers("stub")
+    port, policy = int(served.base_url.rpartition(":")[2]), policies.trained(base, "full")
+    with recording(port) as recorder:
+        sync = make_sync(replace(served, base_url=served.base_url.replace(str(port), str(recorder.port))))
+        sync.push(base, version=1)
+        recorded = [bytes(said) for said in recorder.asked]
+        send_again(port, recorded)
+        sync.push(policy, version=2)
+    client = ServerClient(served.base_url, token, timeout_s=patience(60))
+    policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert client.weight_version() == "2"
+
+
 # The clock
 
 

@@ -361,8 +361,20 @@ def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_noth
     sync.push(base, version=1)
     client.post("/start_weight_update", "start")
     late = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "group": "of-a-dead-learner"}
+    late["number"] = 1
     with pytest.raises(ServerError, match=r"of-a-dead-learner.*late one"):
         client.post("/update_weights", "push", body={"update_info": late})
+    sync.push(base, version=2)
+    policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_a_repeated_call_is_refused_and_takes_nothing_of_the_next_push(sync, client, base, probe):
+    sync.push(base, version=1)
+    client.post("/start_weight_update", "start")
+    again = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "number": 1}
+    again["group"] = sync.fleet.sessions[0].transfer.group
+    with pytest.raises(ServerError, match="has repeated the call"):
+        client.post("/update_weights", "push", body={"update_info": again})
     sync.push(base, version=2)
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 

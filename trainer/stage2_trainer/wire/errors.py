@@ -70,3 +70,17 @@ class OtherGroupError(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._groups
+
+
+class RepeatedCallError(RuntimeError):
+    """A call came again that this worker has already obeyed: what it announces was sent then."""
+
+    def __init__(self, number: int, last: int) -> None:
+        super().__init__(
+            f"the tensors of call {number} in this group came with call {last} or before: something between the learner"
+            " and this server has repeated the call"
+        )
+        self._numbers = number, last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._numbers

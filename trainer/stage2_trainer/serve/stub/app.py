@@ -45,13 +45,14 @@ from stage2_trainer.wire.requests import POLICY_MODEL
 class UpdateInfo(BaseModel):
     """The tensors that follow, in order: base weights, an adapter's, or the parts that a recipe needs (`merge`).
 
-    group: the name of the group that carries them.
+    group: the name of the group that carries them. number: of this call in it (`Receiver.accept`).
     """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     group: str
+    number: int
     adapter: AdapterInfo | None = None
     merge: dict[str, Any] | None = None
 
@@ -83,7 +84,7 @@ class WeightUpdates:
             raise RuntimeError("start_weight_update must be called before update_weights")
         metas = from_wire(info.names, info.dtype_names, info.shapes)
         receive = partial(self.receiver.receive, metas, group=info.group)
-        self.receiver.require(info.group)  # an earlier learner's call closes nothing of this one's
+        self.receiver.accept(info.group, info.number)  # a late or repeated call closes nothing of this one's
         try:
             if info.adapter is not None:
                 self._receive_adapter(receive, info.adapter)

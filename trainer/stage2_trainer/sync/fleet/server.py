@@ -5,6 +5,7 @@ A server that fails in a push is given up for that push only: the others go on, 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -76,6 +77,7 @@ class ServerSession:
         self.holds_base = False
         self.proven_base: BaseWeights | None = None
         self.connected = False
+        self._calls = itertools.count(1)
         self._version: int | None = None
         self._adapters: set[str] | None = None  # that it serves; None = unknown: an earlier learner may have left some
 
@@ -192,7 +194,8 @@ class ServerSession:
         self._adapters = set() if keep is None else {keep}
 
     def _in_this_group(self, update_info: str) -> str:
-        return f'{{"update_info": {{"group": {json.dumps(self.transfer.group)}, {update_info[1:]}}}'
+        carrier = f'"group": {json.dumps(self.transfer.group)}, "number": {next(self._calls)}'
+        return f'{{"update_info": {{{carrier}, {update_info[1:]}}}'
 
     def _call_update(self, body: str, timeout_s: float, abort: Callable[[], None]) -> None:
         try:

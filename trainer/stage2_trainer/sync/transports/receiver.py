@@ -15,7 +15,7 @@ from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link, dial
 from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta, bucket_bytes, plan_buckets, unpack
 from stage2_trainer.wire.credentials import own_certificate, read_token
-from stage2_trainer.wire.errors import LinkError, OtherGroupError
+from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError
 
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
@@ -53,6 +53,7 @@ class Receiver:
         self._bucket_bytes = 0
         self._calls = itertools.count(1)
         self._joined_by = 0
+        self._accepted = 0
         self._joining = threading.Lock()
 
     def join(self, info: GroupInfo, rank: int) -> None:
@@ -73,7 +74,7 @@ class Receiver:
                 link.close()
                 raise LinkError("the learner has called again meanwhile")
             self.leave_group()
-            self._joined_by = call
+            self._joined_by, self._accepted = call, 0
             self._inlet, self._group = self._open_inlet(link, info, rank), info.name
             self._bucket_bytes = info.packed_buffer_size_bytes
 
@@ -83,15 +84,29 @@ class Receiver:
             self._inlet.close()
             self._inlet = None
 
-    def require(self, group: str) -> Inlet:
-        """Return the way into this group. Raises OtherGroupError where another was joined, RuntimeError without any."""
+    def accept(self, group: str, number: int) -> None:
+        """Note the call by which a learner announces tensors; call it before `receive`.
+
+        number: counts the calls of a group up. A proxy that repeats a call would make this worker wait for tensors that
+        came already, and take the next push's for them.
+
+        Raises:
+            OtherGroupError: the tensors are sent in another group than the one that this worker has joined.
+            RepeatedCallError: a call with this number, or a later one, was accepted in this group.
+            RuntimeError: there is no group.
+        """
         with self._joining:
-            inlet, joined = self._inlet, self._group
-        if inlet is None:
+            self._require(group)
+            if number <= self._accepted:
+                raise RepeatedCallError(number, self._accepted)
+            self._accepted = number
+
+    def _require(self, group: str) -> Inlet:
+        if self._inlet is None:
             raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
-        if group != joined:
-            raise OtherGroupError(group, joined)
-        return inlet
+        if group != self._group:
+            raise OtherGroupError(group, self._group)
+        return self._inlet
 
     def receive(self, tensors: Sequence[TensorMeta], load: Load, group: str) -> None:
         """Receive the announced tensors, calling `load` for each bucket while the next one arrives.
@@ -104,7 +119,8 @@ class Receiver:
             LinkError: the group broke, or a bucket did not arrive in time.
             RuntimeError: there is no group.
         """
-        inlet = self.require(group)
+        with self._joining:
+            inlet = self._require(group)
         try:
             _receive(inlet, list(plan_buckets(tensors, self._bucket_bytes)), load)
         except BaseException:

@@ -34,14 +34,16 @@ class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
 class BucketUpdateInfo(WeightTransferUpdateInfo):
     """The tensors that follow, in order.
 
-    group: the name of the group that carries them. adapter: name and config of the adapter that they form; None = base
-    weights. merge: the recipe by which this server merges them (`tensors.recipe`); None = they are whole.
+    group: the name of the group that carries them. number: of this call in it (`Receiver.accept`). adapter: name and
+    config of the adapter that they form; None = base weights. merge: the recipe by which this server merges them
+    (`tensors.recipe`); None = they are whole.
     """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     group: str
+    number: int
     adapter: dict[str, Any] | None = None
     merge: dict[str, Any] | None = None
 
@@ -81,7 +83,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
 
     def receive_weights(self, update_info: BucketUpdateInfo) -> None:
         """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
-        self._receiver.require(update_info.group)
+        self._receiver.accept(update_info.group, update_info.number)
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
         if update_info.adapter is not None:
             tensors: dict[str, torch.Tensor] = {}

@@ -13,7 +13,7 @@ from stage2_trainer.sync.transports.link import PROOF_BYTES
 from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta
 from stage2_trainer.sync.transports.tcp import Buffers
 from stage2_trainer.sync.transports.transfer import Packed
-from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
+from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError, ServerError
 from tests.unit.trainer.sync.transports.ends import (
     LIMIT,
     Client,
@@ -189,6 +189,18 @@ def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(t
     with pytest.raises(OtherGroupError, match=rf"in group '{earlier}'.*joined '{transfer.group}'"):
         worker.receive([TensorMeta("t", torch.float32, (4,))], print, earlier)
     arrives(transfer, worker)
+
+
+def test_a_worker_accepts_a_call_of_its_group_once_and_none_before_it(transfer):
+    worker = tcp_receiver()
+    transfer.connect(Client([worker]))
+    worker.accept(transfer.group, 2)
+    for number in (2, 1):
+        with pytest.raises(RepeatedCallError, match=rf"call {number} .*with call 2 or before"):
+            worker.accept(transfer.group, number)
+    worker.accept(transfer.group, 3)
+    transfer.connect(Client([worker]))
+    worker.accept(transfer.group, 1)
 
 
 def test_a_learner_that_sends_over_another_transport_is_refused():
