@@ -1,20 +1,19 @@
-"""The context of a plan: a valid job in one pass, and the results of the plan's steps so far. Pure."""
+"""What a pass knows of a valid job before it decides anything. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob
+from stage2_api.errors import ConfigError
+from stage2_api.job import JobSpec
 from stage2_controller import conditions, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
-from stage2_controller.children.build import Additions, ParsedJob, with_servers
+from stage2_controller.children.build import ParsedJob, with_servers
 from stage2_controller.children.jobset import allowed_pods, rollout_pods
 from stage2_controller.conditions import Condition
 from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Observed, ended, terminating
-from stage2_controller.outcome import Outcome
-from stage2_controller.place.placement import Place
+from stage2_controller.observed import Observed, terminating
 from stage2_controller.queue import kueue
 from stage2_controller.spec import credentials
 from stage2_controller.spec.containers import is_elastic
@@ -22,25 +21,26 @@ from stage2_controller.spec.settings import Settings
 
 
 @dataclass(frozen=True)
-class PlanContext:
-    """The job, what is observed of it, and the results of the steps that the plan has taken."""
+class JobPass:
+    """The inputs of one pass, and what follows from them alone. No step of the plan changes it."""
 
-    raw: Mapping[str, Any]  # the job as the API server holds it
+    raw: Mapping[str, Any]  # the job as the API server holds it, without a failure that no longer counts
     parsed: ParsedJob
-    observed: Observed
+    observed: Observed  # a JobSet in the form of a job on one node
     settings: Settings
     now: datetime
-    evictions: Evictions = field(default_factory=Evictions)
-    outcome: Outcome | None = None  # None: the job has not ended
-    blocked: Condition | None = None  # ChildrenApplied, where objects of others keep the children from being written
-    quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
-    additions: Additions = field(default_factory=dict)  # what Kueue's admission adds to the pods
-    placement: Place | None = None  # None: nothing is to run
+    evictions: Evictions
+    quota_of_jobset: Condition | None  # QuotaReserved, where Kueue itself admits the job's JobSet
 
     @property
-    def job(self) -> RolloutMatchingJob:
-        """The job with the defaults of its spec."""
-        return self.parsed.job
+    def spec(self) -> JobSpec:
+        """The job's spec with its defaults."""
+        return self.parsed.job.spec
+
+    @property
+    def namespace(self) -> str:
+        """The job's namespace."""
+        return str(self.raw["metadata"]["namespace"])
 
     @property
     def previous(self) -> Mapping[str, Any]:
@@ -58,37 +58,16 @@ class PlanContext:
         return kueue.queue_name(self.raw) or kueue.queue_of(self.observed.workload, None)
 
     @property
-    def admitted(self) -> bool:
-        """Whether no quota is missing."""
-        return self.quota is None or self.quota.status == "True"
-
-    @property
-    def lacks_class(self) -> bool:
-        """Whether the job names a WorkloadPriorityClass that does not exist."""
-        return self.quota is not None and self.quota.reason == reasons.NO_PRIORITY_CLASS
+    def refused_start(self) -> ConfigError | None:
+        """Why the job may not start, although it was accepted earlier; None if it may, runs, or is not to start."""
+        starts = not self.stands or self.spec_changed
+        waits = starts and not (self.spec.suspend or outcome.final(self.previous))
+        return self.parsed.refused if waits else None
 
     @property
     def stands(self) -> bool:
         """Whether a child with pods exists."""
         return self.observed.deployment is not None or self.observed.learner is not None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the job cannot have children and has none: it needs no quota and no place."""
-        return self.blocked is not None and not self.stands
-
-    @property
-    def needs_new_workload(self) -> bool:
-        """Whether the job's Workload must be deleted, once it covers no pod any more.
-
-        It belongs to an earlier run or spec, the job is suspended, or the assigned host has no room: Kueue looks for
-        another host only for a new Workload.
-        """
-        workload, place = self.observed.workload, self.placement
-        nowhere = place is not None and (place.waits or place.failed)
-        host_of_no_use = self.admitted and nowhere and kueue.host_overdue(workload, self.now)
-        outdated = self.job.spec.suspend or host_of_no_use or self.has_old_workload
-        return kueue.finished(workload) or (outdated and all(map(ended, self.observed.pods)))
 
     @property
     def has_old_workload(self) -> bool:
@@ -109,7 +88,7 @@ class PlanContext:
     @property
     def must_stop(self) -> bool:
         """Whether no pod may exist: the job is suspended, its spec was edited, or its Secret has to be replaced."""
-        return self.job.spec.suspend or self.spec_changed or self.renews_secret
+        return self.spec.suspend or self.spec_changed or self.renews_secret
 
     @property
     def holds_secret(self) -> bool:
@@ -131,21 +110,47 @@ class PlanContext:
         if secret is None:
             return self.holds_secret
         standing = learner is not None and not terminating(learner)
-        if credentials.is_usable(secret, tls=self.job.spec.tls.enabled, now=self.now):
+        if credentials.is_usable(secret, tls=self.spec.tls.enabled, now=self.now):
             return not standing and not credentials.serve_links(secret)
         if credentials.has_certificates(secret) or not standing:
             return True
         return any(pods.mounts_certificates(child) for child in (learner, self.observed.deployment) if child)
 
 
-def seen_evictions(raw: Mapping[str, Any], every_pod: Observed) -> Evictions:
-    """Return the evictions of a job. every_pod: with those that a pass otherwise shows as one."""
+def job_pass(
+    raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed, *, settings: Settings, now: datetime
+) -> JobPass:
+    """Return the inputs of a pass over the job `raw`, whose spec is valid.
+
+    A JobSet is shown in the form of a Deployment and a Job on one node; evictions are counted in all of its pods.
+    """
+    allowed, quota = _with_allowed_servers(raw, parsed, observed) if parsed.of_jobset else (parsed, None)
+    shown = _on_one_node(allowed, observed) if parsed.of_jobset else observed
+    known = replace(allowed, spec_hash=_known_hash(raw, allowed, shown))
+    current = outcome.without_old_failure(raw, known.job, spec_hash=known.spec_hash)
+    return JobPass(
+        raw=current,
+        parsed=known,
+        observed=shown,
+        settings=settings,
+        now=now,
+        evictions=_evictions_of(current, observed),
+        quota_of_jobset=quota,
+    )
+
+
+def _on_one_node(parsed: ParsedJob, observed: Observed) -> Observed:
+    per_pod, learners = parsed.processes.per_pod, parsed.job.spec.learner.nodes
+    return jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=per_pod, learners=learners)
+
+
+def _evictions_of(raw: Mapping[str, Any], observed: Observed) -> Evictions:
     status = raw.get("status") or {}
     ended = outcome.final(status) is not None
-    return evictions.of_job(status, every_pod, suspended=raw["spec"].get("suspend") is True, ended=ended)
+    return evictions.of_job(status, observed, suspended=raw["spec"].get("suspend") is True, ended=ended)
 
 
-def with_allowed_servers(
+def _with_allowed_servers(
     raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed
 ) -> tuple[ParsedJob, Condition | None]:
     """Return the job with as many servers as quota and policy allow now, and the condition QuotaReserved.
@@ -162,7 +167,7 @@ def with_allowed_servers(
     return with_servers(parsed, allowed * parsed.processes.per_pod) if allowed != wanted else parsed, found
 
 
-def known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
+def _known_hash(raw: Mapping[str, Any], parsed: ParsedJob, observed: Observed) -> str:
     """Return the hash by which the job's children know its spec; after an edit of its pods, the present spec's."""
     status: Mapping[str, Any] = raw.get("status") or {}
     known = status.get("specHash") or comparison.spec_hash_of(observed.learner)  # older controllers reported none

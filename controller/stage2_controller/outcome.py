@@ -1,12 +1,16 @@
-"""Whether a job has ended, and how: the policy of success, failure and deadline."""
+"""Whether a job has ended, and how: the policy of success, failure and deadline. Pure.
+
+An end is the condition Succeeded or Failed.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, evictions, reasons
+from stage2_controller.conditions import Condition
 from stage2_controller.evictions import Evictions
 from stage2_controller.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
 from stage2_controller.spec import names
@@ -15,20 +19,12 @@ _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that
 _EXHAUSTED = f"exit code {EXIT_EXHAUSTED} "  # in the Job's message
 
 
-class Outcome(NamedTuple):
-    """The end of a job. `phase` is Succeeded or Failed."""
-
-    phase: str
-    reason: str
-    message: str
-
-
-def final(status: Mapping[str, Any]) -> Outcome | None:
+def final(status: Mapping[str, Any]) -> Condition | None:
     """Return the outcome that the status already reports. An invalid spec is none: once corrected, it runs."""
     for condition_type in (reasons.SUCCEEDED, reasons.FAILED):
         found = conditions.find(status, condition_type)
         if found and found["status"] == "True" and found["reason"] != reasons.INVALID_SPEC:
-            return Outcome(condition_type, found["reason"], found["message"])
+            return Condition(condition_type, "True", found["reason"], found["message"])
     return None
 
 
@@ -41,7 +37,7 @@ def outcome(
     status: Mapping[str, Any],
     evicted: Evictions,
     now: datetime,
-) -> Outcome | None:
+) -> Condition | None:
     """Return the job's outcome, reported before or found in this pass; None while the job can still run.
 
     spec_hash: of the present spec. Pods of an earlier spec do not count. A training that is done stays so, whatever
@@ -146,7 +142,7 @@ def _has_a_node(job: RolloutMatchingJob, observed: Observed) -> bool:
     return bool(first["spec"].get("nodeName"))
 
 
-def _of_learner(observed: Observed, spec_hash: str) -> Outcome | None:
+def _of_learner(observed: Observed, spec_hash: str) -> Condition | None:
     """Return the outcome of the learner's Job; None while it can still run.
 
     A Job counts the end of its pod a moment later. Meanwhile the job may lose a server, or its time may pass.
@@ -156,7 +152,7 @@ def _of_learner(observed: Observed, spec_hash: str) -> Outcome | None:
     job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
     found = {item["type"]: item for item in job_conditions if item["status"] == "True"}
     if done or "Complete" in found:
-        return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
+        return Condition(reasons.SUCCEEDED, "True", reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
     if "Failed" in found and not _pod_end_is_pending(observed):
         return _failed(observed, found["Failed"])
     return None
@@ -170,18 +166,20 @@ def _pod_end_is_pending(observed: Observed) -> bool:
     return terminated(pod, names.ROLE_LEARNER) is None
 
 
-def _failed(observed: Observed, failure: Mapping[str, Any]) -> Outcome:
+def _failed(observed: Observed, failure: Mapping[str, Any]) -> Condition:
     pod = observed.pod(names.ROLE_LEARNER)
     end = terminated(pod, names.ROLE_LEARNER) if pod else None
     words = _last_message(observed, end)
     by_policy, text = failure.get("reason") == _POD_FAILURE_POLICY, failure.get("message", "")
     code = end.get("exitCode") if end else EXIT_EXHAUSTED if _EXHAUSTED in text else None
     if code != EXIT_EXHAUSTED and (by_policy or code == EXIT_CONFIG):
-        return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
+        message = f"the learner refused its configuration: {words}"
+        return Condition(reasons.FAILED, "True", reasons.CONFIGURATION_ERROR, message)
     if failure.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
         message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
-        return Outcome(reasons.FAILED, reasons.BACKOFF_LIMIT, message)
-    return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{failure.get('message', 'the learner failed')}; {words}")
+        return Condition(reasons.FAILED, "True", reasons.BACKOFF_LIMIT, message)
+    message = f"{failure.get('message', 'the learner failed')}; {words}"
+    return Condition(reasons.FAILED, "True", reasons.LEARNER_FAILED, message)
 
 
 def _last_message(observed: Observed, end: Mapping[str, Any] | None) -> str:
@@ -191,13 +189,13 @@ def _last_message(observed: Observed, end: Mapping[str, Any] | None) -> str:
     return diagnose.last_message(end) if end else "its pod is gone, and its last message with it"
 
 
-def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
+def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Condition | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
     for server in servers if _counts(pod, spec_hash) else ():
         end = terminated(pod, server) if pod else None
         if end and end.get("exitCode") == EXIT_CONFIG:
             message = f"{server} refused its configuration: {diagnose.last_message(end)}"
-            return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
+            return Condition(reasons.FAILED, "True", reasons.CONFIGURATION_ERROR, message)
     return None
 
 
@@ -210,32 +208,32 @@ def _counts(pod: Object | None, spec_hash: str) -> bool:
     return bool(of_pod == spec_hash)
 
 
-def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Outcome | None:
+def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Condition | None:
     left = seconds_left(job, status, now)
     if left is None or left > 0:
         return None
     message = f"not done {job.spec.active_deadline_seconds} s after its start (spec.activeDeadlineSeconds)"
-    return Outcome(reasons.FAILED, reasons.DEADLINE_EXCEEDED, message)
+    return Condition(reasons.FAILED, "True", reasons.DEADLINE_EXCEEDED, message)
 
 
-def _of_evictions(job: RolloutMatchingJob, evicted: Evictions) -> Outcome | None:
+def _of_evictions(job: RolloutMatchingJob, evicted: Evictions) -> Condition | None:
     limit = job.spec.eviction_limit
     if evicted.count <= limit:
         return None
     times = "once" if evicted.count == 1 else f"{evicted.count} times"
     message = f"pods were evicted {times}, and spec.evictionLimit allows {limit}; the last time: {evicted.last}"
-    return Outcome(reasons.FAILED, reasons.EVICTED_TOO_OFTEN, message)
+    return Condition(reasons.FAILED, "True", reasons.EVICTED_TOO_OFTEN, message)
 
 
 def _of_start(
     job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
-) -> Outcome | None:
+) -> Condition | None:
     left = seconds_to_start(job, observed, status, now)
     if left is None or left > 0:
         return None
     late = f"{job.spec.learner.start_deadline_seconds} s after the job had a node (spec.learner.startDeadlineSeconds)"
     message = f"the learner has not started {late}: {_what_it_lacks(servers, observed)}"
-    return Outcome(reasons.FAILED, reasons.START_DEADLINE, message)
+    return Condition(reasons.FAILED, "True", reasons.START_DEADLINE, message)
 
 
 def _what_it_lacks(servers: Sequence[str], observed: Observed) -> str:

@@ -4,7 +4,7 @@ Pure: no client, no clock, no randomness. `plan` has the steps in order. Static 
 and local processes (`spec.containers`) use the same builders of children.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,13 +13,12 @@ from stage2_api.errors import ConfigError
 from stage2_controller import conditions, ending, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
-from stage2_controller.children.jobset import rollout_pods, scaled
+from stage2_controller.children.jobset import scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
 from stage2_controller.conditions import Condition
-from stage2_controller.context import PlanContext, known_hash, seen_evictions, with_allowed_servers
+from stage2_controller.context import JobPass, job_pass
 from stage2_controller.observed import FILES_AGAIN_S, Observed, ended, terminating
-from stage2_controller.outcome import Outcome
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
 from stage2_controller.place.placement import Place
@@ -68,52 +67,81 @@ def plan(
     snapshot: the nodes. Where the controller may not read them, the scheduler chooses for every job, and the learner
     follows the servers.
     """
+    # 1. Is the job ours, and may its spec be planned?
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
     if isinstance(parsed, ConfigError):
-        return _invalid(raw, observed, parsed.within(conditions.MESSAGE_CHARS), now)
+        return _invalid(raw, observed, parsed, now)
     if isinstance(parsed, Exception):
         raise parsed  # a bug in parsing: the caller reports it
-    quota, every_pod = None, observed
-    if parsed.of_jobset:
-        parsed, quota = with_allowed_servers(raw, parsed, observed)
-        per_pod, learners = parsed.processes.per_pod, parsed.job.spec.learner.nodes
-        observed = jobset.on_one_node(observed, pods=rollout_pods(parsed.job), per_pod=per_pod, learners=learners)
-    parsed = replace(parsed, spec_hash=known_hash(raw, parsed, observed))
-    raw = outcome.without_old_failure(raw, parsed.job, spec_hash=parsed.spec_hash)
-    context = PlanContext(raw, parsed, observed, settings, now, quota=quota, evictions=seen_evictions(raw, every_pod))
-    starts = not context.stands or context.spec_changed
-    if parsed.refused and starts and not (context.job.spec.suspend or outcome.final(context.previous)):
-        return _invalid(context.raw, observed, parsed.refused.within(conditions.MESSAGE_CHARS), now)
-    # Each step reads the results of those before it, through properties of PlanContext.
-    context = replace(context, outcome=_outcome(context))
-    blocked = comparison.obstacle(observed, raw["metadata"]["namespace"])
-    context = replace(context, blocked=None if context.outcome else blocked)
-    if parsed.of_jobset:
-        return _plan_of_jobset(context, new_credentials)
-    context = replace(context, quota=_quota(context))
-    context = replace(context, additions=_additions(context))
-    context = replace(context, placement=_choose_place(context, snapshot))
-    status = statuses.valid_status(context)
-    if context.outcome:
-        return _finished(context, status)
-    children, deletions = _children(context, new_credentials, one_host=snapshot.sees_nodes)
+    job = job_pass(raw, parsed, observed, settings=settings, now=now)
+    if refused := job.refused_start:
+        return _invalid(job.raw, job.observed, refused, now)
+
+    # 2. Has it ended?
+    end = _end_of(job)
+
+    # 3. Do objects of others stand in its way?
+    blocked = None if end else comparison.obstacle(job.observed, job.namespace)
+
+    # 4. A JobSet places and queues its own pods: it is all that is left to decide.
+    if job.parsed.of_jobset:
+        return _plan_of_jobset(job, end=end, blocked=blocked, new_credentials=new_credentials)
+
+    # 5. Does it have quota?
+    admission = _admit(job, end=end, blocked=blocked)
+
+    # 6. Where does it run?
+    place = _choose_place(job, snapshot, end=end, blocked=blocked, admission=admission)
+
+    # 7. What do people see?
+    status = statuses.valid_status(job, end=end, blocked=blocked, quota=admission.condition, place=place)
+    if end:
+        return _finished(job, status, end=end, admission=admission)
+
+    # 8. Which children exist, which go, and when is the next look?
+    children, deletions = _children(
+        job,
+        blocked=blocked,
+        admission=admission,
+        place=place,
+        new_credentials=new_credentials,
+        one_host=snapshot.sees_nodes,
+    )
     return Plan(
         status=status,
-        children=() if context.blocked else children,
+        children=children,
         deletions=deletions,
-        placement=context.placement,
-        workload_patch=_workload_patch(context),
-        # A Secret that is deleted now is created anew by the next pass, at once.
-        again_after_s=0.0 if "Secret" in deletions else _next_look(context, status),
+        placement=place,
+        workload_patch=_workload_patch(job, end=end, admission=admission, place=place),
+        again_after_s=_next_look(job, status, blocked=blocked, admission=admission, place=place, deletions=deletions),
     )
 
 
-def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
+@dataclass(frozen=True)
+class Admission:
+    """Whether the job has quota. One exists only once that question was put."""
+
+    condition: Condition | None  # QuotaReserved; None: the job needs no quota
+    additions: Additions  # what Kueue's admission adds to the pods
+
+    @property
+    def granted(self) -> bool:
+        """Whether no quota is missing."""
+        return self.condition is None or self.condition.status == "True"
+
+    @property
+    def lacks_class(self) -> bool:
+        """Whether the job names a WorkloadPriorityClass that does not exist."""
+        return self.condition is not None and self.condition.reason == reasons.NO_PRIORITY_CLASS
+
+
+def _invalid(raw: Mapping[str, Any], observed: Observed, refused: ConfigError, now: datetime) -> Plan:
     """Return the plan for an invalid spec: no child is written.
 
     Children that stand, of a spec before, stay, unless the job is suspended: for that nothing has to be built.
     """
+    message = refused.within(conditions.MESSAGE_CHARS)
     final = outcome.final(raw.get("status") or {})
     suspended = raw["spec"].get("suspend") is True and not final
     if observed.learner or observed.deployment or observed.jobset or final:
@@ -124,77 +152,91 @@ def _invalid(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     return _with_time_to_live(raw, observed, Plan(status=status, deletions=deletions, keeps_place=True), now)
 
 
-def _outcome(context: PlanContext) -> Outcome | None:
+def _end_of(job: JobPass) -> Condition | None:
     """Return whether the job has ended, and how.
 
     While its learner is of another spec, no new failure counts, not even a deadline: the job is about to start again.
     """
-    found = outcome.outcome(
-        context.job,
-        context.server_names,
-        context.observed,
-        spec_hash=context.parsed.spec_hash,
-        status=context.previous,
-        evicted=context.evictions,
-        now=context.now,
+    end = outcome.outcome(
+        job.parsed.job,
+        job.server_names,
+        job.observed,
+        spec_hash=job.parsed.spec_hash,
+        status=job.previous,
+        evicted=job.evictions,
+        now=job.now,
     )
-    if found and found.phase == reasons.FAILED and context.spec_changed and not outcome.final(context.previous):
+    if end and end.type == reasons.FAILED and job.spec_changed and not outcome.final(job.previous):
         return None
-    return found
+    return end
 
 
-def _quota(context: PlanContext) -> Condition | None:
-    """Return whether Kueue has admitted the job; None where it names no queue, or needs no quota now."""
-    queue, found = context.queue, context.observed.workload
-    if queue is None or context.outcome or context.is_idle:
+def _admit(job: JobPass, *, end: Condition | None, blocked: Condition | None) -> Admission:
+    """Return whether Kueue has admitted the job, and what it adds to the pods."""
+    condition = _quota(job, end=end, blocked=blocked)
+    admitted = condition is not None and condition.status == "True"
+    return Admission(condition, kueue.additions(job.observed) if admitted else {})
+
+
+def _quota(job: JobPass, *, end: Condition | None, blocked: Condition | None) -> Condition | None:
+    """Return the condition QuotaReserved; None where the job names no queue, or needs no quota now."""
+    queue, found = job.queue, job.observed.workload
+    if queue is None or end or _is_idle(job, blocked=blocked):
         return None
-    if not context.settings.kueue:
+    if not job.settings.kueue:
         return kueue.not_served(queue)
-    if kueue.finished(found) or context.has_old_workload:
+    if kueue.finished(found) or job.has_old_workload:
         return kueue.waits_for_old_workload(queue)
-    if unknown := kueue.missing_class(context.raw, context.observed):
+    if unknown := kueue.missing_class(job.raw, job.observed):
         return unknown
     if found and kueue.inactive(found) and not kueue.admitted(found) and not kueue.turned_away(found):
         return kueue.workload_inactive(found, queue)
-    return kueue.quota_reserved(context.observed, queue, conditions.find(context.previous, reasons.QUOTA_RESERVED))
+    return kueue.quota_reserved(job.observed, queue, conditions.find(job.previous, reasons.QUOTA_RESERVED))
 
 
-def _choose_place(context: PlanContext, snapshot: Snapshot) -> Place | None:
+def _is_idle(job: JobPass, *, blocked: Condition | None) -> bool:
+    """Return whether the job cannot have children and has none: it needs no quota and no place."""
+    return blocked is not None and not job.stands
+
+
+def _choose_place(
+    job: JobPass, snapshot: Snapshot, *, end: Condition | None, blocked: Condition | None, admission: Admission
+) -> Place | None:
     """Return the place of a job that is to run; None for others.
 
     The pause after an eviction goes on whatever else keeps the job from its pods: it is known by its condition alone.
     """
-    if context.outcome or context.job.spec.suspend:
+    if end or job.spec.suspend:
         return None
-    observed, host = context.observed, kueue.host(context.observed.workload)
-    need = replace(context.parsed.need_with(context.additions), host=host)
-    if pause_s := evictions.pause_left_s(context.evictions, context.previous, context.now):
-        why, node = context.evictions.condition(context.job.spec.eviction_limit), context.evictions.node
+    host = kueue.host(job.observed.workload)
+    need = replace(job.parsed.need_with(admission.additions), host=host)
+    if pause_s := evictions.pause_left_s(job.evictions, job.previous, job.now):
+        why, node = job.evictions.condition(job.spec.eviction_limit), job.evictions.node
         return Place(need, None, why, failed=node is not None, refused=node or None, again_after_s=pause_s)
-    if context.must_stop or context.is_idle or not context.admitted:
+    if job.must_stop or _is_idle(job, blocked=blocked) or not admission.granted:
         return None
     return placement.choose(
-        node_fit.with_priority(need, observed.pod_priority_class),
-        observed,
+        node_fit.with_priority(need, job.observed.pod_priority_class),
+        job.observed,
         snapshot,
-        by_scheduler=context.job.spec.placement.mode == "Scheduler" and host is None,
-        nodes_may_come=context.settings.nodes_may_come,
-        status=context.previous,
-        now=context.now,
+        by_scheduler=job.spec.placement.mode == "Scheduler" and host is None,
+        nodes_may_come=job.settings.nodes_may_come,
+        status=job.previous,
+        now=job.now,
     )
 
 
-def _finished(context: PlanContext, status: dict[str, Any]) -> Plan:
+def _finished(job: JobPass, status: dict[str, Any], *, end: Condition, admission: Admission) -> Plan:
     """Return the plan for a job that has ended: its servers go at once, and a learner that was cut off with them."""
-    unwanted = ("Deployment",) if _learner_stays(context) else ("Deployment", "Job")
-    made = Plan(status, deletions=existing(context.observed, *unwanted), workload_patch=_workload_patch(context))
-    return _with_time_to_live(context.raw, context.observed, made, context.now)
+    unwanted = ("Deployment",) if _learner_stays(job, end) else ("Deployment", "Job")
+    patch = _workload_patch(job, end=end, admission=admission, place=None)
+    made = Plan(status, deletions=existing(job.observed, *unwanted), workload_patch=patch)
+    return _with_time_to_live(job.raw, job.observed, made, job.now)
 
 
-def _learner_stays(context: PlanContext) -> bool:
+def _learner_stays(job: JobPass, end: Condition) -> bool:
     """Return whether the learner ended by itself: its Job stays, for its log."""
-    done = context.outcome is not None and context.outcome.phase == reasons.SUCCEEDED
-    return done or context.observed.learner_ended()
+    return end.type == reasons.SUCCEEDED or job.observed.learner_ended()
 
 
 def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, now: datetime) -> Plan:
@@ -208,63 +250,75 @@ def _with_time_to_live(raw: Mapping[str, Any], observed: Observed, made: Plan, n
     return replace(made, delete_job=left_s <= 0, again_after_s=_soonest(left_s, late_s) if left_s > 0 else None)
 
 
-def _plan_of_jobset(context: PlanContext, new_credentials: NewCredentials) -> Plan:
+def _plan_of_jobset(
+    job: JobPass, *, end: Condition | None, blocked: Condition | None, new_credentials: NewCredentials
+) -> Plan:
     """Return the plan of a job whose pods a JobSet has: it is created and deleted, and nothing else.
 
     JobSet ends the servers of a learner that has ended. A new JobSet waits for all pods of the one before, because two
     learners would write the same checkpoints.
     """
-    observed, parsed = context.observed, context.parsed
-    status = statuses.valid_status(context)
-    if context.outcome:
-        unwanted = () if _learner_stays(context) else (names.JOBSET,)
+    observed, parsed = job.observed, job.parsed
+    status = statuses.valid_status(job, end=end, blocked=blocked, quota=job.quota_of_jobset, place=None)
+    if end:
+        unwanted = () if _learner_stays(job, end) else (names.JOBSET,)
         made = Plan(status, deletions=existing(observed, *unwanted))
-        return _with_time_to_live(context.raw, observed, made, context.now)
-    taken = context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
-    stop = bool(taken) or context.must_stop
-    children = () if taken else _build(context)
+        return _with_time_to_live(job.raw, observed, made, job.now)
+    taken = blocked and blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed)
+    stop = bool(taken) or job.must_stop
+    control = Control(job_uid=str(parsed.owner.uid), spec_hash=parsed.spec_hash)
+    children = () if taken else build(parsed, job.settings, control=control)
     if stop or (observed.jobset is None and not all(map(ended, observed.pods))):
         children = _without(children, names.JOBSET)
-    if children and observed.secret is None and not context.holds_secret:
-        children = (_new_secret(context, new_credentials), *children)
-    unwanted = (*((names.JOBSET,) if stop else ()), *(("Secret",) if _secret_goes(context) else ()))
+    if children and observed.secret is None and not job.holds_secret:
+        children = (_new_secret(job, new_credentials), *children)
+    unwanted = (*((names.JOBSET,) if stop else ()), *(("Secret",) if _secret_goes(job) else ()))
     deletions = existing(observed, *unwanted)
-    looks = (*_looks(context, status), jobset.looks_again_s(observed))
+    looks = (*_looks(job, status, blocked=blocked, deletions=deletions), jobset.looks_again_s(observed))
     return Plan(
         status=status,
-        children=() if context.blocked else children,
-        scaled=None if stop or context.blocked else scaled(parsed.owner, parsed.job, observed),
+        children=() if blocked else children,
+        scaled=None if stop or blocked else scaled(parsed.owner, parsed.job, observed),
         deletions=deletions,
-        again_after_s=0.0 if "Secret" in deletions else _soonest(*looks),
+        again_after_s=_soonest(*looks),
     )
 
 
-def _secret_goes(context: PlanContext) -> bool:
-    return context.renews_secret and not context.holds_secret
+def _secret_goes(job: JobPass) -> bool:
+    return job.renews_secret and not job.holds_secret
 
 
 def _children(
-    context: PlanContext, new_credentials: NewCredentials, *, one_host: bool
+    job: JobPass,
+    *,
+    blocked: Condition | None,
+    admission: Admission,
+    place: Place | None,
+    new_credentials: NewCredentials,
+    one_host: bool,
 ) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children that may exist now, and the kinds that must not.
 
     one_host: the controller can tie pods to a node, so Kueue may be asked for a single host.
     """
-    observed = context.observed
-    children, deletions = _children_of_job(context)
-    if children and observed.secret is None and context.admitted and not context.holds_secret:
-        children = (_new_secret(context, new_credentials), *children)
-    if context.needs_new_workload or kueue.is_abandoned(context.raw, observed.workload):
+    observed = job.observed
+    children, deletions = _children_of_job(job, blocked=blocked, admission=admission, place=place)
+    if children and observed.secret is None and admission.granted and not job.holds_secret:
+        children = (_new_secret(job, new_credentials), *children)
+    needs_new_one = _needs_new_workload(job, admission=admission, place=place)
+    if needs_new_one or kueue.is_abandoned(job.raw, observed.workload):
         deletions += existing(observed, "Workload")
-    elif context.queue is not None and context.settings.kueue and not context.lacks_class:
+    elif job.queue is not None and job.settings.kueue and not admission.lacks_class:
         # Before Kueue admits the job, its Workload is all that exists.
-        children = (*(children if context.admitted else ()), _workload(context, context.queue, one_host=one_host))
-    if _secret_goes(context):
+        children = (*(children if admission.granted else ()), _workload(job, job.queue, one_host=one_host))
+    if _secret_goes(job):
         deletions += existing(observed, "Secret")
-    return children, deletions
+    return () if blocked else children, deletions
 
 
-def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
+def _children_of_job(
+    job: JobPass, *, blocked: Condition | None, admission: Admission, place: Place | None
+) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children besides Secret and Workload that may exist now, and the kinds that must not.
 
     A job that waits for a node has no children. Then it gets servers and learner in one pass, so that together their
@@ -273,17 +327,19 @@ def _children_of_job(context: PlanContext) -> tuple[Manifests, tuple[str, ...]]:
     starts, and what runs continues. While a foreign object has a child's name, only a learner that has begun continues:
     others might wait for ever.
     """
-    observed, both = context.observed, existing(context.observed, "Job", "Deployment")
-    if context.blocked and context.blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed):
+    observed, both = job.observed, existing(job.observed, "Job", "Deployment")
+    if blocked and blocked.reason == reasons.NAME_TAKEN and not outcome.learner_begun(observed):
         return (), both
-    if context.must_stop:
-        return _without(_build(context), *kinds.ROLE_OF_PODS), both
-    if context.quota and context.quota.reason == reasons.KUEUE_DISABLED:
+    if job.must_stop:
+        return _without(_build(job, admission=admission, place=place), *kinds.ROLE_OF_PODS), both
+    if admission.condition and admission.condition.reason == reasons.KUEUE_DISABLED:
         return (), ()
-    if _waits_for_node(context) or not context.admitted:
+    if _waits_for_node(job, place=place) or not admission.granted:
         return (), both
-    waiting = {"Job": observed.old_learner(), "Deployment": observed.deployment is None and _servers_end(context)}
-    return _without(_build(context), *(kind for kind, waits in waiting.items() if waits)), ()
+    servers_end = observed.deployment is None and _servers_end(job, place=place)
+    waiting = {"Job": observed.old_learner(), "Deployment": servers_end}
+    unwanted = (kind for kind, waits in waiting.items() if waits)
+    return _without(_build(job, admission=admission, place=place), *unwanted), ()
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
@@ -291,46 +347,41 @@ def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
     return tuple(kind for kind in wanted if (child := observed.child(kind)) is not None and not terminating(child))
 
 
-def _build(context: PlanContext) -> Manifests:
-    place, parsed = context.placement, context.parsed
+def _build(job: JobPass, *, admission: Admission, place: Place | None) -> Manifests:
+    parsed = job.parsed
     control = Control(
         job_uid=str(parsed.owner.uid),
         spec_hash=parsed.spec_hash,
-        attempt=None if parsed.of_jobset else _attempt(context),
+        attempt=_attempt(job, place=place),
         node=place.node if place and place.tied else None,
         avoid=place.avoid if place else (),
         avoid_if_possible=place.avoid_if_possible if place else (),
     )
-    return build(parsed, context.settings, additions=context.additions, control=control)
+    return build(parsed, job.settings, additions=admission.additions, control=control)
 
 
-def _attempt(context: PlanContext) -> str | None:
+def _attempt(job: JobPass, *, place: Place | None) -> str | None:
     """Return the label of the servers' pods: that of those which stand (older controllers wrote none), or the next."""
-    deployment, place = context.observed.deployment, context.placement
+    deployment = job.observed.deployment
     if deployment is not None and not terminating(deployment):
         label: str | None = deployment["spec"]["template"]["metadata"]["labels"].get(names.LABEL_ATTEMPT)
         return label
-    return manifest.digest([context.parsed.owner.uid, context.parsed.spec_hash, place.node if place else None])
+    return manifest.digest([job.parsed.owner.uid, job.parsed.spec_hash, place.node if place else None])
 
 
-def _servers_end(context: PlanContext) -> bool:
+def _servers_end(job: JobPass, *, place: Place | None) -> bool:
     """Return whether servers of the last attempt still end on the same node: they would answer for the next ones."""
-    leaving = [pod for pod in context.observed.pods if terminating(pod) and not ended(pod)]
-    bound = [pod for pod in leaving if pod["spec"].get("nodeName") and not ending.overdue(pod, context.now)]
-    return any(pod["metadata"]["labels"].get(names.LABEL_ATTEMPT) == _attempt(context) for pod in bound)
+    leaving = [pod for pod in job.observed.pods if terminating(pod) and not ended(pod)]
+    bound = [pod for pod in leaving if pod["spec"].get("nodeName") and not ending.overdue(pod, job.now)]
+    return any(pod["metadata"]["labels"].get(names.LABEL_ATTEMPT) == _attempt(job, place=place) for pod in bound)
 
 
-def _additions(context: PlanContext) -> Additions:
-    """Return what Kueue's admission adds to the pods."""
-    return kueue.additions(context.observed) if context.quota is not None and context.admitted else {}
-
-
-def _waits_for_node(context: PlanContext) -> bool:
+def _waits_for_node(job: JobPass, *, place: Place | None) -> bool:
     """Return whether no child may exist yet: there is no node, or waiting pods are to be tied to another one.
 
     A place without a node that is not tied is no reason: the scheduler finds the node.
     """
-    place, observed = context.placement, context.observed
+    observed = job.observed
     if place is None or not place.tied:
         return False
     bound = any(pod["spec"].get("nodeName") for pod in observed.pods)
@@ -342,51 +393,75 @@ def _without(manifests: Manifests, *unwanted: str) -> Manifests:
     return tuple(one for one in manifests if one["kind"] not in unwanted)
 
 
-def _new_secret(context: PlanContext, new_credentials: NewCredentials) -> Manifest:
-    owner = context.parsed.owner
-    spec = context.job.spec
+def _new_secret(job: JobPass, new_credentials: NewCredentials) -> Manifest:
+    owner, spec = job.parsed.owner, job.spec
     hosts = names.certificate_hosts(owner.name, owner.namespace, engine=spec.engine) if spec.tls.enabled else {}
-    return manifest.secret(owner, new_credentials(hosts, context.now))
+    return manifest.secret(owner, new_credentials(hosts, job.now))
 
 
-def _workload(context: PlanContext, queue: str, *, one_host: bool) -> Manifest:
+def _workload(job: JobPass, queue: str, *, one_host: bool) -> Manifest:
     """Return the Workload of a job that names a queue. A Workload that holds quota keeps its pod sets."""
-    found, parsed = context.observed.workload, context.parsed
+    found, parsed = job.observed.workload, job.parsed
     wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.spec_hash_of(found, parsed.spec_hash)
     if wanted is None:
-        one_host = one_host and context.job.spec.placement.mode == "Reserve"
+        one_host = one_host and job.spec.placement.mode == "Reserve"
         wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash
-    priority = kueue.priority(context.observed, context.observed.pod_priority_class)
+    priority = kueue.priority(job.observed, job.observed.pod_priority_class)
     return build_workload(parsed.owner, wanted, kueue.queue_of(found, queue), priority=priority, spec_hash=spec_hash)
 
 
-def _workload_patch(context: PlanContext) -> dict[str, Any] | None:
-    if context.queue is None or context.needs_new_workload:
+def _needs_new_workload(job: JobPass, *, admission: Admission, place: Place | None) -> bool:
+    """Return whether the job's Workload must be deleted, once it covers no pod any more.
+
+    It belongs to an earlier run or spec, the job is suspended, or the assigned host has no room: Kueue looks for
+    another host only for a new Workload.
+    """
+    found = job.observed.workload
+    nowhere = place is not None and (place.waits or place.failed)
+    host_of_no_use = admission.granted and nowhere and kueue.host_overdue(found, job.now)
+    outdated = job.spec.suspend or host_of_no_use or job.has_old_workload
+    return kueue.finished(found) or (outdated and all(map(ended, job.observed.pods)))
+
+
+def _workload_patch(
+    job: JobPass, *, end: Condition | None, admission: Admission, place: Place | None
+) -> dict[str, Any] | None:
+    if job.queue is None or _needs_new_workload(job, admission=admission, place=place):
         return None
-    at = conditions.timestamp(context.now)
-    return workload.status_patch(context.observed.workload, context.observed, context.outcome, at=at)
+    return workload.status_patch(job.observed.workload, job.observed, end=end, at=conditions.timestamp(job.now))
 
 
-def _next_look(context: PlanContext, status: Mapping[str, Any]) -> float | None:
+def _next_look(
+    job: JobPass,
+    status: Mapping[str, Any],
+    *,
+    blocked: Condition | None,
+    admission: Admission,
+    place: Place | None,
+    deletions: Sequence[str],
+) -> float | None:
     """Return the seconds until the next pass, if none is caused before."""
     looks = [
-        *_looks(context, status),
-        context.placement.again_after_s if context.placement else None,
-        kueue.CLASS_AGAIN_S if context.lacks_class else None,
-        binding.UNMADE_S if binding.learner_unmade_since(context.observed, context.previous) else None,
+        *_looks(job, status, blocked=blocked, deletions=deletions),
+        place.again_after_s if place else None,
+        kueue.CLASS_AGAIN_S if admission.lacks_class else None,
+        binding.UNMADE_S if binding.learner_unmade_since(job.observed, job.previous) else None,
     ]
     return _soonest(*looks)
 
 
-def _looks(context: PlanContext, status: Mapping[str, Any]) -> tuple[float | None, ...]:
+def _looks(
+    job: JobPass, status: Mapping[str, Any], *, blocked: Condition | None, deletions: Sequence[str]
+) -> tuple[float | None, ...]:
     """Return the seconds until each pass that both engines need."""
     return (
-        context.settings.progress_s if status["phase"] == reasons.RUNNING else None,
-        FILES_AGAIN_S if context.stands else None,
-        ending.seconds_to_next_overdue(context.observed, context.now) if context.must_stop else None,
-        outcome.seconds_left(context.job, status, context.now),
-        outcome.seconds_to_start(context.job, context.observed, status, context.now),
-        comparison.LOOK_AGAIN_S[context.blocked.reason] if context.blocked else None,
+        0.0 if "Secret" in deletions else None,  # the next pass creates another one
+        job.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        FILES_AGAIN_S if job.stands else None,
+        ending.seconds_to_next_overdue(job.observed, job.now) if job.must_stop else None,
+        outcome.seconds_left(job.parsed.job, status, job.now),
+        outcome.seconds_to_start(job.parsed.job, job.observed, status, job.now),
+        comparison.LOOK_AGAIN_S[blocked.reason] if blocked else None,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from stage2_controller import conditions
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
+from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, ended, running, terminating
-from stage2_controller.outcome import Outcome
 from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.queue.kueue import admitted, condition, holds
 from stage2_controller.spec import kinds, names
@@ -52,17 +52,17 @@ def pod_sets(templates: Mapping[str, Mapping[str, Any]], *, one_host: bool) -> l
 
 
 def status_patch(
-    workload: Object | None, observed: Observed, outcome: Outcome | None, *, at: str
+    workload: Object | None, observed: Observed, *, end: Condition | None, at: str
 ) -> dict[str, Any] | None:
     """Return a JSON merge patch for the Workload's status, at the version that was read; None if nothing changes.
 
-    Like Kueue's own integrations, it reports the end of the job, whether its pods are ready, and, once an evicted job
-    has no pods any more, that its quota is free.
+    end: Succeeded or Failed. Like Kueue's own integrations, the patch reports the end of the job, whether its pods are
+    ready, and, once an evicted job has no pods any more, that its quota is free.
     """
     if workload is None:
         return None
-    if outcome:
-        return _patch(workload, _true("Finished", "JobFinished", outcome.message), at=at)
+    if end:
+        return _patch(workload, _true("Finished", "JobFinished", end.message), at=at)
     if admitted(workload):
         return _patch(workload, _pods_ready(workload, observed), at=at)
     if not all(map(ended, observed.pods)):

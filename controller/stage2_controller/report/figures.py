@@ -11,7 +11,7 @@ from typing import Any
 
 from stage2_controller import reasons
 from stage2_controller.conditions import Condition, find
-from stage2_controller.context import PlanContext
+from stage2_controller.context import JobPass
 from stage2_controller.spec import names, output_folder
 
 _KEPT = ("step", "maxSteps", "sync", "reproducibility", "loss", "tokensPerSecond", "bestStep", "bestScore")
@@ -48,54 +48,54 @@ class Report:
         return f"{done}/{all_steps}" if all_steps else None
 
 
-def report_of(context: PlanContext) -> Report:
+def report_of(job: JobPass, *, end: Condition | None) -> Report:
     """Return the figures of the learner's present pod, or of the last one where the job has ended."""
-    learner, uid = context.observed.report(), _learner_pod(context)
-    if context.outcome:
-        uid = uid or context.previous.get("learnerPod")
-    is_same = context.outcome or is_of_last_pod(context)
-    before = {key: context.previous[key] for key in _KEPT if key in context.previous} if is_same else {}
+    learner, uid = job.observed.report(), _learner_pod(job)
+    if end:
+        uid = uid or job.previous.get("learnerPod")
+    is_same = end or is_of_last_pod(job)
+    before = {key: job.previous[key] for key in _KEPT if key in job.previous} if is_same else {}
     now = {**before, **(learner.reported() if learner else {})}
-    return Report(uid, now, before, max(now.get("step") or 0, furthest_step(context)))
+    return Report(uid, now, before, max(now.get("step") or 0, furthest_step(job)))
 
 
-def is_of_last_pod(context: PlanContext) -> bool:
+def is_of_last_pod(job: JobPass) -> bool:
     """Return whether the learner has the pod that it had in the last pass; older controllers named none."""
-    uid = _learner_pod(context)
-    return uid is not None and context.previous.get("learnerPod") in (uid, None)
+    uid = _learner_pod(job)
+    return uid is not None and job.previous.get("learnerPod") in (uid, None)
 
 
-def _learner_pod(context: PlanContext) -> str | None:
-    pod = context.observed.pod(names.ROLE_LEARNER)
+def _learner_pod(job: JobPass) -> str | None:
+    pod = job.observed.pod(names.ROLE_LEARNER)
     uid: str | None = pod["metadata"].get("uid") if pod else None
     return uid
 
 
-def furthest_step(context: PlanContext) -> int:
+def furthest_step(job: JobPass) -> int:
     """Return the step that a learner of this spec was last known to have reached; an edited run begins anew."""
-    previous = context.previous
-    if previous.get("specHash") != context.parsed.spec_hash:
+    previous = job.previous
+    if previous.get("specHash") != job.parsed.spec_hash:
         return 0
     reached: int = max(previous.get("furthestStep") or 0, previous.get("step") or 0)  # older controllers have no first
     return reached
 
 
-def steps_kept(context: PlanContext, report: Report) -> Condition | None:
+def steps_kept(job: JobPass, report: Report) -> Condition | None:
     """Return the condition StepsKept while steps have to be done again; None where none are lost."""
-    learner = context.observed.report()
+    learner = job.observed.report()
     begun = learner.resumed_step if learner else None
     if begun is None:  # it is not known, or not known any more
-        lost = find(context.previous, reasons.STEPS_KEPT) if report.before else None
+        lost = find(job.previous, reasons.STEPS_KEPT) if report.before else None
         return Condition(reasons.STEPS_KEPT, "False", reasons.STEPS_LOST, lost["message"]) if lost else None
     if max(begun, report.now.get("step") or 0) >= report.furthest:
         return None
-    where = output_folder.fleeting(context.job)
+    where = output_folder.fleeting(job.parsed.job)
     if begun:
         why = ", the newest checkpoint"
     elif where:
         why = f": {where}; {output_folder.WAY_OUT}"
     else:
-        why = f": it found no checkpoint in training.output_dir {context.job.spec.config.training.output_dir}"
+        why = f": it found no checkpoint in training.output_dir {job.spec.config.training.output_dir}"
     count = report.furthest - begun
     message = (
         f"{count} step{'s are' if count > 1 else ' is'} lost: a learner had done step {report.furthest}, and this one"

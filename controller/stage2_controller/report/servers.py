@@ -4,14 +4,14 @@ A server is known by its pod's uid and the restarts of its container. The learne
 what it reported of the process before says nothing of the present one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.pod.report import LearnerReport
 from stage2_controller import diagnose, reasons
 from stage2_controller.children import manifest
 from stage2_controller.conditions import Condition, truth
-from stage2_controller.context import PlanContext
+from stage2_controller.context import JobPass
 from stage2_controller.observed import POD_UID, Object, runs, terminating
 from stage2_controller.spec import kinds, names
 
@@ -20,17 +20,17 @@ Server = dict[str, Any]
 _RELEASED = "the job ended: its servers were removed"
 
 
-def servers(context: PlanContext, sync: Mapping[str, Any]) -> list[Server]:
+def servers(job: JobPass, sync: Mapping[str, Any], *, end: Condition | None) -> list[Server]:
     """Return the status of each server. sync: the learner's last report of its pushes."""
-    if not context.parsed.processes.servers:
+    if not job.parsed.processes.servers:
         return []
-    containers = _containers(context)
-    addresses = [address.base_url for address in context.parsed.processes.addresses]
+    containers = _containers(job, end=end)
+    addresses = [address.base_url for address in job.parsed.processes.addresses]
     versions = {_host_and_port(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
-    before = {item["name"]: item for item in context.previous.get("servers") or []}
-    pushed = _pushed_since(context.observed.baseline, sync)
+    before = {item["name"]: item for item in job.previous.get("servers") or []}
+    pushed = _pushed_since(job.observed.baseline, sync)
     found = []
-    for name, url in zip(context.server_names, addresses, strict=True):
+    for name, url in zip(job.server_names, addresses, strict=True):
         container = containers.get(name, {})
         server, version = _server(name, url, container), versions.get(_host_and_port(url))
         if version is not None and runs(container) and (pushed or _held_before(server, before.get(name))):
@@ -41,15 +41,15 @@ def servers(context: PlanContext, sync: Mapping[str, Any]) -> list[Server]:
     return found
 
 
-def summary(context: PlanContext) -> dict[str, Any]:
+def summary(job: JobPass, *, end: Condition | None) -> dict[str, Any]:
     """Return how many servers are ready, and what the scale subresource reads; nothing for a job without servers."""
-    wanted = context.server_names
+    wanted = job.server_names
     if not wanted:
         return {}
-    containers = _containers(context)
+    containers = _containers(job, end=end)
     ready = sum(bool(containers.get(name, {}).get("ready")) for name in wanted)
-    there = not context.outcome and context.observed.pod(names.ROLE_ROLLOUT) is not None
-    labels = manifest.selector(context.job.metadata.name, names.ROLE_ROLLOUT).items()
+    there = not end and job.observed.pod(names.ROLE_ROLLOUT) is not None
+    labels = manifest.selector(job.parsed.owner.name, names.ROLE_ROLLOUT).items()
     return {
         "rollout": f"{ready}/{len(wanted)}",
         "replicas": there * len(wanted),
@@ -57,33 +57,36 @@ def summary(context: PlanContext) -> dict[str, Any]:
     }
 
 
-def rollout_ready(context: PlanContext) -> Condition:
+def rollout_ready(job: JobPass, *, end: Condition | None) -> Condition:
     """Return the condition RolloutReady."""
-    if context.outcome:
+    if end:
         return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, _RELEASED)
-    observed, wanted = context.observed, context.server_names
+    observed, wanted = job.observed, job.server_names
     finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), wanted, observed.deployment)
-    finding = lost_labels(context, names.ROLE_ROLLOUT, reasons.ROLLOUT_READY) or finding
+    finding = lost_labels(job, names.ROLE_ROLLOUT, reasons.ROLLOUT_READY) or finding
     if finding:
         return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
     return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, f"all {len(wanted)} servers answer")
 
 
-def lost_labels(context: PlanContext, role: str, kind: str) -> diagnose.Finding | None:
+def lost_labels(job: JobPass, role: str, kind: str) -> diagnose.Finding | None:
     """Return that a role's pod, which ran in the last pass by the condition `kind`, has lost its labels."""
-    parent, known = context.observed.child(kinds.KIND_OF_ROLE[role]), diagnose.was_seen(context.previous, kind)
-    return diagnose.unseen(parent, role) if parent and known and context.observed.unseen(role) else None
+    parent, known = job.observed.child(kinds.KIND_OF_ROLE[role]), diagnose.was_seen(job.previous, kind)
+    return diagnose.unseen(parent, role) if parent and known and job.observed.unseen(role) else None
 
 
-def weights_in_sync(context: PlanContext, sync: Mapping[str, Any] | None, found: Iterable[Server]) -> Condition:
-    """Return the condition WeightsInSync. sync: the learner's last report of its pushes; found: the servers' status."""
+def weights_in_sync(listed: Sequence[Server], sync: Mapping[str, Any] | None, *, end: Condition | None) -> Condition:
+    """Return the condition WeightsInSync.
+
+    listed: the servers' status; sync: the learner's last report of its pushes.
+    """
 
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
 
-    if context.outcome:
+    if end:
         return condition(False, reasons.RELEASED, _RELEASED)
-    held, listed = [item["version"] for item in (sync or {}).get("servers") or []], list(found)
+    held = [item["version"] for item in (sync or {}).get("servers") or []]
     if sync is None or not held:
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
     if unproved := [item["name"] for item in listed if "version" not in item]:
@@ -98,10 +101,10 @@ def weights_in_sync(context: PlanContext, sync: Mapping[str, Any] | None, found:
     return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {pushed}")
 
 
-def _containers(context: PlanContext) -> dict[str, Object]:
+def _containers(job: JobPass, *, end: Condition | None) -> dict[str, Object]:
     """Return the containers of the rollout pod by name, each with its pod's uid."""
     # A job that is done has released its servers.
-    pod = None if context.outcome else context.observed.pod(names.ROLE_ROLLOUT)
+    pod = None if end else job.observed.pod(names.ROLE_ROLLOUT)
     if pod is None or terminating(pod):
         return {}
     statuses = pod.get("status", {}).get("containerStatuses", [])

@@ -8,8 +8,9 @@ from typing import Any
 from stage2_api.errors import shortened
 from stage2_controller import diagnose, ending, evictions, jobset, reasons
 from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
-from stage2_controller.context import PlanContext
+from stage2_controller.context import JobPass
 from stage2_controller.observed import Object, running, terminating, waits_in_its_pod
+from stage2_controller.place.placement import Place
 from stage2_controller.report import explanation, figures, servers
 from stage2_controller.spec import authorship, names, output_folder
 
@@ -17,30 +18,40 @@ _BUG_CHARS = 1000  # of an exception's text
 _BY_HAND = {"kubectl-patch", "kubectl-edit"}
 
 
-def valid_status(context: PlanContext) -> dict[str, Any]:
-    """Return the status of a job whose spec is valid."""
-    report = figures.report_of(context)
-    of_servers = servers.servers(context, report.now.get("sync") or {})
+def valid_status(
+    job: JobPass, *, end: Condition | None, blocked: Condition | None, quota: Condition | None, place: Place | None
+) -> dict[str, Any]:
+    """Return the status of a job whose spec is valid.
+
+    end: Succeeded or Failed; blocked: ChildrenApplied, where objects of others are in the way; quota: QuotaReserved.
+    """
+    report = figures.report_of(job, end=end)
+    of_servers = servers.servers(job, report.now.get("sync") or {}, end=end)
     status: dict[str, Any] = {
-        "phase": _phase(context),
-        "observedGeneration": context.job.metadata.generation or 0,
-        "specHash": context.parsed.spec_hash,
-        "currentHash": context.parsed.current_hash,
-        "writtenHash": context.parsed.written_hash,
-        "startTime": _start_time(context),
-        "firstStepTime": _first_step_time(context),
-        "completionTime": _before_or_now(context, "completionTime") if context.outcome else None,
-        "node": _node(context),
+        "phase": _phase(job, end),
+        "observedGeneration": job.parsed.job.metadata.generation or 0,
+        "specHash": job.parsed.spec_hash,
+        "currentHash": job.parsed.current_hash,
+        "writtenHash": job.parsed.written_hash,
+        "startTime": _start_time(job, end),
+        "firstStepTime": _first_step_time(job, end),
+        "completionTime": _before_or_now(job, "completionTime") if end else None,
+        "node": _node(job, end, place),
         "servers": of_servers,
-        **servers.summary(context),
-        "images": _images(context),
-        "restarts": _restarts(context),
-        **context.evictions.status(),
+        **servers.summary(job, end=end),
+        "images": _images(job),
+        "restarts": _restarts(job),
+        **job.evictions.status(),
         **report.status(),
     }
-    found = _conditions(context, report, of_servers)
+    stuck = _pods_overdue(job) if end or job.must_stop else None
+    overdue = Condition(reasons.PODS_ENDED, "False", reasons.PODS_OVERDUE, stuck) if stuck else None
+    if job.spec.suspend and not end:
+        rest: list[Condition | None] = [_suspended(job, stuck)]
+    else:
+        rest = [quota, place.condition if place else None, *_of_pods(job, report, of_servers, end), end]
     status = {key: value for key, value in status.items() if value not in (None, "", [], {})}
-    return _reported(status, found, context.raw, context.now)
+    return _reported(status, [one for one in (_accepted(job), blocked, overdue, *rest) if one], job.raw, job.now)
 
 
 def _reported(
@@ -70,61 +81,61 @@ def invalid_status(raw: Mapping[str, Any], message: str, now: datetime) -> dict[
     return _reported(status, found, raw, now)
 
 
-def _phase(context: PlanContext) -> str:
-    if context.outcome:
-        return context.outcome.phase
-    if context.job.spec.suspend:
+def _phase(job: JobPass, end: Condition | None) -> str:
+    if end:
+        return end.type
+    if job.spec.suspend:
         return reasons.SUSPENDED
-    pod = context.observed.pod(names.ROLE_LEARNER)
+    pod = job.observed.pod(names.ROLE_LEARNER)
     if running(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
-    return reasons.STARTING if _bound(context) else reasons.PENDING
+    return reasons.STARTING if _bound(job) else reasons.PENDING
 
 
-def _start_time(context: PlanContext) -> str | None:
+def _start_time(job: JobPass, end: Condition | None) -> str | None:
     """Return the start. As with batch/v1 Jobs, a resumed job starts again, and its deadline counts from there."""
-    if context.job.spec.suspend and not context.outcome:
+    if job.spec.suspend and not end:
         return None
-    return _before_or_now(context, "startTime")
+    return _before_or_now(job, "startTime")
 
 
-def _first_step_time(context: PlanContext) -> str | None:
+def _first_step_time(job: JobPass, end: Condition | None) -> str | None:
     """Return when the learner first reported an optimizer step since the start."""
-    before, learner = context.previous, None if context.observed.old_learner() else context.observed.report()
+    before, learner = job.previous, None if job.observed.old_learner() else job.observed.report()
     if before.get("phase") == reasons.RUNNING and before.get("step") and "firstStepTime" not in before:
         return None  # an older controller saw the first step, and did not write down when
     stepped = before.get("firstStepTime") or (learner and learner.step)
-    return _before_or_now(context, "firstStepTime") if stepped and _start_time(context) else None
+    return _before_or_now(job, "firstStepTime") if stepped and _start_time(job, end) else None
 
 
-def _before_or_now(context: PlanContext, key: str) -> str:
+def _before_or_now(job: JobPass, key: str) -> str:
     """Return the time in the last status, else the time of this pass.
 
     A time in the future came from a clock that was ahead, unless the cluster dated objects after it: ours is behind.
     """
-    before = context.previous.get(key)
-    if before and before <= context.observed.latest_date():
+    before = job.previous.get(key)
+    if before and before <= job.observed.latest_date():
         return str(before)
-    return not_after(before, context.now) if before else timestamp(context.now)
+    return not_after(before, job.now) if before else timestamp(job.now)
 
 
-def _node(context: PlanContext) -> str | None:
-    chosen = context.placement.node if context.placement else None
-    return _bound(context) or chosen or (context.previous.get("node") if context.outcome else None)
+def _node(job: JobPass, end: Condition | None, place: Place | None) -> str | None:
+    chosen = place.node if place else None
+    return _bound(job) or chosen or (job.previous.get("node") if end else None)
 
 
-def _bound(context: PlanContext) -> str | None:
+def _bound(job: JobPass) -> str | None:
     """Return the node of the pods that are not being deleted."""
-    pods = [context.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    pods = [job.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
     nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
     return next(filter(None, nodes), None)
 
 
-def _images(context: PlanContext) -> list[dict[str, str]]:
+def _images(job: JobPass) -> list[dict[str, str]]:
     """Return the images that the containers run, or ran where they are gone."""
-    known = {item["name"]: item for item in context.previous.get("images") or []}
+    known = {item["name"]: item for item in job.previous.get("images") or []}
     for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
-        pod = context.observed.pod(role)
+        pod = job.observed.pod(role)
         for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
             digest = item.get("imageID", "").rpartition("@")[2]
             if digest.startswith("sha256:"):
@@ -132,65 +143,50 @@ def _images(context: PlanContext) -> list[dict[str, str]]:
     return [known[name] for name in sorted(known)]
 
 
-def _restarts(context: PlanContext) -> int:
-    failed: int = (context.observed.learner or {}).get("status", {}).get("failed", 0)
-    learner = context.observed.report()
-    before: int = context.previous.get("restarts") or 0
+def _restarts(job: JobPass) -> int:
+    failed: int = (job.observed.learner or {}).get("status", {}).get("failed", 0)
+    learner = job.observed.report()
+    before: int = job.previous.get("restarts") or 0
     return max(failed + (learner.restarts if learner else 0), before)
 
 
-def _accepted(context: PlanContext) -> Condition:
-    if context.parsed.refused:
-        message = f"accepted earlier; a new start would be refused: {context.parsed.refused}"
+def _accepted(job: JobPass) -> Condition:
+    if job.parsed.refused:
+        message = f"accepted earlier; a new start would be refused: {job.parsed.refused}"
         return Condition(reasons.ACCEPTED, "True", reasons.NO_LONGER_VALID, message)
-    if ignored := ", ".join(context.parsed.ignored):
+    if ignored := ", ".join(job.parsed.ignored):
         message = f"ignored: {ignored}; this version does not know what a newer one or a webhook has filled in"
         return Condition(reasons.ACCEPTED, "True", reasons.KEYS_IGNORED, message)
     return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec is valid")
 
 
-def _conditions(context: PlanContext, report: figures.Report, of_servers: Sequence[servers.Server]) -> list[Condition]:
-    stuck = _pods_overdue(context)
-    overdue = Condition(reasons.PODS_ENDED, "False", reasons.PODS_OVERDUE, stuck) if stuck else None
-    found = [one for one in (_accepted(context), context.blocked, overdue) if one]
-    if context.job.spec.suspend and not context.outcome:
-        return [*found, _suspended(context)]
-    if context.quota:
-        found.append(context.quota)
-    if context.placement and context.placement.condition:
-        found.append(context.placement.condition)
-    if context.parsed.processes.servers:
-        found.append(servers.rollout_ready(context))
-    found.append(_learner_running(context))
-    if silence := _silence(context):
-        found.append(Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, silence))
-    if context.parsed.processes.servers:
-        found.append(servers.weights_in_sync(context, report.now.get("sync"), of_servers))
-    if lost := figures.steps_kept(context, report):
-        found.append(lost)
-    if context.outcome:
-        found.append(Condition(context.outcome.phase, "True", context.outcome.reason, context.outcome.message))
-    return found
+def _of_pods(
+    job: JobPass, report: figures.Report, of_servers: Sequence[servers.Server], end: Condition | None
+) -> list[Condition | None]:
+    """Return the conditions of servers and learner."""
+    has_servers, silence = bool(of_servers), _silence(job, end)
+    return [
+        servers.rollout_ready(job, end=end) if has_servers else None,
+        _learner_running(job, end),
+        Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, silence) if silence else None,
+        servers.weights_in_sync(of_servers, report.now.get("sync"), end=end) if has_servers else None,
+        figures.steps_kept(job, report),
+    ]
 
 
-def _suspended(context: PlanContext) -> Condition:
-    by = f"spec.suspend is true{_set_by_hand(context.raw['metadata'])}"
-    if context.holds_secret or context.observed.old_learner():
-        stuck = _pods_overdue(context)
-        saves = ", and the learner first writes its checkpoint" if _writes_checkpoint(context) else ""
+def _suspended(job: JobPass, stuck: str | None) -> Condition:
+    by = f"spec.suspend is true{_set_by_hand(job.raw['metadata'])}"
+    if job.holds_secret or job.observed.old_learner():
+        saves = ", and the learner first writes its checkpoint" if _writes_checkpoint(job) else ""
         saves = f"; {stuck}" if stuck else saves
         return Condition(reasons.SUSPENDED, "False", reasons.PODS_ENDING, f"{by}: the pods end{saves}")
-    message = f"{by}: no pod exists; set it to false to {_what_resumes(context)}"
+    message = f"{by}: no pod exists; set it to false to {_what_resumes(job)}"
     return Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)
 
 
-def _pods_overdue(context: PlanContext) -> str | None:
+def _pods_overdue(job: JobPass) -> str | None:
     """Return which pods of a job that has ended, or must have none, do not end; None if all do in time."""
-    if not (context.outcome or context.must_stop):
-        return None
-    metadata = [
-        (pod["metadata"], pod["spec"]["nodeName"]) for pod in ending.overdue_pods(context.observed, context.now)
-    ]
+    metadata = [(pod["metadata"], pod["spec"]["nodeName"]) for pod in ending.overdue_pods(job.observed, job.now)]
     named = [
         f"pod {one['name']} on node {node} has not ended and keeps what it has; a finalizer holds it, or its node is"
         f" silent: kubectl describe pod {one['name']} -n {one['namespace']}"
@@ -199,20 +195,20 @@ def _pods_overdue(context: PlanContext) -> str | None:
     return "; ".join(named) or None
 
 
-def _what_resumes(context: PlanContext) -> str:
+def _what_resumes(job: JobPass) -> str:
     """Return what follows once the job is resumed."""
-    reached = figures.furthest_step(context)
+    reached = figures.furthest_step(job)
     if not reached:
         return "start"
-    if where := output_folder.fleeting(context.job):
+    if where := output_folder.fleeting(job.parsed.job):
         return f"start again at step 0: {where}, and with it what a learner had done to step {reached}"
     return f"resume from the last checkpoint (a learner had done step {reached})"
 
 
-def _writes_checkpoint(context: PlanContext) -> bool:
+def _writes_checkpoint(job: JobPass) -> bool:
     """Return whether a learner of the job runs, and what it writes as it ends will be there afterwards."""
-    learner = context.observed.pod(names.ROLE_LEARNER)
-    return running(learner, names.ROLE_LEARNER) and output_folder.fleeting(context.job) is None
+    learner = job.observed.pod(names.ROLE_LEARNER)
+    return running(learner, names.ROLE_LEARNER) and output_folder.fleeting(job.parsed.job) is None
 
 
 def _set_by_hand(metadata: Mapping[str, Any]) -> str:
@@ -229,54 +225,54 @@ def _set_by_hand(metadata: Mapping[str, Any]) -> str:
     return f" (set by {', '.join(owners)}{stays})"
 
 
-def _learner_running(context: PlanContext) -> Condition:
+def _learner_running(job: JobPass, end: Condition | None) -> Condition:
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
 
-    if context.outcome:
-        return condition(False, reasons.LEARNER_FINISHED, context.outcome.message)
-    if context.renews_secret:
+    if end:
+        return condition(False, reasons.LEARNER_FINISHED, end.message)
+    if job.renews_secret:
         message = "certificates of the job expire soon, or its Secret is gone: its pods restart with new ones"
         return condition(False, reasons.SECRET_RENEWED, message)
-    if old := context.observed.old_learner():
-        return condition(False, reasons.OLD_LEARNER_ENDING, _how_it_ends(old, context))
-    pod = context.observed.pod(names.ROLE_LEARNER)
+    if old := job.observed.old_learner():
+        return condition(False, reasons.OLD_LEARNER_ENDING, _how_it_ends(old, job))
+    pod = job.observed.pod(names.ROLE_LEARNER)
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
-    finding = diagnose.learner(pod, context.observed.learner_refused)
-    finding = servers.lost_labels(context, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
+    finding = diagnose.learner(pod, job.observed.learner_refused)
+    finding = servers.lost_labels(job, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:
-        return condition(True, reasons.LEARNER_STARTED, _doing(context))
+        return condition(True, reasons.LEARNER_STARTED, _doing(job))
     if finding.reason == reasons.SERVER_CRASHED:
-        limit = context.job.spec.learner.backoff_limit
+        limit = job.spec.learner.backoff_limit
         return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} retries")
     return condition(False, finding.reason, finding.message)
 
 
-def _silence(context: PlanContext) -> str | None:
+def _silence(job: JobPass, end: Condition | None) -> str | None:
     """Return why the learner gives no report. A controller that has just started goes by what the last one wrote."""
-    observed, before = context.observed, find(context.previous, reasons.LEARNER_REACHABLE)
+    observed, before = job.observed, find(job.previous, reasons.LEARNER_REACHABLE)
     pod = observed.pod(names.ROLE_LEARNER)
-    if context.outcome or observed.progress or terminating(pod) or not running(pod, names.ROLE_LEARNER):
+    if end or observed.progress or terminating(pod) or not running(pod, names.ROLE_LEARNER):
         return None
     if observed.unreachable:
         return f"the learner runs and its report cannot be read: {observed.unreachable}"
-    return before["message"] if before and figures.is_of_last_pod(context) else None
+    return before["message"] if before and figures.is_of_last_pod(job) else None
 
 
-def _how_it_ends(old: Object, context: PlanContext) -> str:
-    if old not in context.observed.orphans:
-        saves = "first writes its checkpoint and ends" if _writes_checkpoint(context) else "ends"
+def _how_it_ends(old: Object, job: JobPass) -> str:
+    if old not in job.observed.orphans:
+        saves = "first writes its checkpoint and ends" if _writes_checkpoint(job) else "ends"
         return f"the old learner {saves}"
     return diagnose.outlived(old)
 
 
-def _doing(context: PlanContext) -> str:
+def _doing(job: JobPass) -> str:
     """Return what a learner that runs does, by its last report."""
-    report, before = context.observed.progress, find(context.previous, reasons.LEARNER_RUNNING)
+    report, before = job.observed.progress, find(job.previous, reasons.LEARNER_RUNNING)
     if report:
         return f"the learner runs: {report.message or report.phase}"
-    last = before and before["status"] == "True" and figures.is_of_last_pod(context)
+    last = before and before["status"] == "True" and figures.is_of_last_pod(job)
     return before["message"] if before and last else "the learner runs"
 
 
