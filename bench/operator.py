@@ -32,11 +32,11 @@ from bench.bad_jobs import quota, refused
 from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.parsing import parse_job
-from stage2_controller import conditions
 from stage2_controller.children.build import static_children
 from stage2_controller.cluster.api_server import Api, connect
-from stage2_controller.conditions import Condition
 from stage2_controller.report.explanation import Event
+from stage2_controller.state import conditions
+from stage2_controller.state.conditions import Condition
 from tests.support.tools import chosen_cluster
 
 ROOT = Path(__file__).parents[1]

@@ -47,7 +47,7 @@ from stage2_api.pod.layout import (
     TOKEN_FILE_VARIABLE,
 )
 from stage2_api.vllm import ServerAddress
-from stage2_controller.spec import credentials
+from stage2_controller.job import credentials
 from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.tensors.access import WeightAccess

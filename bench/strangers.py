@@ -25,7 +25,7 @@ from typing import Any
 import uvicorn
 from bench.tables import Row, Table
 
-from stage2_controller.spec import credentials
+from stage2_controller.job import credentials
 from stage2_trainer.serve.bounded_http import BoundedConfig
 from stage2_trainer.serve.guard import TokenGuard
 from stage2_trainer.sync.vllm.routes import read_body, send_json

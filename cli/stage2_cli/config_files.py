@@ -11,7 +11,7 @@ from stage2_api.errors import refused
 from stage2_api.job import GROUP, KIND, RolloutMatchingJob
 from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
-from stage2_controller.spec.objects import value_at
+from stage2_controller.job.objects import value_at
 from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
 
 WATCHED = ("spec.suspend", "spec.evictionLimit", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")

@@ -13,8 +13,8 @@ from rich.text import Text
 from stage2_api.job import GROUP, PLURAL
 from stage2_api.log_lines import print_error
 from stage2_cli.kubectl import PATIENCE, kubectl
-from stage2_controller import conditions, reasons
 from stage2_controller.report import explanation
+from stage2_controller.state import conditions, reasons
 from stage2_report.terminal import Terminal, print_json
 
 _STYLES = {"ok": "green", "waits": "yellow", "wrong": "red"}

@@ -84,7 +84,7 @@ def write_logs(
     job: str, options: list[str], file: IO[bytes] | None, *, servers: bool = False, follow: bool = False
 ) -> tuple[int, str]:
     """Write the logs of a job's pods into a file as they are, or print them; return kubectl's exit code and error."""
-    from stage2_controller.spec import names
+    from stage2_controller.job import names
 
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
     selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from stage2_api.errors import refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod.layout import PROGRESS_PORT
-from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
+from stage2_controller.job.containers import POD_PORTS, LearnerPorts
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, gpu_count, visible_names
 from stage2_trainer.wire.credentials import is_free
 

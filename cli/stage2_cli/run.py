@@ -42,8 +42,8 @@ from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learner_ports, require_gpus, visible_devices
-from stage2_controller.spec import credentials, template_rules
-from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
+from stage2_controller.job import credentials, template_rules
+from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
 from stage2_report.terminal import Terminal
 from stage2_trainer.activity import ACTIVITY, without_seconds

@@ -22,7 +22,7 @@ from stage2_cli.config_files import changed, is_job, jobs_and_others, load_docum
 from stage2_cli.console import file_progress, show_config_error, show_idle_settings, show_warnings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.children.examination import examined
-from stage2_controller.spec import output_folder, template_rules
+from stage2_controller.job import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.model_files import model_problems

@@ -11,8 +11,8 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.children.manifest import Owner, labels
 from stage2_controller.children.network import CONTROLLER_LABELS, NAME_SERVER_PORTS, network_policy
-from stage2_controller.spec import names
-from stage2_controller.spec.containers import containers
+from stage2_controller.job import names
+from stage2_controller.job.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 from tests.support.clusters import ON_A_KUBELET
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_controller import conditions, reasons
+from stage2_controller.job import names
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
+from stage2_controller.state import conditions, reasons
 from tests.support.clusters import JOB_TIMEOUT_S, ROOT, kubectl
 from tests.support.patience import Patience
 

@@ -20,8 +20,8 @@ import yaml
 from stage2_api.parsing import parse_job
 from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.children.manifest import labels
-from stage2_controller.spec import names
-from stage2_controller.spec.containers import containers
+from stage2_controller.job import names
+from stage2_controller.job.containers import containers
 from tests.red_team import tenant
 from tests.red_team.attempt import Attempt, beside_control, table
 from tests.red_team.cluster import Cluster, eventually

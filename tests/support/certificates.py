@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stage2_api.pod.layout import TLS_CA_FILE_VARIABLE, TLS_CERT_FILE_VARIABLE, TLS_KEY_FILE_VARIABLE
-from stage2_controller.spec import credentials
+from stage2_controller.job import credentials
 
 HOST = "localhost"
 _ROLE = "rollout"

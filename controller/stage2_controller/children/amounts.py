@@ -6,8 +6,8 @@ from typing import Any
 from stage2_api.errors import Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
-from stage2_controller.spec import names
-from stage2_controller.spec.objects import parse_quantity, pod_requests, show_quantity, value_at
+from stage2_controller.job import names
+from stage2_controller.job.objects import parse_quantity, pod_requests, show_quantity, value_at
 
 _AMOUNT = "must be an amount, such as 2, 500m or 64Gi"
 _OF_GPUS = "use spec.rollout.gpusPerServer or spec.learner.gpus"

@@ -2,7 +2,7 @@
 
 What `parse` returns depends on the job and the controller's settings alone. `build` adds what changes from pass to
 pass, such as the chosen node, and returns finished manifests. The controller, static YAML (`static_children`) and local
-processes (`spec.containers`) use the same builders. Pure, but for the fresh credentials of static YAML.
+processes (`job.containers`) use the same builders. Pure, but for the fresh credentials of static YAML.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from stage2_controller.children.jobset import jobset, rollout_pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
+from stage2_controller.job import authorship, credentials, names, objects, template_rules
+from stage2_controller.job.containers import Processes, containers, is_elastic
+from stage2_controller.job.objects import Amounts
+from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
+from stage2_controller.job.template_rules import Misshapen
+from stage2_controller.job.written import without_defaults
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
-from stage2_controller.spec import authorship, credentials, names, objects, template_rules
-from stage2_controller.spec.containers import Processes, containers, is_elastic
-from stage2_controller.spec.objects import Amounts
-from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
-from stage2_controller.spec.template_rules import Misshapen
-from stage2_controller.spec.written import without_defaults
 
 Additions = Mapping[str, Mapping[str, Any]]
 """What Kueue's admission adds to the pods of each role: labels, annotations, nodeSelector, tolerations."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from stage2_controller import reasons
 from stage2_controller.children.manifest import Manifest
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, role_of, terminating
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.objects import MERGE_KEYS, parse_quantity
+from stage2_controller.job import kinds, names
+from stage2_controller.job.objects import MERGE_KEYS, parse_quantity
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed, role_of, terminating
 
 Whose = Literal["own", "former", "orphan", "foreign"]
 

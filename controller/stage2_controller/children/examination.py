@@ -15,10 +15,10 @@ from stage2_api.pod import layout
 from stage2_api.runconfig import FOLDER, HUB_NAME
 from stage2_controller.children.amounts import amount_problems, containers_of, is_own
 from stage2_controller.children.build import pod_templates
-from stage2_controller.spec import names, template_rules
-from stage2_controller.spec.objects import value_at
-from stage2_controller.spec.output_folder import whole_path
-from stage2_controller.spec.settings import DEFAULT_IMAGE
+from stage2_controller.job import names, template_rules
+from stage2_controller.job.objects import value_at
+from stage2_controller.job.output_folder import whole_path
+from stage2_controller.job.settings import DEFAULT_IMAGE
 
 Pods = Mapping[str, Mapping[str, Any]]
 

@@ -4,9 +4,9 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_controller.children import manifest, pods
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.children.pods import PodInputs
-from stage2_controller.observed import Object, Observed, terminating
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.containers import is_elastic
+from stage2_controller.job import kinds, names
+from stage2_controller.job.containers import is_elastic
+from stage2_controller.state.observed import Object, Observed, terminating
 
 _NO_LIMIT = 2**31 - 1  # of failures; the kubelet's restarts count
 _MOST_PODS = 256  # by the rule of spec.rollout.servers

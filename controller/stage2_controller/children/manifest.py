@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stage2_api.pod import layout
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.kinds import ChildKind
+from stage2_controller.job import kinds, names
+from stage2_controller.job.kinds import ChildKind
 
 Manifest = dict[str, Any]
 

@@ -7,8 +7,8 @@ from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_api.vllm import Transport
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.containers import Container, Processes
+from stage2_controller.job import kinds, names
+from stage2_controller.job.containers import Container, Processes
 
 CONTROLLER_LABELS = {names.LABEL_ROLE: "controller"}
 """Labels of the controller's pods, the same for every release of the chart."""

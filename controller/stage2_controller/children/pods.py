@@ -15,11 +15,11 @@ from stage2_api.pod import layout, report
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
+from stage2_controller.job import kinds, names
+from stage2_controller.job.containers import Container, Processes, is_elastic, wait_container
+from stage2_controller.job.objects import merge_by, strategic_merge
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import HOSTNAME, Avoided
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.containers import Container, Processes, is_elastic, wait_container
-from stage2_controller.spec.objects import merge_by, strategic_merge
 
 _PROBE_PERIOD_S = 5
 _STUCK_LIMIT_S = 300  # a machine short of memory or cores may be silent for minutes, and recover

@@ -12,10 +12,10 @@ from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from stage2_controller import conditions, store
 from stage2_controller.children.manifest import digest
+from stage2_controller.job import kinds, names
 from stage2_controller.report.explanation import Event
-from stage2_controller.spec import kinds, names
+from stage2_controller.state import conditions, store
 
 logger = logging.getLogger(__name__)
 

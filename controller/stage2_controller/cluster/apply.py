@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 
-from stage2_controller import jobset
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
-from stage2_controller.observed import Object, Observed
-from stage2_controller.spec import kinds
-from stage2_controller.spec.names import Key
+from stage2_controller.job import kinds
+from stage2_controller.job.names import Key
+from stage2_controller.state import jobset
+from stage2_controller.state.observed import Object, Observed
 
 logger = logging.getLogger(__name__)
 

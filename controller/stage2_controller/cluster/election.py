@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
-from stage2_controller.observed import Object
+from stage2_controller.state.observed import Object
 
 logger = logging.getLogger(__name__)
 

@@ -10,17 +10,18 @@ from typing import Any
 import aiohttp
 
 from stage2_api.section import is_subdomain
-from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import comparison
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.progress import ProgressPolls
-from stage2_controller.observed import FILES_AGAIN_S, Object, Observed, role_of
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.objects import value_at
 from stage2_controller.place import binding
+from stage2_controller.plan import outcome
 from stage2_controller.queue import kueue
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import value_at
-from stage2_controller.store import Store, slim
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import FILES_AGAIN_S, Object, Observed, role_of
+from stage2_controller.state.store import Store, slim
 
 logger = logging.getLogger(__name__)
 

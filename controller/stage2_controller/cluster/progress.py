@@ -20,9 +20,9 @@ from pydantic_core import from_json
 from stage2_api.pod import layout
 from stage2_api.pod.layout import PROGRESS_PORT, PROGRESS_ROUTE
 from stage2_api.pod.report import LearnerReport, read_report
-from stage2_controller.observed import Object, running
-from stage2_controller.spec import credentials, names
-from stage2_controller.spec.names import Key
+from stage2_controller.job import credentials, names
+from stage2_controller.job.names import Key
+from stage2_controller.state.observed import Object, running
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
-from stage2_controller.observed import Object
-from stage2_controller.spec import kinds
+from stage2_controller.job import kinds
+from stage2_controller.state.observed import Object
 
 logger = logging.getLogger(__name__)
 

@@ -17,14 +17,14 @@ from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.election import Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.cluster.watches import FAILURES, Feed, Watches, WentBack
-from stage2_controller.metrics import Metrics
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import WorkQueue
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.reconcile import Reconciler
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.settings import Settings
-from stage2_controller.store import Store
-from stage2_controller.work_queue import WorkQueue
+from stage2_controller.state.store import Store
 
 logger = logging.getLogger(__name__)
 

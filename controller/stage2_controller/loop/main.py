@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from stage2_api import log_lines
+from stage2_controller.job.settings import DEFAULT_IMAGE, Settings, read_policy
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
-from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings, read_policy
 
 OBJECTS_OF_A_COLLECTION = 50_000
 """Objects that are created, and not freed, between two collections of cycles: some 10 MB."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import kopf
 
-from stage2_controller import metrics
 from stage2_controller.cluster.api_server import PAGE_OF_JOBS, NoCluster
+from stage2_controller.job import names
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop import metrics
 from stage2_controller.loop.controller import Controller, Options, connect
-from stage2_controller.spec import names
-from stage2_controller.spec.settings import Settings
 
 
 def run(settings: Settings, options: Options) -> str | None:

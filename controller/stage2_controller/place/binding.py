@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from stage2_controller import conditions, diagnose, ending, reasons
-from stage2_controller.observed import Object, Observed, ended, role_of, terminating
-from stage2_controller.spec import kinds, names
+from stage2_controller.job import kinds, names
+from stage2_controller.state import conditions, diagnose, ending, reasons
+from stage2_controller.state.observed import Object, Observed, ended, role_of, terminating
 
 REFUSED_S = 15.0
 """How long a pod must have been refused before that counts: a pod that is about to preempt others is refused first."""

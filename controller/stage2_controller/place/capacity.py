@@ -10,12 +10,12 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from stage2_controller.observed import Object, ended, role_of
+from stage2_controller.job.names import Key
+from stage2_controller.job.objects import Amounts, add_amounts, parse_amounts, pod_requests
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need, NodeInfo
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts, pod_requests
-from stage2_controller.store import key_of
+from stage2_controller.state.observed import Object, ended, role_of
+from stage2_controller.state.store import key_of
 
 PROMISE_S = 300.0
 """How long room is kept for pods that are not bound: a busy cluster creates and binds pods one by one."""

@@ -8,9 +8,9 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stage2_controller.observed import Object
-from stage2_controller.spec import objects
-from stage2_controller.spec.objects import Amounts, add_amounts, pod_requests
+from stage2_controller.job import objects
+from stage2_controller.job.objects import Amounts, add_amounts, pod_requests
+from stage2_controller.state.observed import Object
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

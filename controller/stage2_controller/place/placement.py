@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from stage2_controller import conditions, ending, reasons
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.job import names
+from stage2_controller.job.names import Key
 from stage2_controller.place import binding, node_fit
 from stage2_controller.place.binding import Incomplete
 from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity, Snapshot
 from stage2_controller.place.node_fit import Avoided, Need, NodeInfo
-from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
+from stage2_controller.state import conditions, ending, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed, terminating
 
 LOOK_AGAIN_S = 60.0
 """Seconds until a job without a place looks again: its need may change although no room becomes free."""

@@ -7,14 +7,14 @@ exist. Left to the API server: quotas with scopes, limits, and what a LimitRange
 from collections import defaultdict
 from collections.abc import Callable, Container
 
-from stage2_controller import reasons
-from stage2_controller.observed import Object, ended, role_of
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.objects import Amounts, add_amounts, parse_amounts, show_quantity
 from stage2_controller.place.node_fit import Need
 from stage2_controller.place.placement import Place
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import Amounts, add_amounts, parse_amounts, show_quantity
-from stage2_controller.store import Store
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Object, ended, role_of
+from stage2_controller.state.store import Store
 
 # The objects beside its pod that a role's pod needs, under the names that a quota counts them by.
 _OBJECTS: dict[str, Amounts] = {

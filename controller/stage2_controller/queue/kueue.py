@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from stage2_controller import conditions, reasons
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed
+from stage2_controller.job import names
 from stage2_controller.place import binding
 from stage2_controller.place.node_fit import HOSTNAME
-from stage2_controller.spec import names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed
 
 HOST_OVERDUE_S = 60.0
 """Seconds after its admission that a job waits for the assigned host. If the host cannot be used by then, or later, the

@@ -6,14 +6,14 @@ The Workload (kueue.x-k8s.io/v1beta2) has one pod set for the servers and one fo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stage2_controller import conditions
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, ended, running, terminating
+from stage2_controller.job import kinds, names
 from stage2_controller.place.node_fit import HOSTNAME
 from stage2_controller.queue.kueue import admitted, condition, holds
-from stage2_controller.spec import kinds, names
+from stage2_controller.state import conditions
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed, ended, running, terminating
 
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
 _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from stage2_controller import conditions, reasons
-from stage2_controller.conditions import Condition, truth
-from stage2_controller.spec import names
-from stage2_controller.spec.objects import value_at
+from stage2_controller.job import names
+from stage2_controller.job.objects import value_at
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.conditions import Condition, truth
 
 State = Literal["ok", "waits", "wrong"]
 

@@ -3,7 +3,7 @@
 import functools
 import json
 
-from stage2_controller.spec import kinds, names
+from stage2_controller.job import kinds, names
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 from tests.cluster.controller.test_placement import message
 

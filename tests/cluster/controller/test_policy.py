@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from stage2_controller.spec.settings import read_policy
+from stage2_controller.job.settings import read_policy
 from tests.cluster.controller.conftest import ROOT, Kubectl, Object, eventually, job
 from tests.unit.charts.test_policy import ALLOWED, NEEDED, RISKY
 from tests.unit.charts.test_policy_agreement import LISTED, documents, named_by_controller

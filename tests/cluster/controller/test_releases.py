@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_controller import conditions
+from stage2_controller.state import conditions
 from tests.cluster.controller.conftest import (
     CRD_NAME,
     HERE,

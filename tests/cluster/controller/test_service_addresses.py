@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from stage2_controller.children.manifest import labels
-from stage2_controller.spec import names
+from stage2_controller.job import names
 from tests.cluster.controller.conftest import SERVERS_ADDRESS, Controller, Kubectl, Kubelet, eventually, job
 
 SERVICE = "job-3v1-rollout"

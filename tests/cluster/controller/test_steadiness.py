@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stage2_controller.spec import kinds
+from stage2_controller.job import kinds
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
 pytestmark = pytest.mark.timeout(300)

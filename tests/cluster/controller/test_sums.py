@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.spec.objects import pod_requests
+from stage2_controller.job.objects import pod_requests
 from tests.cluster.controller.conftest import Kubectl, Object, eventually
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_refusals import SECURE

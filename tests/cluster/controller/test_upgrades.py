@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.spec import names
+from stage2_controller.job import names
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 
 CHANGED = "of-another-version"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stage2_controller.metrics import Metrics
-from stage2_controller.spec.names import KIND
-from stage2_controller.store import Store
+from stage2_controller.job.names import KIND
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.state.store import Store
 from tests.unit.charts.conftest import Template
 from tests.unit.controller import builders
 

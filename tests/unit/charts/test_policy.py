@@ -10,7 +10,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_controller.children.build import parse
-from stage2_controller.spec.settings import AdminPolicy, read_policy
+from stage2_controller.job.settings import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
 from tests.unit.charts.conftest import Manifests, Template
 from tests.unit.controller import builders as b

@@ -14,8 +14,8 @@ import yaml
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
-from stage2_controller.spec import template_rules
-from stage2_controller.spec.settings import AdminPolicy, read_policy
+from stage2_controller.job import template_rules
+from stage2_controller.job.settings import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
 from tests.unit.charts.conftest import Template
 from tests.unit.charts.test_policy import (

@@ -21,7 +21,7 @@ from stage2_cli import run
 from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess, gpus_hidden, learner_ports, require_gpus, visible_devices
 from stage2_cli.run import Watcher, console, describe
-from stage2_controller.spec.containers import Container, LearnerPorts
+from stage2_controller.job.containers import Container, LearnerPorts
 from tests.support.patience import crowding
 
 STEP = {"event": "step", "step": 1, "loss": 2.0}

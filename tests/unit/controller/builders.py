@@ -13,14 +13,14 @@ import yaml
 
 from stage2_api.pod import layout
 from stage2_api.pod.report import LearnerReport, SyncedServer, SyncStatus
-from stage2_controller import conditions
 from stage2_controller.children import build, manifest
-from stage2_controller.observed import Observed
+from stage2_controller.job import credentials, names
+from stage2_controller.job.settings import Settings
 from stage2_controller.place.capacity import Snapshot
-from stage2_controller.plan import Plan
-from stage2_controller.plan import plan as make_plan
-from stage2_controller.spec import credentials, names
-from stage2_controller.spec.settings import Settings
+from stage2_controller.plan.page import Plan
+from stage2_controller.plan.page import plan as make_plan
+from stage2_controller.state import conditions
+from stage2_controller.state.observed import Observed
 from tests.unit.api.wrong_jobs import merge_patch
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

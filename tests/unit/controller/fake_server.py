@@ -10,15 +10,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stage2_api.job_status import JobStatus
-from stage2_controller import conditions, reasons
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress import ProgressPolls
-from stage2_controller.metrics import Metrics
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.reconcile import Reconciler
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.reconcile import Reconciler
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.store import Store
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 
 KEY = Key("team-a", "job-3v1")

@@ -3,10 +3,10 @@
 from itertools import count
 from typing import Any
 
+from stage2_controller.job import names
+from stage2_controller.job.names import Key
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.node_fit import Need, NodeInfo, PodNeed
-from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
 Object = dict[str, Any]

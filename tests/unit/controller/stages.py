@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stage2_controller import reasons
 from stage2_controller.children import comparison
-from stage2_controller.conditions import timestamp
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.job import names
+from stage2_controller.plan import status as statuses
+from stage2_controller.plan.page import Plan
 from stage2_controller.queue import kueue
-from stage2_controller.report import status as statuses
-from stage2_controller.spec import names
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import timestamp
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from stage2_cli.kubectl_plugin import app as plugin
 from stage2_cli.main import app
-from stage2_controller import reasons
+from stage2_controller.state import reasons
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -24,7 +24,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_api.pod.report import LearnerReport, read_report
 from stage2_cli.config_files import load_documents
-from stage2_controller.spec import template_rules
+from stage2_controller.job import template_rules
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import AS_DECLARED, Line, Record
 from stage2_trainer.wire.chat import Answer, read_answer

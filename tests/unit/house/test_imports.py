@@ -18,7 +18,7 @@ def modules_after(statement: str) -> set[str]:
     "statement",
     [
         "import stage2_cli.main",
-        "import stage2_controller.plan",
+        "import stage2_controller.plan.page",
         "import stage2_trainer.matching",
         "import stage2_trainer.main",
         "import stage2_cli.validate",

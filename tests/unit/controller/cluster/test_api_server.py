@@ -13,8 +13,8 @@ from kubernetes.aio import client
 from kubernetes.aio.config import incluster_config
 
 from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
+from stage2_controller.job import names
 from stage2_controller.report.explanation import Event
-from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stage2_controller import reasons
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.observe import CreationFailures, ReadCache
-from stage2_controller.conditions import timestamp
-from stage2_controller.observed import Observed
 from stage2_controller.place.binding import UNMADE_S
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import timestamp
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

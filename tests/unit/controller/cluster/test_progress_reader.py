@@ -20,9 +20,9 @@ from aiohttp import web
 from stage2_api.pod import layout
 from stage2_controller.cluster import progress
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader, Unreachable
-from stage2_controller.spec import credentials, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.settings import Settings
+from stage2_controller.job import credentials, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.settings import Settings
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import store
-from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
-from stage2_controller.store import Store, key_of
+from stage2_controller.job import names
+from stage2_controller.job.names import Key
+from stage2_controller.state import store
+from stage2_controller.state.store import Store, key_of
 
 KEY = Key("team-a", "job-3v1")
 

@@ -10,7 +10,7 @@ import pytest
 from stage2_controller.cluster import watches
 from stage2_controller.cluster.watches import Feed, Watches, WentBack
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.store import Store
+from stage2_controller.state.store import Store
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_store import seen, version
 from tests.unit.controller.place.test_capacity import free

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_controller import reasons
 from stage2_controller.children.build import parse
-from stage2_controller.spec.authorship import LAST_APPLIED, without_filled_in
+from stage2_controller.job.authorship import LAST_APPLIED, without_filled_in
+from stage2_controller.state import reasons
 from tests.unit.controller import builders as b
 
 Fill = Callable[[Any], Any]

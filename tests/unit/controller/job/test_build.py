@@ -4,8 +4,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.validation.size import LARGEST
-from stage2_controller import reasons
 from stage2_controller.children.build import is_large, parse
+from stage2_controller.state import reasons
 from tests.unit.controller import builders as b
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
-from stage2_controller.ending import OVERDUE_S
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.kinds import ChildKind
+from stage2_controller.job import kinds, names
+from stage2_controller.job.kinds import ChildKind
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.ending import OVERDUE_S
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned

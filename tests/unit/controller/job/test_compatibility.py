@@ -15,7 +15,7 @@ import yaml
 
 from stage2_api.crd import custom_resource_definition
 from stage2_api.parsing import parse_job
-from stage2_controller import reasons
+from stage2_controller.state import reasons
 from tests.unit.api.test_crd import fields
 from tests.unit.controller import builders as b
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from stage2_api.pod import layout
-from stage2_controller import reasons
 from stage2_controller.children import manifest
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
-from stage2_controller.spec import credentials, names
+from stage2_controller.job import credentials, names
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 
 HOSTS = names.certificate_hosts("job-3v1", "team-a")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.plan.page import Plan
 from stage2_controller.report import explanation
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 
 START = {"startDeadlineSeconds": 60}

@@ -8,12 +8,12 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_api.parsing import parse_job
-from stage2_controller import conditions, reasons
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.job import names
+from stage2_controller.plan.page import Plan
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
-from stage2_controller.spec import names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller.job.test_jobset import job as jobset_job
 from tests.unit.controller.job.test_replaced_pods import another, leaving

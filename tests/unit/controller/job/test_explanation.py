@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stage2_api.pod.report import PhaseShares
-from stage2_controller import reasons
-from stage2_controller.observed import Observed
+from stage2_controller.job import names
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
-from stage2_controller.spec import names
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned

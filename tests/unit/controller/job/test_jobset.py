@@ -16,20 +16,20 @@ import yaml
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_api.pod import layout
-from stage2_controller import conditions, jobset, reasons
 from stage2_controller.children.build import static_children
+from stage2_controller.job import names
+from stage2_controller.job.containers import containers
+from stage2_controller.job.settings import AdminPolicy
+from stage2_controller.loop.work_queue import RetryLater
 from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
-from stage2_controller.spec.containers import containers
-from stage2_controller.spec.settings import AdminPolicy
-from stage2_controller.store import Store
-from stage2_controller.work_queue import RetryLater
+from stage2_controller.state import conditions, jobset, reasons
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, Life, Object, Server, reconciler
 
-OWN_SCHEDULING = tuple(str(Path(jobset.__file__).parent / room) for room in ("place", "queue"))
+OWN_SCHEDULING = tuple(str(Path(jobset.__file__).parents[1] / room) for room in ("place", "queue"))
 JOBSET = "job-3v1-jobset"
 SERVERS = f"{JOBSET}-rollout-0"
 QUEUED = {names.LABEL_QUEUE: "team", names.LABEL_PRIORITY: "urgent"}

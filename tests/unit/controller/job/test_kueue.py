@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.job import names
+from stage2_controller.plan.page import Plan
 from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned

@@ -7,7 +7,7 @@ import pytest
 
 from stage2_controller.children import manifest
 from stage2_controller.children.network import CONTROLLER_LABELS
-from stage2_controller.spec.settings import Settings
+from stage2_controller.job.settings import Settings
 from tests.unit.controller import builders as b
 
 Peer = tuple[str, Mapping[str, str]]  # namespace and labels

@@ -15,9 +15,9 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from stage2_api.pod import layout
 from stage2_controller.children.build import static_children
-from stage2_controller.observed import Observed
-from stage2_controller.spec import names
-from stage2_controller.spec.containers import containers
+from stage2_controller.job import names
+from stage2_controller.job.containers import containers
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from stage2_api.job_status import JobStatus
-from stage2_controller import reasons
-from stage2_controller.ending import OVERDUE_S
-from stage2_controller.observed import Observed
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
+from stage2_controller.state import reasons
+from stage2_controller.state.ending import OVERDUE_S
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller.job.test_replaced_pods import leaving
 

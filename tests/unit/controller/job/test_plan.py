@@ -6,10 +6,11 @@ from datetime import timedelta
 import pytest
 
 from stage2_api.parsing import parse_job
-from stage2_controller import conditions, ending, outcome, reasons
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
-from stage2_controller.spec import names
+from stage2_controller.job import names
+from stage2_controller.plan import outcome
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import conditions, ending, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 
 AHEAD_S = 3600.0

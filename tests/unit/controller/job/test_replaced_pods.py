@@ -8,11 +8,11 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_api.pod.report import LearnerReport, SyncStatus
-from stage2_controller import conditions, reasons
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.job import names
+from stage2_controller.plan.page import Plan
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 
 LOADING = LearnerReport(phase="loading", restarts=1, sync=SyncStatus())

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_controller import reasons
 from stage2_controller.children.build import parse, static_children
-from stage2_controller.observed import Observed
+from stage2_controller.job import names
+from stage2_controller.job.settings import AdminPolicy
 from stage2_controller.place.binding import REFUSED_S
-from stage2_controller.plan import Plan
-from stage2_controller.spec import names
-from stage2_controller.spec.settings import AdminPolicy
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import half, planned

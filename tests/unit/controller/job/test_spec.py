@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage2_api.parsing import parse_job, parse_run_config
-from stage2_controller.spec import names, objects
-from stage2_controller.spec.containers import Container, Processes, containers
-from stage2_controller.spec.objects import strategic_merge
+from stage2_controller.job import names, objects
+from stage2_controller.job.containers import Container, Processes, containers
+from stage2_controller.job.objects import strategic_merge
 from tests.unit.controller import builders as b
 
 

@@ -9,10 +9,10 @@ from lupa.lua51 import LuaRuntime  # Argo CD runs Lua 5.1
 from stage2_api.crd import custom_resource_definition
 from stage2_api.job_status import JobStatus, Phase
 from stage2_cli.explain import show
-from stage2_controller import conditions, reasons
+from stage2_controller.job import names
 from stage2_controller.report import explanation
-from stage2_controller.spec import names
-from stage2_controller.store import slim
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.store import slim
 from tests.unit.controller import builders as b
 from tests.unit.controller import stages
 from tests.unit.controller.stages import STAGES

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import conditions, reasons
-from stage2_controller.observed import Observed
-from stage2_controller.spec import names
+from stage2_controller.job import names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller.job.test_evictions import observed_jobset
 from tests.unit.controller.job.test_jobset import SHARDED

@@ -8,10 +8,10 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_api.pod.report import read_report
-from stage2_controller import reasons
-from stage2_controller.diagnose import last_message
-from stage2_controller.observed import Observed
-from stage2_controller.spec import names
+from stage2_controller.job import names
+from stage2_controller.state import reasons
+from stage2_controller.state.diagnose import last_message
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 
 TRACEBACK = """  File "engine.py", line 1431, in wait

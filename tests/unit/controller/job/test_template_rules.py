@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
-from stage2_controller.spec import template_rules
+from stage2_controller.job import template_rules
+from stage2_controller.state import reasons
 from tests.unit.controller import builders as b
 
 

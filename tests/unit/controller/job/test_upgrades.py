@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from stage2_api.crd import custom_resource_definition
-from stage2_controller import conditions, reasons
 from stage2_controller.children import comparison
 from stage2_controller.children.build import parse
-from stage2_controller.observed import Observed
+from stage2_controller.job import kinds, names
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.spec import kinds, names
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned

@@ -9,17 +9,16 @@ import aiohttp
 import kopf
 import pytest
 
-from stage2_controller import metrics
 from stage2_controller.cluster.election import Election
 from stage2_controller.cluster.watches import WentBack
+from stage2_controller.job import names
+from stage2_controller.job.names import Key
 from stage2_controller.loop import controller as loop_controller
-from stage2_controller.loop import main, operator
+from stage2_controller.loop import main, metrics, operator
 from stage2_controller.loop.controller import Controller
-from stage2_controller.metrics import Metrics
-from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
-from stage2_controller.store import Store
-from stage2_controller.work_queue import WorkQueue
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.work_queue import WorkQueue
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_election import Leases

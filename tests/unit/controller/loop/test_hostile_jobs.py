@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stage2_api.validation.size import LARGEST
-from stage2_controller import conditions, reasons
 from stage2_controller.children import build
-from stage2_controller.spec import names
-from stage2_controller.work_queue import Broken, RetryLater
+from stage2_controller.job import names
+from stage2_controller.loop.work_queue import Broken, RetryLater
+from stage2_controller.state import conditions, reasons
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, Life, Object
 from tests.unit.controller.loop.test_reconcile import life as life  # a fixture

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
-from stage2_controller.plan import Plan
-from stage2_controller.reconcile import Reconciler
+from stage2_controller.job import names
+from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import Broken
+from stage2_controller.plan import status as statuses
+from stage2_controller.plan.page import Plan
 from stage2_controller.report import explanation
-from stage2_controller.report import status as statuses
 from stage2_controller.report.explanation import events
-from stage2_controller.spec import names
-from stage2_controller.store import Store
-from stage2_controller.work_queue import Broken
+from stage2_controller.state import reasons
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, Server, reconciler
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import conditions, reasons
-from stage2_controller.conditions import timestamp
+from stage2_controller.job import names
+from stage2_controller.job.names import Key
+from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import RetryLater
 from stage2_controller.place.binding import UNMADE_S
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.reconcile import Reconciler
-from stage2_controller.spec import names
-from stage2_controller.spec.names import Key
-from stage2_controller.store import Store
-from stage2_controller.work_queue import RetryLater
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.conditions import timestamp
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.fake_server import KEY, Object, Server, reconciler

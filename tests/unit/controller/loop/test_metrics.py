@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stage2_api.job import LearnerSpec, RolloutSpec
-from stage2_controller import reasons
-from stage2_controller.metrics import Metrics
-from stage2_controller.observed import Observed
-from stage2_controller.spec import names
-from stage2_controller.store import Store
+from stage2_controller.job import names
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.state import reasons
+from stage2_controller.state.observed import Observed
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_upgrades import NARROW, WIDE

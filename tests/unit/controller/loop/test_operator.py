@@ -10,10 +10,10 @@ import kopf
 import pytest
 from aiohttp import web
 
+from stage2_controller.job import kinds
+from stage2_controller.job.settings import Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
-from stage2_controller.spec import kinds
-from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
 

@@ -6,12 +6,12 @@ from datetime import timedelta
 import pytest
 
 from stage2_api.pod import layout
-from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest
+from stage2_controller.job import kinds, names
+from stage2_controller.loop.work_queue import RetryLater
 from stage2_controller.queue import kueue
-from stage2_controller.spec import kinds, names
-from stage2_controller.store import Store
-from stage2_controller.work_queue import RetryLater
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller.fake_server import KEY, WATCHED, Life, Object, Server, reconciler
 

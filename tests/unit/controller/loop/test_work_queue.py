@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.spec.names import Key
-from stage2_controller.work_queue import RetryLater, WorkQueue
+from stage2_controller.job.names import Key
+from stage2_controller.loop.work_queue import RetryLater, WorkQueue
 
 
 @asynccontextmanager

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
-from stage2_controller.conditions import timestamp
-from stage2_controller.ending import OVERDUE_S
-from stage2_controller.observed import Observed
+from stage2_controller.job import names
 from stage2_controller.place import binding, placement
 from stage2_controller.place.binding import ATTEMPT_S, PREEMPTS_S, REFUSED_S
 from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity
-from stage2_controller.plan import Plan
-from stage2_controller.spec import names
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import timestamp
+from stage2_controller.state.ending import OVERDUE_S
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_old_learner import ending

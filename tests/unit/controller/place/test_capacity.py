@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from stage2_controller.job.names import Key
 from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import LONGEST_PAUSE_S, PROMISE_S, Capacity
 from stage2_controller.place.node_fit import Need
-from stage2_controller.spec.names import Key
 from tests.unit.controller import nodes as n
 
 

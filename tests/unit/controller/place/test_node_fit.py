@@ -8,9 +8,9 @@ import pytest
 
 from stage2_controller.children.build import build, parse
 from stage2_controller.children.pods import Control
+from stage2_controller.job.objects import pod_requests
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import PREFERRED, REQUIRED, Need, PodNeed
-from stage2_controller.spec.objects import pod_requests
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

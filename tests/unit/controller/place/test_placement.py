@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import reasons
-from stage2_controller.conditions import timestamp
-from stage2_controller.observed import Observed
+from stage2_controller.job import names
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import LOOK_AGAIN_S, choose
-from stage2_controller.plan import Plan
-from stage2_controller.spec import names
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import timestamp
+from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import conditions, reasons
-from stage2_controller.conditions import Condition
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.loop.work_queue import RetryLater
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import Place
 from stage2_controller.place.quota import Quotas
-from stage2_controller.plan import Plan
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.store import Store
-from stage2_controller.work_queue import RetryLater
+from stage2_controller.plan.page import Plan
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.fake_server import KEY, Life, Object, Server, reconciler

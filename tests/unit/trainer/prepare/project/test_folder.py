@@ -16,7 +16,7 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.main import app
-from stage2_controller.spec.containers import containers
+from stage2_controller.job.containers import containers
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.preflight import record_rules

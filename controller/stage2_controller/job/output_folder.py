@@ -7,8 +7,8 @@ from typing import Any
 from stage2_api.errors import Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
-from stage2_controller.spec import names
-from stage2_controller.spec.objects import value_at
+from stage2_controller.job import names
+from stage2_controller.job.objects import value_at
 
 _ENDS_WITH_POD = ("emptyDir", "ephemeral")
 _OWN = {layout.TMP_FOLDER: layout.TMP_VOLUME, layout.SHARED_MEMORY_FOLDER: layout.SHARED_MEMORY_VOLUME}

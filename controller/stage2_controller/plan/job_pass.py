@@ -7,17 +7,18 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import JobSpec
-from stage2_controller import conditions, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import ParsedJob, with_servers
 from stage2_controller.children.jobset import allowed_pods, rollout_pods
-from stage2_controller.conditions import Condition
-from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Observed, terminating
+from stage2_controller.job import credentials
+from stage2_controller.job.containers import is_elastic
+from stage2_controller.job.settings import Settings
+from stage2_controller.plan import evictions, outcome
+from stage2_controller.plan.evictions import Evictions
 from stage2_controller.queue import kueue
-from stage2_controller.spec import credentials
-from stage2_controller.spec.containers import is_elastic
-from stage2_controller.spec.settings import Settings
+from stage2_controller.state import conditions, jobset, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Observed, terminating
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ watches and requests what is watched and its API path.
 
 from dataclasses import dataclass
 
-from stage2_controller.spec import names
+from stage2_controller.job import names
 
 
 @dataclass(frozen=True)

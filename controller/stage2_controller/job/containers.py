@@ -24,7 +24,7 @@ from stage2_api.pod.layout import (
 )
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
-from stage2_controller.spec import names
+from stage2_controller.job import names
 
 _GROUP = "group-"
 _COMPLETION_INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an indexed Job

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob, RolloutSpec
 from stage2_api.pod import layout
-from stage2_controller.spec.objects import Amounts, value_at
+from stage2_controller.job.objects import Amounts, value_at
 
 _ANY: Final = "*"
 _PLAIN = re.compile(r"(/[^/]+)+")  # as in the chart's policy.yaml

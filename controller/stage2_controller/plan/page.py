@@ -1,7 +1,7 @@
 """The plan of one pass: from a job and what is observed of it to its place, its children and its status.
 
 Pure: no client, no clock, no randomness. `plan` has the steps in order. Static YAML (`children.build.static_children`)
-and local processes (`spec.containers`) use the same builders of children.
+and local processes (`job.containers`) use the same builders of children.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,24 +10,25 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, ending, evictions, jobset, outcome, reasons
 from stage2_controller.children import comparison, manifest, pods
 from stage2_controller.children.build import Additions, ParsedJob, build
 from stage2_controller.children.jobset import scaled
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.pods import Control
-from stage2_controller.conditions import Condition
-from stage2_controller.context import JobPass, job_pass
-from stage2_controller.observed import FILES_AGAIN_S, Observed, ended, terminating
+from stage2_controller.job import kinds, names
+from stage2_controller.job.credentials import Hosts
+from stage2_controller.job.settings import Settings
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
 from stage2_controller.place.placement import Place
+from stage2_controller.plan import evictions, outcome
+from stage2_controller.plan import status as statuses
+from stage2_controller.plan.job_pass import JobPass, job_pass
 from stage2_controller.queue import kueue, workload
 from stage2_controller.queue.workload import build_workload, pod_sets
-from stage2_controller.report import status as statuses
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.credentials import Hosts
-from stage2_controller.spec.settings import Settings
+from stage2_controller.state import conditions, ending, jobset, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import FILES_AGAIN_S, Observed, ended, terminating
 
 Manifests = tuple[Manifest, ...]
 NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stage2_controller import conditions, diagnose, ending, reasons
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.state import conditions, diagnose, ending, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed, terminating
 
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 600.0

@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller import diagnose, ending, evictions, jobset, reasons
-from stage2_controller.conditions import Condition, find, merged, not_after, timestamp, truth
-from stage2_controller.context import JobPass
-from stage2_controller.observed import Object, running, terminating, waits_in_its_pod
+from stage2_controller.job import authorship, names, output_folder
 from stage2_controller.place.placement import Place
-from stage2_controller.report import explanation, figures, servers
-from stage2_controller.spec import authorship, names, output_folder
+from stage2_controller.plan import evictions, figures, servers
+from stage2_controller.plan.job_pass import JobPass
+from stage2_controller.report import explanation
+from stage2_controller.state import diagnose, ending, jobset, reasons
+from stage2_controller.state.conditions import Condition, find, merged, not_after, timestamp, truth
+from stage2_controller.state.observed import Object, running, terminating, waits_in_its_pod
 
 _BUG_CHARS = 1000  # of an exception's text
 _BY_HAND = {"kubectl-patch", "kubectl-edit"}

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.pod.report import LearnerReport
-from stage2_controller import diagnose, reasons
 from stage2_controller.children import manifest
-from stage2_controller.conditions import Condition, truth
-from stage2_controller.context import JobPass
-from stage2_controller.observed import POD_UID, Object, runs, terminating
-from stage2_controller.spec import kinds, names
+from stage2_controller.job import kinds, names
+from stage2_controller.plan.job_pass import JobPass
+from stage2_controller.state import diagnose, reasons
+from stage2_controller.state.conditions import Condition, truth
+from stage2_controller.state.observed import POD_UID, Object, runs, terminating
 
 Server = dict[str, Any]
 

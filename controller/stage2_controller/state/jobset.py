@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG
-from stage2_controller import conditions, diagnose, reasons
-from stage2_controller.conditions import Condition
-from stage2_controller.observed import (
+from stage2_controller.job import names
+from stage2_controller.state import conditions, diagnose, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import (
     POD_UID,
     STOPPED,
     Object,
@@ -24,7 +25,6 @@ from stage2_controller.observed import (
     terminated,
     terminating,
 )
-from stage2_controller.spec import names
 
 INSTALL = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"

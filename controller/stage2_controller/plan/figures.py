@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage2_controller import reasons
-from stage2_controller.conditions import Condition, find
-from stage2_controller.context import JobPass
-from stage2_controller.spec import names, output_folder
+from stage2_controller.job import names, output_folder
+from stage2_controller.plan.job_pass import JobPass
+from stage2_controller.state import reasons
+from stage2_controller.state.conditions import Condition, find
 
 _KEPT = ("step", "maxSteps", "sync", "reproducibility", "loss", "tokensPerSecond", "bestStep", "bestScore")
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, diagnose, evictions, reasons
-from stage2_controller.conditions import Condition
-from stage2_controller.evictions import Evictions
-from stage2_controller.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
-from stage2_controller.spec import names
+from stage2_controller.job import names
+from stage2_controller.plan import evictions
+from stage2_controller.plan.evictions import Evictions
+from stage2_controller.state import conditions, diagnose, reasons
+from stage2_controller.state.conditions import Condition
+from stage2_controller.state.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
 _EXHAUSTED = f"exit code {EXIT_EXHAUSTED} "  # in the Job's message

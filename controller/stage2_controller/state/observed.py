@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stage2_api.pod.report import LearnerReport, read_termination_message
-from stage2_controller.spec import kinds, names
+from stage2_controller.job import kinds, names
 
 Object = Mapping[str, Any]
 

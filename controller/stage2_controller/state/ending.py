@@ -2,8 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from stage2_controller import conditions
-from stage2_controller.observed import Object, Observed, ended, terminating
+from stage2_controller.state import conditions
+from stage2_controller.state.observed import Object, Observed, ended, terminating
 
 OVERDUE_S = 300.0
 """How long a pod may outlive its deletion's grace period: then its node does not answer, or something holds it."""

@@ -15,25 +15,26 @@ from typing import Any
 import aiohttp
 
 from stage2_api.errors import ConfigError
-from stage2_controller import conditions, outcome
 from stage2_controller.children.build import ParsedJob, is_large, parse_or_error
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress import ProgressPolls
-from stage2_controller.metrics import Metrics
-from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.job import credentials, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.work_queue import Broken, RetryLater
 from stage2_controller.place import placement
 from stage2_controller.place.capacity import Capacity, Snapshot
 from stage2_controller.place.quota import Quotas
-from stage2_controller.plan import Plan, plan
-from stage2_controller.report import status as statuses
+from stage2_controller.plan import outcome
+from stage2_controller.plan import status as statuses
+from stage2_controller.plan.page import Plan, plan
 from stage2_controller.report.explanation import events
-from stage2_controller.spec import credentials, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.settings import Settings
-from stage2_controller.store import Store
-from stage2_controller.work_queue import Broken, RetryLater
+from stage2_controller.state import conditions
+from stage2_controller.state.observed import Object, Observed, terminating
+from stage2_controller.state.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from stage2_api.job import LearnerSpec, RolloutSpec
-from stage2_controller import conditions, reasons
-from stage2_controller.observed import Object, ended, role_of
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.job.objects import value_at
 from stage2_controller.report import explanation
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
-from stage2_controller.spec.objects import value_at
-from stage2_controller.store import Store
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import Object, ended, role_of
+from stage2_controller.state.store import Store
 
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stage2_api.pod.report import read_termination_message
-from stage2_controller import conditions, reasons
-from stage2_controller.observed import STOPPED, Object, ended, running, terminating
-from stage2_controller.spec import names as roles
+from stage2_controller.job import names as roles
+from stage2_controller.state import conditions, reasons
+from stage2_controller.state.observed import STOPPED, Object, ended, running, terminating
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}

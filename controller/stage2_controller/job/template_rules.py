@@ -11,8 +11,8 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
-from stage2_controller.spec import names
-from stage2_controller.spec.objects import MERGE_KEYS
+from stage2_controller.job import names
+from stage2_controller.job.objects import MERGE_KEYS
 
 OF_METADATA = frozenset({"labels", "annotations"})
 OF_POD = frozenset(

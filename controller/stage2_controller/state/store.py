@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from stage2_controller.observed import Object
-from stage2_controller.spec import kinds, names
-from stage2_controller.spec.names import Key
+from stage2_controller.job import kinds, names
+from stage2_controller.job.names import Key
+from stage2_controller.state.observed import Object
 
 
 def read(text: bytes | str) -> Any:
