@@ -23,6 +23,7 @@ GUIDE = PAGES["CONTRIBUTING.md"]
 TREE = re.search(r"```\n(crds/stage2_api/ .*?)```", GUIDE, re.DOTALL)[1]
 PACKAGES = ("controller/stage2_controller", "trainer/stage2_trainer")
 HOMES = {"api": "crds", "controller": "controller", "trainer": "trainer", "report": "report", "cli": "cli"}
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
 HISTORY = "CHANGELOG.md"  # names what no longer exists
 
 
@@ -66,6 +67,32 @@ def test_every_folder_of_the_tree_exists():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_tree_has_every_room(package):
     assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_design_lists_every_room_in_the_order_of_its_layers(package):
+    (listed,) = re.findall(rf"^\| `{package.rpartition('/')[2]}` \| (.*?) \|", PAGES["docs/design.md"], re.MULTILINE)
+    names = re.findall(r"`(\w+)`", listed)
+    assert rooms(package) <= set(names)
+    assert [
+        name for name in names if name not in rooms(package) and not (ROOT / package / f"{name}.py").is_file()
+    ] == []
+    heights = [height(package, name) for name in names]
+    assert heights == sorted(heights)
+
+
+def height(package: str, room: str) -> int:
+    """Return the layer of a room, by the contract that lint-imports checks; the top one is 0."""
+    name = package.rpartition("/")[2]
+    (layers,) = (one["layers"] for one in CONTRACTS if one["type"] == "layers" and one["containers"] == [name])
+    (found,) = (index for index, layer in enumerate(layers) if room in layer.split(" | "))
+    return found
+
+
+def test_the_design_explains_every_room_of_the_trainer():
+    (table,) = re.findall(r"\| room \| what it deals with \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGES["docs/design.md"])
+    explained = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(explained) == sorted(rooms("trainer/stage2_trainer"))
 
 
 def test_every_file_to_read_first_exists():
