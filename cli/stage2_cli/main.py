@@ -463,7 +463,7 @@ def main() -> None:
 def call(program: typer.Typer) -> None:
     """Run a command line; print configuration errors and exit with 64, name a missing extra and exit with 69.
 
-    What takes long is named on standard error, again every 20 seconds.
+    What takes long is named on standard error, again every 15 seconds.
     """
     # Pillow warns about large images; stage2 has its own limit (data.images.MOST_PIXELS).
     escape_errors()

@@ -90,7 +90,7 @@ class Watcher:
         self._status.stop()
 
     def show(self, text: str) -> None:
-        """Show a status at once, and without a terminal again after each 20 seconds in which nothing else is shown."""
+        """Show a status at once, and without a terminal again after each 15 seconds in which nothing else is shown."""
         if text == self._last:
             return
         self._last = text

@@ -1,4 +1,4 @@
-"""What this process is doing, for whoever waits for it: a line at least every 20 seconds.
+"""What this process is doing, for whoever waits for it: a line at least every 15 seconds.
 
 Code that may take long names what it does by `ACTIVITY.doing`, with the parts of it that are done, and need not know
 who listens. A command prints the lines (`stage2_cli.main`); a learner logs them and puts them into its report, from
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from stage2_api.log_lines import one_line
 
-EVERY_S = 20.0
+EVERY_S = 15.0
 _SECONDS = re.compile(r" \(\d+ s\)$")
 _LOOKS = 20  # at the clock, in the time between two lines
 
