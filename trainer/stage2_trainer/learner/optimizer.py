@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,6 +31,8 @@ def create_optimizer(policy: Any, args: TrainingArguments, rates: Mapping[str, f
     ]
     kind, options = Trainer.get_optimizer_cls_and_kwargs(args, policy)
     optimizer: torch.optim.Optimizer = kind(groups, **options)
+    if options.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bits(policy)
     split_learning_rates(optimizer, policy, rates)
     return optimizer
 
@@ -37,3 +41,32 @@ def create_schedule(optimizer: Any, args: TrainingArguments, steps: int) -> Any:
     """Return the schedule of the prepared optimizer over so many steps."""
     options: Any = args.lr_scheduler_kwargs
     return get_scheduler(args.lr_scheduler_type, optimizer, args.get_warmup_steps(steps), steps, options)
+
+
+def create_for_deepspeed(
+    policy: Any, args: TrainingArguments, rates: Mapping[str, float], steps: int, config: Any
+) -> list[Any]:
+    """Return the optimizer for DeepSpeed, and the schedule where DeepSpeed builds either of them.
+
+    config: the `HfTrainerDeepSpeedConfig`, whose `auto` values are set to what policy, options and steps say.
+    """
+    from accelerate.utils import DummyOptim, DummyScheduler
+
+    config.trainer_config_finalize(args, policy, steps)
+    if "optimizer" in config.config:
+        optimizer: Any = DummyOptim([one for one in policy.parameters() if one.requires_grad])
+        build: Any = partial(create_schedule, args=args, steps=steps)
+    else:
+        optimizer, build = create_optimizer(policy, args, rates), None
+        config.config["zero_allow_untested_optimizer"] = True
+    if "scheduler" in config.config:
+        return [optimizer, DummyScheduler(optimizer)]
+    return [optimizer, DummyScheduler(optimizer, lr_scheduler_callable=build)] if build else [optimizer]
+
+
+def _keep_embeddings_in_32_bits(policy: nn.Module) -> None:
+    """Keep the optimizer's state of embeddings in 32 bits: few of their rows have a gradient in a step."""
+    manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+    for module in policy.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})

@@ -8,7 +8,7 @@ they are removed meanwhile, through DeepSpeed's private fields, as `unwrap_model
 drops it (deepspeedai/DeepSpeed#8043, in 0.19.8). It goes when DeepSpeed has a public context manager for this that
 takes the engine.
 
-`load_undivided` resumes with another number of processes. ZeRO-3 (deepspeedai/DeepSpeed#5475, as of 0.19.8) then gives
+`undivided` resumes with another number of processes. ZeRO-3 (deepspeedai/DeepSpeed#5475, as of 0.19.8) then gives
 all parameter groups the options of the first, weight decay too, and one count of steps, which each group's step raises.
 The mend goes when it restores each group's own; no upstream issue found.
 """
@@ -28,6 +28,7 @@ import torch
 from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.process.checkpoints import divided_among
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 from stage2_trainer.sync.tensors.access import T, WeightAccess
 from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
@@ -95,7 +96,9 @@ class GatheredWeights(WeightAccess):
     def _run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a forward pass, for which ZeRO gathers layer by layer; afterwards nothing stays whole or on its way."""
         engine = self.find_engine()
-        found = work(engine.module, *arguments)
+        root = engine.module  # ZeRO's hooks follow its forward pass
+        inside = getattr(root, "compute", None)
+        found: T = inside(work, *arguments) if inside else work(root, *arguments)
         engine.empty_partition_cache()
         return found
 
@@ -123,15 +126,46 @@ def _remove(hooks: Any) -> None:
     hooks.forward_hooks, hooks.backward_hooks = [], []
 
 
-def load_undivided(trainer: Any, checkpoint: Path) -> None:
-    """Let a trainer resume from a checkpoint whose state DeepSpeed divided among another number of processes.
+@contextmanager
+def undivided(engine: Any, checkpoint: Path) -> Iterator[None]:
+    """Let DeepSpeed's engine load a checkpoint in the block, also one of another number of processes.
 
-    The first process writes the state in one piece into the checkpoint's folder (DeepSpeed's universal checkpoint), of
-    which each process loads its part; it is removed once training begins. All processes must call it.
+    The first process writes such a state in one piece into the checkpoint's folder (DeepSpeed's universal checkpoint),
+    of which each process loads its part; it is removed afterwards. All processes must call it.
 
     Raises:
         ConfigError: the state cannot be divided anew.
     """
+    if divided_among(checkpoint) in (0, world_size()):
+        yield
+        return
+    group = _put_together(checkpoint)
+    engine._config.load_universal_checkpoint = True  # DeepSpeed asks when it loads, and has no other way to say so
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = False
+    _mend(engine.optimizer.optimizer, checkpoint)
+    gathered(None, group)  # a barrier
+    if rank() == 0:
+        _remove_undivided(checkpoint)
+
+
+def load_undivided(trainer: Any, checkpoint: Path) -> None:
+    """Let a trainer of transformers resume from a checkpoint of another number of processes; see `undivided`.
+
+    What was written is removed once training begins. All processes must call it.
+
+    Raises:
+        ConfigError: the state cannot be divided anew.
+    """
+    group = _put_together(checkpoint)
+    trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+    trainer.add_callback(_UndividedState(trainer, checkpoint, group))
+
+
+def _put_together(checkpoint: Path) -> Any:
+    """Let the first process write the state in one piece; return a group in which all processes meet."""
     group, why = host_group(), None
     if rank() == 0:
         try:
@@ -142,8 +176,16 @@ def load_undivided(trainer: Any, checkpoint: Path) -> None:
         rule = f"another number of processes wrote {checkpoint}, and DeepSpeed cannot divide its state anew ({reason})"
         way_out = "start as many as then (spec.learner.gpus, --processes), or name another training.output_dir"
         raise ConfigError([Problem("WORLD_SIZE", world_size(), rule, way_out)])
-    trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-    trainer.add_callback(_UndividedState(trainer, checkpoint, group))
+    return group
+
+
+def _mend(optimizer: Any, checkpoint: Path) -> None:
+    """Restore each parameter group's own options, and give each its own count of steps."""
+    saved = torch.load(checkpoint / _UNDIVIDED / "zero" / "optimizer_state.pt", map_location="cpu")
+    for group, options in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        group |= {key: value for key, value in options.items() if key != "params"}
+    for moments in optimizer.state.values():
+        moments["step"] = deepcopy(moments["step"])
 
 
 def _write_undivided(checkpoint: Path) -> None:
@@ -176,13 +218,8 @@ class _UndividedState(TrainerCallback):
         self._trainer, self._checkpoint, self._group = trainer, checkpoint, group
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore each parameter group's own options, and give each its own count of steps."""
-        saved = torch.load(self._checkpoint / _UNDIVIDED / "zero" / "optimizer_state.pt", map_location="cpu")
-        optimizer = self._trainer.model_wrapped.optimizer.optimizer
-        for group, options in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            group |= {key: value for key, value in options.items() if key != "params"}
-        for moments in optimizer.state.values():
-            moments["step"] = deepcopy(moments["step"])
+        """Mend the optimizer, and remove the state in one piece."""
+        _mend(self._trainer.model_wrapped.optimizer.optimizer, self._checkpoint)
         gathered(None, self._group)  # a barrier
         if rank() == 0:
             _remove_undivided(self._checkpoint)

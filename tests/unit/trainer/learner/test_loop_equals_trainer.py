@@ -24,6 +24,7 @@ from stage2_trainer.learner.step import CurrentStep
 from stage2_trainer.learner.step_log import History, StepLog
 from stage2_trainer.process.finite import FiniteGuard
 from stage2_trainer.process.policy import adapt
+from stage2_trainer.process.ranks import rank, world_size
 from stage2_trainer.telemetry.trackers import Trackers
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 
@@ -106,10 +107,14 @@ def learner_of(harness, rates) -> Learner:
     """Return a loop of a harness's parts."""
     parts, trainer = harness.trainer.components, harness.trainer
     args, policy = trainer.args, trainer._policy
-    schedule = Schedule(trainer.train_dataset, args, m_steps=parts.m_steps, pipelined=parts.pipelined)
+    schedule = Schedule(
+        trainer.train_dataset, args, readers=world_size(), reader=rank(), m_steps=parts.m_steps,
+        pipelined=parts.pipelined,
+    )  # fmt: skip
     engine = AccelerateEngine(
-        policy, args, loss=parts.loss, vocab=parts.vocab, max_steps=schedule.max_steps, rates=rates
-    )
+        policy, args, loss=parts.loss, vocab=parts.vocab, max_steps=schedule.max_steps, rates=rates,
+        interrupt=parts.interrupt,
+    )  # fmt: skip
     finite = FiniteGuard(policy, args.device, scaled=False)
     passes = RowPasses(
         engine=engine, planner=parts.rows, cache=parts.cache, bad=parts.bad, vocab=parts.vocab,

@@ -53,9 +53,16 @@ def test_the_two_sums_of_one_forward_pass_add_up_to_the_loss(row, batch):
     assert float(ordinary.total + coords.total) == pytest.approx(float(whole.total), rel=1e-5)
 
 
-def test_what_trains_is_the_policy(row, model):
+def test_what_trains_is_the_policy_under_its_own_names(row, model):
     trained = row(nullcontext)
-    assert [name.removeprefix("policy.") for name, _ in trained.named_parameters()] == [
-        name for name, _ in model.named_parameters()
-    ]
-    assert all(name.startswith("policy.") for name in trained.state_dict())
+    assert list(trained.named_parameters()) == list(model.named_parameters())
+    assert trained.state_dict().keys() == model.state_dict().keys()
+    assert trained.train().policy.training
+    assert not trained.eval().policy.training
+
+
+def test_other_work_runs_within_the_forward_pass(row, model):
+    trained, within = row(nullcontext), []
+    trained.register_forward_hook(lambda *what: within.append("left"))
+    assert trained.compute(lambda policy, word: (policy is model, word, len(within)), "word") == (True, "word", 0)
+    assert within == ["left"]

@@ -1,0 +1,204 @@
+"""The engine: float16's scaler, schedules and optimizers of other kinds, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from functools import partial
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoProcessor, Trainer
+
+from stage2_trainer.learner import engine as engines
+from stage2_trainer.learner import optimizer as optimizers
+from stage2_trainer.learner.run_state import load_weights, read_run, write_run
+from tests.unit.trainer.learner.harness import build, only_first
+from tests.unit.trainer.learner.test_loop_equals_trainer import FIGURES, STEPS, learner_of
+
+OPTIONS = {**STEPS, "gradient_accumulation_steps": 1, "optim": "adamw_torch", "answer": only_first}
+SAVED = {"save_strategy": "steps", "save_steps": 2}
+OVERFLOWS, FITS = 2.0**127, 2.0**4  # scales of a loss in float32
+
+
+@pytest.fixture
+def make(tmp_path, model, encoder, records):
+    """A function that builds a harness in a folder of its own."""
+
+    def build_one(name, **changes):
+        return build(tmp_path / name, copy.deepcopy(model), encoder, records, **{**OPTIONS, **changes})
+
+    return build_one
+
+
+@pytest.fixture
+def learner(make):
+    return learner_of(make("loop"), {})
+
+
+def scaler_of(scale):
+    """The scaler of float16 on the CPU, where accelerate offers none."""
+    return torch.amp.GradScaler("cpu", init_scale=scale, backoff_factor=FITS / OVERFLOWS)
+
+
+def figures(harness):
+    return [[repr(line[name]) for name in FIGURES] for line in harness.lines("step")]
+
+
+@pytest.mark.parametrize("scale", [FITS, OVERFLOWS])
+def test_a_scaler_skips_steps_and_schedule_as_with_the_trainer(make, monkeypatch, tmp_path, scale):
+    old, new, resumed = make("old", **SAVED), make("new", **SAVED), make("resumed")
+    old.trainer.accelerator.scaler, old.trainer.finite._scaled = scaler_of(scale), True
+    old.trainer.train()
+    real = engines.make_accelerator
+
+    def make_accelerator(*arguments):
+        accelerator = real(*arguments)
+        accelerator.scaler = scaler_of(scale)
+        return accelerator
+
+    monkeypatch.setattr(engines, "make_accelerator", make_accelerator)
+
+    def run(harness, checkpoint=None):
+        learner = learner_of(harness, {})
+        learner.finite._scaled = True
+        assert not learner.engine.keeps_gradients
+        learner.train(checkpoint)
+
+    run(new)
+    run(resumed, tmp_path / "old" / "checkpoint-2")
+
+    rates = [float(line["learning_rate"]) for line in new.lines("step")]
+    assert (rates[0] == rates[1]) == (scale == OVERFLOWS), "a step that is skipped is no step of the warm-up"
+    assert figures(new) == figures(old)
+    assert figures(resumed) == figures(old)[2:]
+    norms = [line["grad_norm"] for line in new.lines("step")]
+    assert max(one for one in norms if one is not None and math.isfinite(one)) < 1e3, "of gradients without the scale"
+
+
+def test_a_plateau_follows_scores_and_not_steps(make):
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    harness = make("loop", eval_strategy="steps", eval_steps=100, metric_for_best_model="rollout_f1", **options)
+    learner = learner_of(harness, {})
+    learner.train()
+    rate = harness.trainer.args.learning_rate
+    assert [line["learning_rate"] for line in harness.lines("step")] == [rate] * 4
+    engine = learner.engine
+    engine.plateau(None)
+    engine.plateau(1.0)
+    assert engine.schedule.get_last_lr() == [rate] * len(engine.optimizer.param_groups)
+    engine.plateau(1.0)
+    assert engine.schedule.get_last_lr()[0] == rate / 2
+
+
+def test_other_schedules_ignore_scores(learner):
+    before = learner.engine.schedule.get_last_lr()
+    learner.engine.plateau(1.0)
+    assert learner.engine.schedule.get_last_lr() == before
+
+
+class Averaging(torch.optim.SGD):
+    """Trains with the weights' negatives, so that a test sees which it looks at; as schedule-free optimizers do."""
+
+    averages = True
+
+    def train(self):
+        self._show(averages=False)
+
+    def eval(self):
+        self._show(averages=True)
+
+    def _show(self, *, averages):
+        if averages != self.averages:
+            self.averages = averages
+            with torch.no_grad():
+                for one in self.param_groups[0]["params"]:
+                    one.neg_()
+
+
+def test_weights_are_averaged_outside_of_passes(make, monkeypatch, tmp_path):
+    monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", lambda args, model: (Averaging, {"lr": 0.0}))
+    harness, seen = make("loop", eval_strategy="steps", eval_steps=1, max_steps=2, **SAVED), {}
+    learner = learner_of(harness, {})
+    engine = learner.engine
+    watched = engine.trained[0]
+    whole = watched.detach().clone()
+
+    def note(what, *arguments, real, **options):
+        seen.setdefault(what, set()).add(torch.equal(watched, whole))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(engine, "backward", partial(note, "pass", real=engine.backward))
+    monkeypatch.setattr(harness.sync, "push", partial(note, "push", real=harness.sync.push))
+    learner.evaluation = partial(note, "evaluation", real=learner.evaluation)
+    learner.train()
+    assert seen == {"push": {True}, "pass": {False}, "evaluation": {True}}
+    with engine.run_pass(last=True):  # a step that something ends before it has stepped
+        assert not torch.equal(watched, whole)
+    write_run(tmp_path / "saved", engine)
+    assert torch.equal(watched, whole)
+
+
+def test_8_bit_optimizers_keep_the_state_of_embeddings_in_32_bits(learner, monkeypatch):
+    told = []
+    manager = SimpleNamespace(register_module_override=lambda *what: told.append(what))
+    package, optim = ModuleType("bitsandbytes"), ModuleType("bitsandbytes.optim")
+    optim.GlobalOptimManager = SimpleNamespace(get_instance=lambda: manager)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", optim)
+
+    class EightBit(torch.optim.SGD):
+        def __init__(self, groups, lr, optim_bits):
+            super().__init__(groups, lr)
+
+    monkeypatch.setattr(
+        Trainer, "get_optimizer_cls_and_kwargs", lambda args, model: (EightBit, {"lr": 0.1, "optim_bits": 8})
+    )
+    policy = learner.engine.policy
+    optimizers.create_optimizer(policy, learner.engine.args, {})
+    tables = [one for one in policy.modules() if isinstance(one, torch.nn.Embedding)]
+    assert told == [(table, "weight", {"optim_bits": 32}) for table in tables]
+    assert len(told) > 1
+
+
+def test_weights_in_several_files_are_loaded(learner, model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="300KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    policy = learner.engine.policy
+    with torch.no_grad():
+        for one in policy.parameters():
+            one.zero_()
+    load_weights(policy, tmp_path)
+    assert all(map(torch.equal, policy.state_dict().values(), model.state_dict().values()))
+
+
+def test_weights_of_another_model_are_refused(learner, model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="300KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    name = next(iter(index["weight_map"]))
+    index["weight_map"]["other." + name] = index["weight_map"].pop(name)
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=rf"missing are \['{name}'\], and unknown are \['other.{name}'\]"):
+        load_weights(learner.engine.policy, tmp_path)
+
+
+def test_a_checkpoint_of_the_model_alone_starts_optimizer_and_schedule_anew(make, tmp_path, caplog):
+    learner_of(make("saved", save_only_model=True, **SAVED), {}).train()
+    saved = tmp_path / "saved" / "checkpoint-2"
+    assert {one.name for one in saved.iterdir()} & {"optimizer.pt", "scheduler.pt", "rng_state.pth"} == set()
+    learner = learner_of(make("resumed"), {})
+    state = read_run(saved, learner.engine)
+    assert state.global_step == 2
+    assert learner.engine.optimizer.state_dict()["state"] == {}
+    assert "optimizer and schedule begin anew" in caplog.text
+
+
+def test_a_checkpoint_has_the_files_of_the_processor(learner, model_path, tmp_path):
+    processor = AutoProcessor.from_pretrained(model_path)
+    write_run(tmp_path, learner.engine, processor)
+    again = AutoProcessor.from_pretrained(tmp_path)
+    assert again.tokenizer.get_vocab() == processor.tokenizer.get_vocab()

@@ -1,0 +1,83 @@
+"""Two processes train with the loop as with the trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stage2_trainer.learner.rows import StepRowPlanner
+from stage2_trainer.process.run_checkpoints import Checkpoints
+from tests.support.ports import free_port
+from tests.unit.trainer.learner.harness import build, only_first, two_boxes
+from tests.unit.trainer.learner.processes import join, run_members
+from tests.unit.trainer.learner.test_loop_equals_trainer import FIGURES, STEPS, learner_of
+
+SAVED = 2
+OPTIONS = {**STEPS, "max_steps": 3, "save_strategy": "steps", "save_steps": SAVED, "max_grad_norm": 0.5}
+
+
+CASES = {
+    "DistributedDataParallel": {"ddp_backend": "gloo"},
+    "DistributedDataParallel, rows of the step, checkpointing": {
+        "ddp_backend": "gloo", "rows": 400,
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
+}  # fmt: skip
+
+
+def member(rank, port, folder, paths, case, loop, checkpoint):
+    """One of two learner processes, each with its share of the records; writes what it trained."""
+    folder, options = Path(folder), {**OPTIONS, **CASES[case]}
+    rows = options.pop("rows", None)
+    policy, encoder = join(rank, port)
+    records = two_boxes([paths[i % len(paths)] for i in range(6)])
+    harness = build(folder / f"rank-{rank}", policy, encoder, records, answer=only_first,
+                    rows=StepRowPlanner(rows) if rows else None, **options)  # fmt: skip
+    trainer = harness.trainer
+    trainer._checkpoints = Checkpoints(folder, limit=None, course={}, records=(), proved=harness.proved)
+    if loop:
+        learner = learner_of(harness, {})
+        learner.train(checkpoint and Path(checkpoint))
+        wrapped = learner.engine.wrapped
+    else:
+        trainer.train(checkpoint)
+        wrapped = trainer.model_wrapped
+    figures = [[line[name] for name in FIGURES] for line in harness.lines("step")]
+    parts = [one.detach() for one in wrapped.parameters() if one.requires_grad]
+    torch.save((figures, parts), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def train(tmp_path, image_paths):
+    """A function that trains a case; returns figures and weights of either process, and a checkpoint."""
+
+    def run(case, name, *, loop, checkpoint=None):
+        folder = tmp_path / name
+        folder.mkdir()
+        run_members(member, folder, free_port(), str(folder), image_paths, case, loop, checkpoint and str(checkpoint))
+        return [torch.load(folder / f"{rank}.pt") for rank in range(2)], folder / f"checkpoint-{SAVED}"
+
+    return run
+
+
+def assert_same(found, expected, *, steps=0):
+    """Compare two runs bit by bit, from a step on."""
+    for (figures, weights), (others, other_weights) in zip(found, expected, strict=True):
+        assert figures == others[steps:]
+        assert len(weights) == len(other_weights) > 0
+        assert all(map(torch.equal, weights, other_weights))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_bit_by_bit_as_with_the_trainer_and_resume_its_checkpoints(train, case):
+    old, of_trainer = train(case, "old", loop=False)
+    new, of_loop = train(case, "new", loop=True)
+    assert_same(new, old)
+    assert {one.name for one in of_trainer.rglob("*")} - {one.name for one in of_loop.rglob("*")} == {
+        "training_args.bin"
+    }
+    assert_same(train(case, "loop", loop=True, checkpoint=of_trainer)[0], old, steps=SAVED)
+    assert_same(train(case, "trainer", loop=False, checkpoint=of_loop)[0], old, steps=SAVED)
