@@ -30,7 +30,8 @@ from stage2_controller.place.capacity import Capacity, Snapshot
 from stage2_controller.place.quota import Quotas
 from stage2_controller.plan import outcome
 from stage2_controller.plan import status as statuses
-from stage2_controller.plan.page import Plan, plan
+from stage2_controller.plan.page import plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.report.explanation import events
 from stage2_controller.state import conditions
 from stage2_controller.state.observed import Object, Observed, terminating

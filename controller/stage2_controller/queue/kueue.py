@@ -4,9 +4,11 @@ A job with the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Wo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
+from stage2_controller.children.build import Additions
 from stage2_controller.job import names
 from stage2_controller.place import binding
 from stage2_controller.place.node_fit import HOSTNAME
@@ -28,6 +30,24 @@ _NO_TOPOLOGY = "does not support TopologyAwareScheduling"
 _RESET = "Reset to Pending after eviction"  # prefix of a check's message that replaces what the check reported
 
 Named = TypeVar("Named", str, None)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Whether the job has quota. One exists only once that question was put."""
+
+    condition: Condition | None  # QuotaReserved; None: the job needs no quota
+    additions: Additions  # what Kueue's admission adds to the pods
+
+    @property
+    def granted(self) -> bool:
+        """Whether no quota is missing."""
+        return self.condition is None or self.condition.status == "True"
+
+    @property
+    def lacks_class(self) -> bool:
+        """Whether the job names a WorkloadPriorityClass that does not exist."""
+        return self.condition is not None and self.condition.reason == reasons.NO_PRIORITY_CLASS
 
 
 # --- The job's labels.

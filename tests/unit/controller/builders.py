@@ -17,8 +17,8 @@ from stage2_controller.children import build, manifest
 from stage2_controller.job import credentials, names
 from stage2_controller.job.settings import Settings
 from stage2_controller.place.capacity import Snapshot
-from stage2_controller.plan.page import Plan
 from stage2_controller.plan.page import plan as make_plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import conditions
 from stage2_controller.state.observed import Observed
 from tests.unit.api.wrong_jobs import merge_patch

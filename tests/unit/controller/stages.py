@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from stage2_controller.children import comparison
 from stage2_controller.job import names
 from stage2_controller.plan import status as statuses
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.queue import kueue
 from stage2_controller.state import reasons
 from stage2_controller.state.conditions import timestamp

@@ -12,7 +12,7 @@ from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.job import kinds, names
 from stage2_controller.job.kinds import ChildKind
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import conditions, reasons
 from stage2_controller.state.ending import OVERDUE_S
 from stage2_controller.state.observed import Observed

@@ -13,7 +13,7 @@ import pytest
 from stage2_api.pod import layout
 from stage2_controller.children import manifest
 from stage2_controller.job import credentials, names
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import reasons
 from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.report import explanation
 from stage2_controller.state import reasons
 from stage2_controller.state.observed import Observed

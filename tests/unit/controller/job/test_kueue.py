@@ -7,7 +7,7 @@ import pytest
 
 from stage2_controller.children import comparison
 from stage2_controller.job import names
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
 from stage2_controller.state import conditions, reasons

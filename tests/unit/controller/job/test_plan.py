@@ -8,7 +8,7 @@ import pytest
 from stage2_api.parsing import parse_job
 from stage2_controller.job import names
 from stage2_controller.plan import outcome
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import conditions, ending, reasons
 from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b

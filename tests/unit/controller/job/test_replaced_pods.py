@@ -9,7 +9,7 @@ import pytest
 from stage2_api.job_status import JobStatus
 from stage2_api.pod.report import LearnerReport, SyncStatus
 from stage2_controller.job import names
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.report import explanation
 from stage2_controller.state import conditions, reasons
 from stage2_controller.state.observed import Observed

@@ -10,7 +10,7 @@ from stage2_controller.children.build import parse, static_children
 from stage2_controller.job import names
 from stage2_controller.job.settings import AdminPolicy
 from stage2_controller.place.binding import REFUSED_S
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import reasons
 from stage2_controller.state.observed import Observed
 from tests.unit.controller import builders as b

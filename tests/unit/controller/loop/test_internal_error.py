@@ -11,7 +11,7 @@ from stage2_controller.job import names
 from stage2_controller.loop.reconcile import Reconciler
 from stage2_controller.loop.work_queue import Broken
 from stage2_controller.plan import status as statuses
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.report import explanation
 from stage2_controller.report.explanation import events
 from stage2_controller.state import reasons

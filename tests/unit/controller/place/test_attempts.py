@@ -11,7 +11,7 @@ from stage2_controller.job import names
 from stage2_controller.place import binding, placement
 from stage2_controller.place.binding import ATTEMPT_S, PREEMPTS_S, REFUSED_S
 from stage2_controller.place.capacity import FIRST_PAUSE_S, LONGEST_PAUSE_S, PROMISE_S, Capacity
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import reasons
 from stage2_controller.state.conditions import timestamp
 from stage2_controller.state.ending import OVERDUE_S

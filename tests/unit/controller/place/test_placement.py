@@ -9,7 +9,7 @@ import pytest
 from stage2_controller.job import names
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import LOOK_AGAIN_S, choose
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import reasons
 from stage2_controller.state.conditions import timestamp
 from stage2_controller.state.observed import Observed

@@ -12,7 +12,7 @@ from stage2_controller.loop.work_queue import RetryLater
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.placement import Place
 from stage2_controller.place.quota import Quotas
-from stage2_controller.plan.page import Plan
+from stage2_controller.plan.result import Plan
 from stage2_controller.state import conditions, reasons
 from stage2_controller.state.conditions import Condition
 from stage2_controller.state.store import Store
