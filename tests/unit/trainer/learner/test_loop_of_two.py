@@ -1,4 +1,4 @@
-"""Two processes train with the loop as with the trainer."""
+"""Two processes train with the loop as with the trainer: DistributedDataParallel, ZeRO-2 and ZeRO-3."""
 
 from __future__ import annotations
 
@@ -7,37 +7,72 @@ from pathlib import Path
 import pytest
 import torch
 
+from stage2_trainer.learner import engine as engines
 from stage2_trainer.learner.rows import StepRowPlanner
+from stage2_trainer.process.deepspeed_compat import compile_nothing
+from stage2_trainer.process.policy import adapt
 from stage2_trainer.process.run_checkpoints import Checkpoints
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
-from tests.unit.trainer.learner.test_loop_equals_trainer import FIGURES, STEPS, learner_of
+from tests.unit.trainer.learner.test_loop_equals_trainer import ADAPTERS, FIGURES, STEPS, learner_of
 
 SAVED = 2
 OPTIONS = {**STEPS, "max_steps": 3, "save_strategy": "steps", "save_steps": SAVED, "max_grad_norm": 0.5}
 
 
+AUTOMATIC = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+def zero(stage):
+    sizes = dict.fromkeys(AUTOMATIC, "auto") if stage == 3 else {}
+    whole = {"stage3_gather_16bit_weights_on_model_save": True}
+    return {
+        "zero_optimization": {"stage": stage, "overlap_comm": False, **whole, **sizes},
+        "zero_force_ds_cpu_optimizer": False,
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "train_batch_size": "auto",
+        "gradient_clipping": "auto",
+    }
+
+
+SCHEDULE = {
+    "type": "WarmupDecayLR",
+    "params": dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"), "auto"),
+}
+OPTIMIZER = {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")}
 CASES = {
     "DistributedDataParallel": {"ddp_backend": "gloo"},
     "DistributedDataParallel, rows of the step, checkpointing": {
         "ddp_backend": "gloo", "rows": 400,
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
     },
+    "ZeRO-2": {"deepspeed": zero(2)},
+    "ZeRO-2, adapters, a schedule of its own": {
+        "deepspeed": zero(2) | {"scheduler": SCHEDULE}, "adapters": ADAPTERS,
+    },
+    "ZeRO-3": {"deepspeed": zero(3)},
 }  # fmt: skip
 
 
 def member(rank, port, folder, paths, case, loop, checkpoint):
     """One of two learner processes, each with its share of the records; writes what it trained."""
     folder, options = Path(folder), {**OPTIONS, **CASES[case]}
-    rows = options.pop("rows", None)
+    rows, adapters = options.pop("rows", None), options.pop("adapters", None)
     policy, encoder = join(rank, port)
+    if adapters:
+        torch.manual_seed(3)
+        policy = adapt(policy, ["vit", "aligner"], adapters)
+    if "deepspeed" in options:
+        compile_nothing()
     records = two_boxes([paths[i % len(paths)] for i in range(6)])
     harness = build(folder / f"rank-{rank}", policy, encoder, records, answer=only_first,
                     rows=StepRowPlanner(rows) if rows else None, **options)  # fmt: skip
     trainer = harness.trainer
     trainer._checkpoints = Checkpoints(folder, limit=None, course={}, records=(), proved=harness.proved)
     if loop:
+        engines.make_accelerator = lambda *arguments: trainer.accelerator  # a process has one with DeepSpeed
         learner = learner_of(harness, {})
         learner.train(checkpoint and Path(checkpoint))
         wrapped = learner.engine.wrapped
@@ -45,7 +80,7 @@ def member(rank, port, folder, paths, case, loop, checkpoint):
         trainer.train(checkpoint)
         wrapped = trainer.model_wrapped
     figures = [[line[name] for name in FIGURES] for line in harness.lines("step")]
-    parts = [one.detach() for one in wrapped.parameters() if one.requires_grad]
+    parts = [getattr(one, "ds_tensor", one).detach() for one in wrapped.parameters() if one.requires_grad]
     torch.save((figures, parts), folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 
