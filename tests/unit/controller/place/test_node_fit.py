@@ -167,6 +167,14 @@ def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_othe
     assert chosen(need(priority=10, preempts=False), *busy) is None
 
 
+def test_nobody_is_evicted_for_half_of_a_job() -> None:
+    """The scheduler judges each pod alone: it would end others for the servers, and then refuse the learner."""
+    asked = replace(n.FOUR, priority=10)
+    node, weaker, equal = n.node("a", 8), n.foreign("a", gpus=3, priority=5), n.foreign("a", gpus=5, priority=10)
+    assert chosen(asked, node, weaker, equal) is None
+    assert chosen(asked, node, weaker, n.foreign("a", gpus=4, priority=10)) == "a"
+
+
 def test_a_job_without_a_priority_takes_the_room_of_pods_that_have_less_than_none() -> None:
     """Such are the placeholders by which clusters keep nodes warm."""
     assert chosen(need(), n.node("a", 4), n.foreign("a", gpus=4, priority=-10)) == "a"
