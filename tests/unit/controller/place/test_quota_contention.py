@@ -22,7 +22,7 @@ from tests.unit.controller.fake_server import Object, Server, reconciler
 GPUS = f"requests.{n.GPU}"
 OF_ROLE = {names.ROLE_LEARNER: ("Job", 1), names.ROLE_ROLLOUT: ("Deployment", 3)}
 MOST_S = {"Job": 60.0, "Deployment": 1000.0}
-GRACE_S = 5
+GRACE_S = 5  # by the clock: the simulated one
 """How long a pod that has only just started takes to end."""
 
 
