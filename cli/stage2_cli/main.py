@@ -47,9 +47,10 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        commit = Path(__file__).with_name("commit.txt")  # hatch_build.py puts it into wheels
-        built_from = f" (commit {commit.read_text().strip()})" if commit.is_file() else ""
-        typer.echo(f"stage2 {version('stage2')}{built_from}")
+        from stage2_cli.commit import built_from
+
+        commit = built_from()
+        typer.echo(f"stage2 {version('stage2')}{f' (commit {commit})' if commit else ''}")
         raise typer.Exit
 
 
@@ -91,6 +92,14 @@ def doctor(
     from stage2_cli.doctor import examine
 
     raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json, cpu=cpu))
+
+
+@app.command()
+def env(as_json: AsJson = False) -> None:
+    """Print what a bug report needs: versions of stage2 and its packages, system, memory, GPUs."""
+    from stage2_cli.environment import show_environment
+
+    raise typer.Exit(show_environment(as_json=as_json))
 
 
 @app.command()

@@ -39,6 +39,7 @@ XML = """<annotation><filename>train-00000.png</filename><size><width>96</width>
 WALK = [
     ("--version", 0, "stage2 "),
     ("--help", 0, "validate"),
+    ("env", 0, "commit: *python: *gpus: none*not installed: *torch"),
     (f"validate {JOB} run.yaml {HELD_OUT}", 0, "valid training configuration"),
     ("validate lost.yaml", 64, "fix:"),
     (f"render {JOB}", 0, "kind: Deployment"),

