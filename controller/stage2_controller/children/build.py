@@ -30,7 +30,6 @@ from stage2_controller.job.containers import Processes, containers, is_elastic
 from stage2_controller.job.objects import Amounts
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.job.template_rules import Misshapen
-from stage2_controller.job.written import without_defaults
 from stage2_controller.place import node_fit
 from stage2_controller.place.node_fit import Need
 
@@ -195,7 +194,7 @@ def _parsed(job: RolloutMatchingJob, raw: Mapping[str, Any], settings: Settings)
 def _written_hash(spec: Mapping[str, Any], job: RolloutMatchingJob) -> str:
     """Return the hash of what the pods are made from as its author wrote it, but for defaults written out."""
     written = {key: spec[key] for key in map(to_camel, sorted(_HASHED_KEYS)) if key in spec}
-    written = without_defaults(written, job.spec)
+    written = authorship.without_defaults(written, job.spec)
     if is_elastic(job):
         written["rollout"] = {key: value for key, value in written["rollout"].items() if key != "servers"}
     return manifest.digest(written)

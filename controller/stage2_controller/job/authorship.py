@@ -1,8 +1,13 @@
-"""Who wrote the keys of a job that this version does not know: an author, or what fills in objects, as a webhook does.
+"""What an author wrote of a job: which keys others filled in, and what differs from the defaults. Pure.
 
 No version of stage2 fills in what an older one does not know (`stage2_api.crd.FILLED_IN`); others may. The API server
 keeps who owns each field, and kubectl what was applied. Neither tells what `kubectl create` sent from what was filled
 in at that moment, so that all of it counts as written.
+
+Versions with other defaults tell an edit from an upgrade by what was written. To write out a default is no edit, and
+the API server allows it while pods run. Defaults that the API server fills in stand in every job and are frozen, so
+they count as written: a later version may have others. A default that an author wrote out counts as an edit where a
+later version has another default for its key, and the job is edited in the minute of that upgrade.
 """
 
 import copy
@@ -10,6 +15,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
+from stage2_api.crd import FILLED_IN
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.validation import key_paths
 from stage2_api.validation.validate import Location, unknown_keys
@@ -95,3 +103,28 @@ def _item(fields: Mapping[str, Any], item: Any) -> Mapping[str, Any] | None:
             found: Mapping[str, Any] = inside
             return found
     return None
+
+
+def without_defaults(written: Mapping[str, Any], parsed: BaseModel, path: str = "") -> dict[str, Any]:
+    """Return what was written without the keys that have their defaults. parsed: the same section, as it is read."""
+    fields = {info.alias or name: name for name, info in type(parsed).model_fields.items()}
+    kept: dict[str, Any] = {}
+    for key, value in written.items():
+        here = key_paths.joined(path, key)
+        read = getattr(parsed, fields[key]) if key in fields else value
+        if here in FILLED_IN or key not in fields or read != _default(parsed, fields[key]):
+            kept[key] = _inside(value, read, here)
+    return kept
+
+
+def _default(parsed: BaseModel, name: str) -> Any:
+    return type(parsed).model_fields[name].get_default(call_default_factory=True)
+
+
+def _inside(value: Any, read: Any, path: str) -> Any:
+    """Return a value that was written, without the defaults in its sections."""
+    if isinstance(value, Mapping) and isinstance(read, BaseModel):
+        return without_defaults(value, read, path)
+    if isinstance(value, Sequence) and isinstance(read, Sequence) and len(value) == len(read) and read != value:
+        return [_inside(one, item, f"{path}[]") for one, item in zip(value, read, strict=True)]
+    return value

@@ -8,7 +8,7 @@ from typing import Any
 from stage2_api.errors import shortened
 from stage2_controller.job import authorship, names, output_folder
 from stage2_controller.place.placement import Place
-from stage2_controller.plan import evictions, figures, servers
+from stage2_controller.plan import evictions, reported
 from stage2_controller.plan.job_pass import JobPass
 from stage2_controller.report import explanation
 from stage2_controller.state import diagnose, ending, jobset, reasons
@@ -26,8 +26,8 @@ def valid_status(
 
     end: Succeeded or Failed; blocked: ChildrenApplied, where objects of others are in the way; quota: QuotaReserved.
     """
-    report = figures.report_of(job, end=end)
-    of_servers = servers.servers(job, report.now.get("sync") or {}, end=end)
+    report = reported.report_of(job, end=end)
+    of_servers = reported.servers(job, report.now.get("sync") or {}, end=end)
     status: dict[str, Any] = {
         "phase": _phase(job, end),
         "observedGeneration": job.parsed.job.metadata.generation or 0,
@@ -39,7 +39,7 @@ def valid_status(
         "completionTime": _before_or_now(job, "completionTime") if end else None,
         "node": _node(job, end, place),
         "servers": of_servers,
-        **servers.summary(job, end=end),
+        **reported.summary(job, end=end),
         "images": _images(job),
         "restarts": _restarts(job),
         **job.evictions.status(),
@@ -162,16 +162,16 @@ def _accepted(job: JobPass) -> Condition:
 
 
 def _of_pods(
-    job: JobPass, report: figures.Report, of_servers: Sequence[servers.Server], end: Condition | None
+    job: JobPass, report: reported.Report, of_servers: Sequence[reported.Server], end: Condition | None
 ) -> list[Condition | None]:
     """Return the conditions of servers and learner."""
     has_servers, silence = bool(of_servers), _silence(job, end)
     return [
-        servers.rollout_ready(job, end=end) if has_servers else None,
+        reported.rollout_ready(job, end=end) if has_servers else None,
         _learner_running(job, end),
         Condition(reasons.LEARNER_REACHABLE, "False", reasons.LEARNER_UNREACHABLE, silence) if silence else None,
-        servers.weights_in_sync(of_servers, report.now.get("sync"), end=end) if has_servers else None,
-        figures.steps_kept(job, report),
+        reported.weights_in_sync(of_servers, report.now.get("sync"), end=end) if has_servers else None,
+        reported.steps_kept(job, report),
     ]
 
 
@@ -198,7 +198,7 @@ def _pods_overdue(job: JobPass) -> str | None:
 
 def _what_resumes(job: JobPass) -> str:
     """Return what follows once the job is resumed."""
-    reached = figures.furthest_step(job)
+    reached = reported.furthest_step(job)
     if not reached:
         return "start"
     if where := output_folder.fleeting(job.parsed.job):
@@ -241,7 +241,7 @@ def _learner_running(job: JobPass, end: Condition | None) -> Condition:
     if waits_in_its_pod(pod):
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts once all servers answer")
     finding = diagnose.learner(pod, job.observed.learner_refused)
-    finding = servers.lost_labels(job, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
+    finding = reported.lost_labels(job, names.ROLE_LEARNER, reasons.LEARNER_RUNNING) or finding
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, _doing(job))
     if finding.reason == reasons.SERVER_CRASHED:
@@ -258,7 +258,7 @@ def _silence(job: JobPass, end: Condition | None) -> str | None:
         return None
     if observed.unreachable:
         return f"the learner runs and its report cannot be read: {observed.unreachable}"
-    return before["message"] if before and figures.is_of_last_pod(job) else None
+    return before["message"] if before and reported.is_of_last_pod(job) else None
 
 
 def _how_it_ends(old: Object, job: JobPass) -> str:
@@ -273,7 +273,7 @@ def _doing(job: JobPass) -> str:
     report, before = job.observed.progress, find(job.previous, reasons.LEARNER_RUNNING)
     if report:
         return f"the learner runs: {report.message or report.phase}"
-    last = before and before["status"] == "True" and figures.is_of_last_pod(job)
+    last = before and before["status"] == "True" and reported.is_of_last_pod(job)
     return before["message"] if before and last else "the learner runs"
 
 
