@@ -36,7 +36,7 @@ def infer_images(
 ) -> int:
     """Answer each image; draw it and write a JSON line into the folder `output`; return 0.
 
-    options: fields of `Question`. Raises ConfigError, before the model is loaded, for images that cannot be read.
+    options: of `Model`. Raises ConfigError, before the model is loaded, for images that cannot be read.
     """
     found = list(_readable(images))
     _check_output(output, found)

@@ -40,6 +40,12 @@ Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast serv
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers if the records do not state it.")
 ]
+Longer = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS", min=0, help="Bias against the token that closes the list: the model lists more objects."
+    ),
+]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
 
 
@@ -342,11 +348,14 @@ def export(
         typer.Option(help="Type of all weights; by default the base model's."),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Save the adapter alone, for PEFT.")] = False,
+    longer: Longer = None,
 ) -> None:
     """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
     from stage2_cli.export import export_checkpoint
 
-    raise typer.Exit(export_checkpoint(checkpoint, output, model=model, dtype=dtype, adapter=adapter))
+    raise typer.Exit(
+        export_checkpoint(checkpoint, output, model=model, dtype=dtype, adapter=adapter, longer=longer or 0.0)
+    )
 
 
 @app.command()
@@ -368,12 +377,13 @@ def infer(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option(min=1, help="Longest answer; by default as in the model's run.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
+    longer: Longer = None,
     as_json: AsJson = False,
 ) -> None:
     """List the objects of images: draw them, and write their boxes in pixels."""
     from stage2_cli.infer import infer_images
 
-    chosen = {"prompt": prompt, "max_pixels": max_pixels, "max_new_tokens": max_new_tokens}
+    chosen = {"prompt": prompt, "max_pixels": max_pixels, "max_new_tokens": max_new_tokens, "longer": longer}
     options = {name: value for name, value in chosen.items() if value is not None}
     raise typer.Exit(infer_images(model, images, output, base=base, device=device, as_json=as_json, options=options))
 

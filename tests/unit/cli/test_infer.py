@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
 from typer.testing import CliRunner
 
 import stage2
@@ -16,6 +18,8 @@ from stage2_trainer.infer.answered_image import AnsweredImage, Box
 from stage2_trainer.infer.model import Model
 from tests.support.http_server import answering
 from tests.unit.report.inspected import TINY_MODEL
+from tiny_model.answers import PROMPT
+from tiny_model.scenes import draw, make_scene
 
 ANSWER = (
     '{"object_1": {"desc": "cat", "bbox_2d": ["<|coord_100|>", "<|coord_200|>", "<|coord_500|>", "<|coord_400|>"]},'
@@ -188,3 +192,89 @@ def test_server_that_refuses_is_named_with_its_answer(image):
         stage2.Model(server.url)
     assert "401" in str(refusal.value)
     assert "STAGE2_TOKEN_FILE" in str(refusal.value)
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """A picture in which the tiny model finds three objects, and more under a bias of 6 nats."""
+    scene = next(one for one in (make_scene(5, "held-out", i) for i in range(50)) if len(one.shapes) == 3)
+    path = tmp_path / "scene.png"
+    Image.fromarray(draw(scene)).save(path)
+    return path
+
+
+def found(source, image, **options):
+    return stage2.Model(source, prompt=PROMPT, max_new_tokens=150, **options).answer(image)
+
+
+def test_bias_of_an_export_lengthens_lists_of_transformers_alone_and_ours(checkpoint, shapes, tmp_path):
+    done = CliRunner().invoke(app, ["export", str(checkpoint), "--output", str(tmp_path / "out"), "--longer", "6"])
+    assert done.exit_code == 0, done.output
+    assert "closes a list of objects later, by 6 nats" in done.output
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    plain, biased = json.loads((TINY_MODEL / "generation_config.json").read_text()), tmp_path / "biased"
+    assert {name: value for name, value in written.items() if name != "sequence_bias"} == plain
+    shutil.copytree(TINY_MODEL, biased)
+    shutil.copy(tmp_path / "out" / "generation_config.json", biased)
+
+    longer = found(TINY_MODEL, shapes, longer=6.0)
+    assert len(longer.boxes) > len(found(TINY_MODEL, shapes).boxes) == 3
+    assert found(biased, shapes) == longer
+    assert found(biased, shapes, longer=0.0) == found(TINY_MODEL, shapes)
+    assert by_transformers(biased, shapes) == longer.text
+
+
+def by_transformers(folder, image):
+    processor = AutoProcessor.from_pretrained(folder)
+    content = [{"type": "image", "url": str(image)}, {"type": "text", "text": PROMPT}]
+    inputs = processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt",
+    )  # fmt: skip
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype="auto")
+    answer = model.generate(**inputs, max_new_tokens=150)[0, inputs["input_ids"].shape[1] :]
+    return processor.decode(answer, skip_special_tokens=True)
+
+
+def test_bias_of_a_base_model_does_not_fit_the_model_that_was_trained_on_it(checkpoint, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(TINY_MODEL, base)
+    file = base / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sequence_bias": [[[99], -6.0]]}))
+    words = ["export", str(checkpoint), "--model", str(base), "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "sequence_bias" not in json.loads((tmp_path / "out" / "generation_config.json").read_text())
+
+
+def test_adapter_has_no_place_for_a_bias(checkpoint, tmp_path):
+    words = ["export", str(checkpoint), "--output", str(tmp_path / "out"), "--adapter", "--longer", "1"]
+    done = CliRunner().invoke(app, words)
+    assert done.exception.problems[0].path == "--longer"
+
+
+def test_server_gets_the_bias_with_each_request(image):
+    tokenizer = AutoProcessor.from_pretrained(TINY_MODEL).tokenizer
+    asked = []
+
+    def reply(path, body):
+        if path == "/v1/models":
+            return 200, MODELS
+        if path == "/tokenize":
+            assert body["add_special_tokens"] is False
+            return 200, {"tokens": tokenizer.encode(body["prompt"], add_special_tokens=False)}
+        asked.append(body)
+        return 200, REPLY
+
+    with answering(reply) as server:
+        stage2.Model(server.url, longer=1.5).boxes(image)
+        stage2.Model(server.url).boxes(image)
+    assert [one.get("logit_bias") for one in asked] == [{"99": -1.5}, None]
+
+
+def test_server_that_does_not_tokenize_takes_no_bias():
+    with (
+        answering(lambda *_: (200, MODELS)) as server,
+        pytest.raises(ConfigError, match="/tokenize returned no tokens"),
+    ):
+        stage2.Model(server.url, longer=1.5)

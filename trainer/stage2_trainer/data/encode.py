@@ -60,8 +60,12 @@ class Encoder:
         self.processor = processor
         self._lock = Lock()  # a tokenizer serves one thread at a time
         self.tokenizer = processor.tokenizer
-        self.end_of_turn_ids: list[int] = self._ids(self._end_of_turn())
+        self.end_of_turn_ids: list[int] = self.encode(self._end_of_turn())
         self.vision_ids = vision_ids(processor.tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenise text without adding special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
         """Encode the messages, including the tokens that open the assistant's turn."""
@@ -137,9 +141,6 @@ class Encoder:
         return str(
             self.processor.apply_chat_template(copied, tokenize=False, add_generation_prompt=add_generation_prompt)
         )
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class PromptCache:

@@ -30,6 +30,7 @@ from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.question import Question
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
+from stage2_trainer.matching.closing import SEQUENCE_BIAS, closing_bias, generation_fields
 from stage2_trainer.process.checkpoints import COURSE
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.digest import Digests, differing
@@ -81,13 +82,19 @@ def export_model(
     *,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
+    longer: float = 0.0,
 ) -> Exported:
     """Merge a checkpoint into a model folder. dtype: of all tensors; None = each one's own in the base model.
 
+    longer: nats of the bias against closing the list that the generation configuration gets.
+
     Raises:
-        ConfigError: the folder is not new or too small for it, or base model and checkpoint do not fit.
+        ConfigError: the folder is not new or too small for it, base model and checkpoint do not fit, or there can be no
+            such bias.
         ExportError: what was written is not what was merged.
     """
+    tokenizer = _processor(checkpoint).tokenizer
+    bias = closing_bias(lambda text: tokenizer.encode(text, add_special_tokens=False), longer)
     stream = MergedStream(checkpoint, dtype=dtype)
     metadata = stream.metadata()
     size = sum(one.nbytes for one in metadata)
@@ -95,7 +102,7 @@ def export_model(
         _require_room(aside.parent, size)
         expected = write_shards(stream, metadata, aside, shard_bytes=shard_bytes)
         _write_config(checkpoint, aside, dtype=dtype, untied=stream.untied)
-        _write_companions(checkpoint, aside)
+        _write_companions(checkpoint, aside, bias)
         _require_equal(aside, expected, [(one.name, dtype_name(one.dtype)) for one in metadata])
     return Exported(output, len(metadata), size, untied=stream.untied)
 
@@ -117,7 +124,7 @@ def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
         if not filecmp.cmp(checkpoint.folder / ADAPTER_WEIGHTS, copied, shallow=False):
             raise ExportError(f"what was written differs from {checkpoint.folder / ADAPTER_WEIGHTS}")
         _write_json(aside / ADAPTER_CONFIG, {**checkpoint.adapter, BASE_NAME: checkpoint.base_name})
-        _write_companions(checkpoint, aside)
+        _write_companions(checkpoint, aside, {})
     return Exported(output, len(tensors), size, obstacle=adapter_obstacle(trained))
 
 
@@ -142,16 +149,30 @@ def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.d
     _write_json(folder / CONFIG, config)
 
 
-def _write_companions(checkpoint: TrainedCheckpoint, folder: Path) -> None:
+def _processor(checkpoint: TrainedCheckpoint) -> Any:
+    return AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True, trust_remote_code=False)
+
+
+def _write_companions(checkpoint: TrainedCheckpoint, folder: Path, bias: Mapping[int, float]) -> None:
     """Write the rest of a model folder: tokenizer, image processor, chat template, defaults of generation, card."""
-    AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True, trust_remote_code=False).save_pretrained(
-        folder
-    )
-    if (checkpoint.base / GENERATION_CONFIG).is_file():
-        shutil.copyfile(checkpoint.base / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+    processor = _processor(checkpoint)
+    processor.save_pretrained(folder)
+    _write_generation_config(checkpoint.base / GENERATION_CONFIG, folder, bias, processor.tokenizer.eos_token_id)
     if (checkpoint.folder / COURSE).is_file():
         shutil.copyfile(checkpoint.folder / COURSE, folder / COURSE)
     (folder / "README.md").write_text(model_card(checkpoint, merged=(folder / CONFIG).is_file()), encoding="utf-8")
+
+
+def _write_generation_config(base: Path, folder: Path, bias: Mapping[int, float], end: int) -> None:
+    """Write the defaults of generation of the base model with this bias; one that fits the base's weights is dropped.
+
+    end: the id that ends an answer, for a base model without such a file.
+    """
+    if not base.is_file() and not bias:
+        return
+    fields = json.loads(base.read_text(encoding="utf-8")) if base.is_file() else {"eos_token_id": end}
+    fields.pop(SEQUENCE_BIAS, None)
+    _write_json(folder / GENERATION_CONFIG, fields | generation_fields(bias))
 
 
 def _require_equal(folder: Path, expected: dict[str, str], tensors: list[tuple[str, str]]) -> None:

@@ -16,6 +16,7 @@ from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.model_files import INTACT, fetched_model, flaw_of_model, require_plain
 from stage2_trainer.data.question import Question
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, BASE_NAME, open_checkpoint
+from stage2_trainer.matching.closing import closing_bias, take_bias
 from stage2_trainer.process.checkpoints import STATE, best_whole
 from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
@@ -76,23 +77,31 @@ def _model_folder(name: str, *, path: str) -> Path:
 class Loaded:
     """A model in this process. pixel_limits: of an image, as image processors take them. device: as PyTorch names it.
 
+    longer: the bias against closing the list, in nats; None = that of the model's generation configuration, if any.
+
     Raises ConfigError if it is no Qwen3-VL, or there is no such device.
     """
 
-    def __init__(self, weights: Weights, pixel_limits: dict[str, int], device: str | None) -> None:
+    def __init__(
+        self, weights: Weights, pixel_limits: dict[str, int], device: str | None, *, longer: float | None = None
+    ) -> None:
         target = _device(device)
         with ACTIVITY.doing(f"loading {weights.described_by}"):
             model: Any = load_model(weights.model, dtype=None, attn_implementation=None)
+            own = take_bias(model.generation_config)  # of the base model, if there is an adapter
             if weights.adapter:
                 model = PeftModel.from_pretrained(model, str(weights.adapter))
         self._model = model.to(target).eval()
         self._encoder = Encoder(load_processor(weights.processor, **pixel_limits))
+        self._bias = {} if weights.adapter else own
+        if longer is not None:
+            self._bias = closing_bias(self._encoder.encode, longer)
 
     def answer(self, question: Question, image: str) -> tuple[str, str]:
         """Return the text of an answer, and why it ended."""
         decoding = Decoding(max_new_tokens=question.max_new_tokens)
         backend = HfBackend(self._model, self._encoder, decoding, cache=PromptCache(self._encoder, 0))
-        request = RolloutRequest(question.messages(image))
+        request = RolloutRequest(question.messages(image), bias=self._bias)
         (answer,) = backend.generate([request], seed_plan=SeedPlan(0, 0, 0))
         return answer.text, answer.finish_reason
 

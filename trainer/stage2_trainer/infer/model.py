@@ -34,24 +34,32 @@ class Model:
     source: a checkpoint's folder, or a run's (its best one); the folder of a model or an adapter, as `stage2 export`
     writes them; a stock model's name on a hub; or the URL of a server with OpenAI's API, such as `vllm serve` starts.
     base: folder or name of the model that an adapter belongs to, if it has moved. device: as PyTorch names it; by
-    default the first GPU, else the CPU. options: fields of `Question` that replace those of the model's run.
+    default the first GPU, else the CPU. longer: makes the model list more objects, by a bias in nats against closing
+    the list; by default the one that `stage2 export --longer` wrote, if any. options: fields of
+    `Question` that replace those of the model's run.
 
     Raises ConfigError if the model is not there, or cannot be loaded safely.
     """
 
     def __init__(
-        self, source: str | Path, *, base: str | None = None, device: str | None = None, **options: Any
+        self,
+        source: str | Path,
+        *,
+        base: str | None = None,
+        device: str | None = None,
+        longer: float | None = None,
+        **options: Any,
     ) -> None:
         self._answers: Answers
         if is_tls(str(source)) or str(source).startswith("http://"):
             self.question = Question.of_course({}, **options)
-            self._answers = Server(str(source), os.environ)
+            self._answers = Server(str(source), os.environ, longer=longer)
             return
         from stage2_trainer.infer.loaded import Loaded, find_weights
 
         weights = find_weights(str(source), base)
         self.question = Question.of_course(read_course(weights.described_by), **options)
-        self._answers = Loaded(weights, self.question.pixel_limits(), device)
+        self._answers = Loaded(weights, self.question.pixel_limits(), device, longer=longer)
 
     def boxes(self, image: str | Path) -> list[Box]:
         """Return the objects of an image, in the order of the answer. Raises ImageError if it cannot be read."""

@@ -12,27 +12,32 @@ from typing import Any
 from stage2_api.errors import refused
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_trainer.data.question import Question
+from stage2_trainer.matching.closing import LONGER, closing_bias
+from stage2_trainer.wire.chat import bias_fields
 from stage2_trainer.wire.credentials import explain_tls_error, read_token, trust
 
 ANSWER_S, OTHERS_S = 600, 30
 """Seconds in which a server must answer a chat, and anything else."""
 LONGEST = 64 << 20  # bytes of an answer's document
-CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+CHAT, MODELS, TOKENIZE = "/v1/chat/completions", "/v1/models", "/tokenize"
 
 
 class Server:
     """A server by its URL. environment: STAGE2_TOKEN_FILE names the file of its token, if it asks for one.
 
+    longer: the bias against closing the list, in nats; None = none. It travels with each request, as `logit_bias`.
+
     Raises ConfigError if it does not answer.
     """
 
-    def __init__(self, url: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, url: str, environment: Mapping[str, str], *, longer: float | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._environment = environment
         self._context = trust(self._url, environment)
         token = read_token(environment) if environment.get(TOKEN_FILE_VARIABLE) else ""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._model = str(self._one(self._ask(MODELS, None, OTHERS_S), "data")["id"])
+        self._bias = closing_bias(self._encode, longer) if longer is not None else {}
 
     def answer(self, question: Question, image: str) -> tuple[str, str]:
         """Return the text of an answer, and why it ended."""
@@ -41,11 +46,19 @@ class Server:
             "messages": question.messages(image),
             "temperature": 0.0,
             "max_tokens": question.max_new_tokens,
+            **bias_fields(self._bias),
         }
         if limits := question.pixel_limits():
             body["mm_processor_kwargs"] = limits
         choice = self._one(self._ask(CHAT, body, ANSWER_S), "choices")
         return str(choice["message"]["content"] or ""), str(choice["finish_reason"])
+
+    def _encode(self, text: str) -> list[int]:
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        tokens = self._ask(TOKENIZE, body, OTHERS_S).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(one, int) for one in tokens):
+            raise self._refused(f"{TOKENIZE} returned no tokens, which {LONGER} needs")
+        return tokens
 
     def _one(self, reply: Any, key: str) -> Any:
         """Return the first entry of a list in a reply. Raises ConfigError where there is none."""

@@ -22,6 +22,7 @@ from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.matching.closing import take_bias
 from stage2_trainer.process.attention import HALF_FORMATS, attention_here, pack_vision_tower
 from stage2_trainer.process.transformers_compat import disable_cache, layout_fault
 from stage2_trainer.serve.cuda_driver import Installation, unused_gpu
@@ -70,6 +71,7 @@ def load_policy(config: RunConfig) -> Any:
             pickled=config.model.allow_pickled_weights,
             remote_code=config.model.allow_remote_code,
         )
+    take_bias(model.generation_config)  # training learns from answers of the model as it is
     frozen = frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(model, frozen)

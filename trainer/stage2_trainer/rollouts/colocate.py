@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, get_args
 
@@ -54,10 +54,11 @@ DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any mo
 
 @dataclass(frozen=True)
 class _Call:
-    """One prompt of a call, and the seed of its answer."""
+    """One prompt of a call, the seed of its answer, and what is added to the logits of tokens."""
 
     messages: list[Any]
     seed: int
+    bias: Mapping[int, float]
 
 
 class ColocateEngine:
@@ -152,7 +153,7 @@ class ColocateEngine:
         Raises:
             Interrupted: the run was asked to stop; in all members of the group after the same step.
         """
-        mine = [_Call(list(one.messages), seed_plan.seed(i)) for i, one in enumerate(requests)]
+        mine = [_Call(list(one.messages), seed_plan.seed(i), one.bias) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
         version = self.version
@@ -199,7 +200,7 @@ class ColocateEngine:
         fields: dict[str, Any] = dict(self._sampling.parameters())
         if (repetition := self._sampling.repetition) is not None:
             fields["repetition_detection"] = vllm.sampling_params.RepetitionDetectionParams(**asdict(repetition))
-        sampling = [vllm.SamplingParams(**fields, seed=one.seed) for one in requests]
+        sampling = [vllm.SamplingParams(**fields, seed=one.seed, logit_bias=dict(one.bias) or None) for one in requests]
         answers: list[Any] = self._llm.chat([one.messages for one in requests], sampling, use_tqdm=False)
         if len(answers) != len(requests):
             raise RuntimeError(f"{len(answers)} answers to {len(requests)} requests")

@@ -6,7 +6,7 @@ that repeat themselves are ended, each row on its own (`repeat_terminate`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -18,6 +18,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
+from stage2_trainer.matching.closing import generation_fields
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.sync.fleet.proof import inference
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan
@@ -105,10 +106,11 @@ class HfBackend:
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Rollout]:
-        """Return one rollout for each request, in order, marked with `version`.
+        """Return one rollout for each request, in order, marked with `version`. All requests have one bias.
 
         Once `stops` is true it returns the answers so far, cut off where they are.
         """
+        assert all(one.bias == requests[0].bias for one in requests), "they are answered together"
         rollouts: list[Rollout] = []
         generating = ACTIVITY.doing("generating", len(requests), "answers")
         with generating as doing, inference(self._model), self._whole(self._model):
@@ -132,19 +134,22 @@ class HfBackend:
 
     def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
         prompts = [self._prompt(request) for request in requests]
-        answers, forced = self._answers(prompts, seed)
+        answers, forced = self._answers(prompts, requests[0].bias, seed)
         return [
             self._rollout(prompt, answer, version, repeated=row in forced)
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
 
-    def _answers(self, prompts: Sequence[Prompt], seed: int) -> tuple[list[list[int]], set[int]]:
+    def _answers(
+        self, prompts: Sequence[Prompt], bias: Mapping[int, float], seed: int
+    ) -> tuple[list[list[int]], set[int]]:
         """Return an answer to each prompt, padded, and the rows that were ended because they repeated themselves."""
         device = next(self._model.parameters()).device
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
         with torch.random.fork_rng():  # leaves the RNG of training (dropout) unchanged
             torch.manual_seed(seed)
-            settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
+            options = self._decoding.options() | generation_fields(bias)
+            settings = GenerationConfig(**options, eos_token_id=self._end, pad_token_id=self._pad)
             ends = self._ends(inputs["input_ids"].shape[1])
             output = self._model.generate(
                 **inputs,

@@ -190,7 +190,10 @@ class _Requests:
         sizes = request.sizes or (len(request.chats),)
         before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
         images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
-        built = LazySequence(len(request.chats), lambda i: RolloutRequest(list(request.chats[i]), images=images[i]))
+        built = LazySequence(
+            len(request.chats),
+            lambda i: RolloutRequest(list(request.chats[i]), images=images[i], bias=request.bias),
+        )
         checked = [readable(built, index) for index in range(len(built))]
         return cls(
             [STAND_IN if isinstance(one, Refused) else one for one in checked],

@@ -54,8 +54,9 @@ class GenerationRequest:
     micro_step: the first one that the chats belong to; each request of a step has its own. sizes: the number of chats
     of each micro-step from there on; empty = all belong to the first. images: the image names of each chat; empty = the
     images have no names. expected: how long the answer to each chat is expected to be, in any unit; empty = unknown.
-    stopwatch: measures the work. on_rollout: receives each outcome as soon as it is there, in any thread and perhaps
-    again after a failure; sources that get all outcomes at once do not call it.
+    bias: what is added to the logits of tokens, by their ids. stopwatch: measures the work. on_rollout: receives each
+    outcome as soon as it is there, in any thread and perhaps again after a failure; sources that get all outcomes at
+    once do not call it.
     """
 
     model: nn.Module
@@ -67,6 +68,7 @@ class GenerationRequest:
     sizes: tuple[int, ...] = ()
     images: Sequence[tuple[str, ...]] = ()
     expected: Sequence[int] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as in SeedPlan."""
@@ -338,7 +340,9 @@ class ServerRollouts(RolloutSource):
             earlier.settle()
         plan, adapter, chats = request.seeds(self._seed), self.sync_state.adapter, request.chats
         # built one by one: images are in memory only while they travel
-        requests = LazySequence(len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter))
+        requests = LazySequence(
+            len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter, bias=request.bias)
+        )
         start, state = time.monotonic(), self.sync_state
         receive = request.on_rollout
 

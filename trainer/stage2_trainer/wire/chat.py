@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from stage2_api.errors import refused
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
@@ -23,7 +24,13 @@ IMAGE_TAG = "<image>"
 
 
 def infer_request(request: RolloutRequest) -> dict[str, Any]:
-    """Return the request as ms-swift's RolloutInferRequest takes it: text with image tags, and the images beside it."""
+    """Return the request as ms-swift's RolloutInferRequest takes it: text with image tags, and the images beside it.
+
+    Raises ConfigError for a bias, which these servers do not know.
+    """
+    if request.bias:
+        rule = "servers of `swift rollout` take no bias"
+        raise refused("vllm.server.protocol", "swift", rule, "use servers of `stage2 serve`, or rollout_backend: hf")
     images: list[str] = []
     messages = [{**message, "content": _text(message["content"], images)} for message in request.messages]
     return {"messages": messages, "images": images}
@@ -134,7 +141,13 @@ def chat_body(request: RolloutRequest, sampling: Sampling, seed: int) -> dict[st
         "return_token_ids": True,
         **sampling.parameters(),
         **({} if repetition is None else {"repetition_detection": asdict(repetition)}),
+        **bias_fields(request.bias),
     }
+
+
+def bias_fields(bias: Mapping[int, float]) -> dict[str, Any]:
+    """Return the field of a chat request that has a bias, by OpenAI's name; none without one."""
+    return {"logit_bias": {str(token): value for token, value in bias.items()}} if bias else {}
 
 
 def read_answer(body: bytes) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
 from itertools import accumulate
@@ -118,12 +118,13 @@ class RolloutRequest:
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
     are: the server expands them once, and returns the ids.
     adapter: the LoRA adapter that must answer; None = the served weights. images: the names under which this process
-    may cache them; None = it does not.
+    may cache them; None = it does not. bias: what is added to the logits of tokens, by their ids.
     """
 
     messages: Sequence[Mapping[str, Any]]
     adapter: str | None = None
     images: tuple[str, ...] | None = None
+    bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -175,6 +178,13 @@ def test_weights_that_would_train_in_16_bits_are_refused_when_the_checkpoint_is_
 def test_weights_that_train_in_full_are_float32_where_that_is_asked_for(model_path):
     policy = load_policy(config(model_path, dtype="float32", tuner=FULL))
     assert formats(policy)[True] == torch.float32
+
+
+def test_bias_of_the_models_own_generation_configuration_does_not_train(model_path, tmp_path):
+    folder = shutil.copytree(model_path, tmp_path / "biased")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sequence_bias": [[[99], -1.5]]}))
+    assert load_policy(config(folder, tuner={})).generation_config.sequence_bias is None
 
 
 def test_deepspeed_keeps_float32_copies_of_its_own(model_path):

@@ -147,6 +147,13 @@ def _add_serving_routes(app: FastAPI, chats: ChatServer, root: str) -> None:
     async def health() -> Response:
         return Response()
 
+    @app.post("/tokenize")
+    async def tokenize(
+        prompt: Annotated[str, Body()], add_special_tokens: Annotated[bool, Body()] = True
+    ) -> dict[str, Any]:
+        tokens = chats.model.processor.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        return {"count": len(tokens), "max_model_len": chats.max_model_len, "tokens": tokens}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         model = {"id": POLICY_MODEL, "object": "model", "root": root, "max_model_len": chats.max_model_len}

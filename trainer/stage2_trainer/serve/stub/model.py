@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, StoppingCriteria, StoppingCriteriaList
 
 from stage2_trainer.data.images import load_image
+from stage2_trainer.matching.closing import LARGEST_BIAS, generation_fields, take_bias
 from stage2_trainer.wire.requests import POLICY_MODEL, RepetitionDetection
 
 
@@ -33,6 +34,11 @@ class ChatRequest(BaseModel):
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0)
     return_token_ids: bool = False
+    logit_bias: dict[int, float] | None = None
+
+
+def _bounded(bias: Mapping[int, float]) -> dict[int, float]:
+    return {token: max(-LARGEST_BIAS, min(LARGEST_BIAS, value)) for token, value in bias.items()}
 
 
 class AdapterInfo(BaseModel):
@@ -164,6 +170,7 @@ class StubModel:
         else:
             network = networks.from_pretrained(model, dtype=torch_dtype, **untrusted)
         self._network = network.eval()
+        take_bias(network.generation_config)  # vLLM does not read it either
         processors: Any = AutoProcessor
         self.processor = processors.from_pretrained(model, **untrusted, **processor_options)
         self._parameters = dict(self._network.named_parameters())
@@ -202,6 +209,7 @@ class StubModel:
                 do_sample=request.temperature > 0,
                 repetition_penalty=request.repetition_penalty,
                 stopping_criteria=stopping,
+                **generation_fields(_bounded(request.logit_bias or {})),
                 **sampling,
             )
         ids: list[int] = output[0, prompt_length:].tolist()
