@@ -1,9 +1,9 @@
-"""Tests that run in turns by date, for what costs much: `@pytest.mark.in_turns(days, first=0)`.
+"""Tests that run in turns by date, for what costs much: `@pytest.mark.in_turns(days, first=0, apart=False)`.
 
 Each day has its share of the marked tests of a file, and in so many days every one runs. A mark of a whole file
-(`pytestmark`) keeps its tests together: the file has one day, and `first` moves it. Days are at most seven, so
-everything runs in any week. `STAGE2_EXHAUSTIVE=1` runs everything, and a file or a test that is named on the command
-line runs whatever the day. docs/testing.md lists the turns.
+(`pytestmark`) keeps its tests together: the file has one day, and `first` moves it. With `apart=True` each of its tests
+has a day of its own. Days are at most seven, so everything runs in any week. `STAGE2_EXHAUSTIVE=1` runs everything, and
+a file or a test that is named on the command line runs whatever the day. docs/testing.md lists the turns.
 
 All processes of a run have the date (in UTC) on which it began, `STAGE2_TODAY`, so they collect the same tests at
 midnight.
@@ -53,6 +53,6 @@ def _is_today(item: pytest.Item, turns: Counter[object]) -> bool:
         raise pytest.UsageError(f"{item.nodeid}: in_turns({days}) must have from 1 to {LONGEST_DAYS} days")
     turn = turns[item.path, days]
     module = item.getparent(pytest.Module)
-    if module is None or mark not in module.own_markers:
+    if mark.kwargs.get("apart") or module is None or mark not in module.own_markers:
         turns[item.path, days] += 1
     return (seed_of_the_day() + first + turn) % int(days) == 0

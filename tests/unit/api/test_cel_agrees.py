@@ -23,6 +23,8 @@ from tests.unit.api.api_server import SCHEMA, SPEC, defaulted, holds
 from tests.unit.api.grpo_configs import GOOD_JOB
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 Path = tuple[str, ...]
 
 COLOCATE = {

@@ -15,6 +15,8 @@ from stage2_controller.children.build import static_children
 from stage2_controller.children.network import CONTROLLER_LABELS
 from tests.unit.charts.conftest import CHART, REPOSITORY, Manifests, Template
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 Values = dict[str, Any]
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]

@@ -15,6 +15,8 @@ from tests.unit.api.api_server import admitted
 from tests.unit.charts.conftest import Manifests, Template
 from tests.unit.controller import builders as b
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 POLICY = ("ValidatingAdmissionPolicy", "stage2-policy")
 
 

@@ -15,6 +15,8 @@ from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import COLOCATED, HEAVY, MATCHING, run_over, stage2
 from tests.unit.trainer.scores.scenes import box, record, write_data, write_rollouts
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "objects": []}
 
 

@@ -17,6 +17,8 @@ from stage2_trainer.prepare.annotations import NO_CATEGORY, NOT_SHARES
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import voc_object
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 BOX = "0 0.5 0.25 0.2 0.1"
 
 

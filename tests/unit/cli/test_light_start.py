@@ -14,6 +14,8 @@ from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.report.inspected import COMPLETE, TINY_MODEL, write_records
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 HEAVY = {"torch", "transformers", "vllm", "trl", "accelerate", "tensorboard"}
 SERVER = {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}
 MATCHING: dict[str, Any] = {

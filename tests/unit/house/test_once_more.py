@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.once_more import MOST_FLAKY, report, run
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 PASSES = "def test_passes():\n    pass\n"
 FLAKY = """
 import pathlib

@@ -21,6 +21,8 @@ import yaml
 from tests.support import tools
 from tests.support.tools import LOCAL_CLUSTER
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 120
 tool = functools.cache(tools.tool)

@@ -74,6 +74,11 @@ def test_marked_files_stay_whole_and_alternate_where_one_begins_later(names: Nam
     assert sorted(days, key=str) == sorted([[whole, set()], [set(), whole]], key=str)
 
 
+def test_tests_of_a_marked_file_have_days_of_their_own_where_they_are_apart(names: Names) -> None:
+    apart = FILE.replace("first={first}", "apart=True")
+    assert sorted((names(apart, day) for day in range(2)), key=str) == [{"test_one"}, {"test_two"}]
+
+
 def test_turns_of_more_than_a_week_are_refused(names: Names) -> None:
     with pytest.raises(pytest.UsageError, match=r"in_turns\(8\) must have from 1 to 7 days"):
         names("import pytest\n@pytest.mark.in_turns(8)\ndef test_rare(): pass\n")

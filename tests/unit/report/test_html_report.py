@@ -15,6 +15,8 @@ from tests.unit.cli.test_light_start import HEAVY, stage2
 from tests.unit.report.reported import HOSTILE, PageParser, evaluation, page_of, rollout, step, write_lines, write_run
 from tests.unit.trainer.scores.scenes import box
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 
 def test_the_page_has_figures_curves_and_rollouts(tmp_path):
     page = page_of(write_run(tmp_path / "run"))

@@ -26,6 +26,8 @@ from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 STATES = sorted((Path(__file__).parents[1] / "old" / "states").glob("*.jsonl"))
 ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "examples").glob("job-*.yaml"))

@@ -14,6 +14,8 @@ from stage2_trainer.prepare.stock_model import source_of
 from stage2_trainer.sync.vllm import adapter_store
 from tests.unit.report.inspected import TINY_MODEL
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 BASE = Path(TINY_MODEL)
 TEMPLATE = (BASE / "chat_template.jinja").read_text()
 

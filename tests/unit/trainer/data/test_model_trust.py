@@ -25,6 +25,8 @@ from stage2_trainer.serve.launch import serve
 from tests.support.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER, write_box_records
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 WITH_CODE = "from pathlib import Path\nPath({trace!r}).mkdir()\nclass Config: pass\n"
 KINDS = {"pickled": "model.allow_pickled_weights: true", "code": "model.allow_remote_code: true"}
 

@@ -20,6 +20,8 @@ from stage2_trainer.matching import GTObject
 from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 GPU = Gpu(0, "NVIDIA H100", 80 * GIB, 0)
 
 

@@ -15,6 +15,8 @@ from tests.unit.trainer.export.trained import KINDS, learner_model, load, logits
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 
 def tensors(folder):
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}

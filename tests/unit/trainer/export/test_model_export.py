@@ -24,6 +24,8 @@ from tests.unit.trainer.learner.harness import box, build, record, shifted
 from tests.unit.trainer.sync.exactness import digests_of
 from tiny_model.scenes import draw, make_scene
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 TRIANGLE = (0, 0, 400, 0, 0, 250)
 ODD_PROMPT = 'List "all" | a\\b {{ c }}\nand more.'
 SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs

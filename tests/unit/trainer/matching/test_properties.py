@@ -17,6 +17,8 @@ from stage2_trainer.matching.parse import END_OF_TURN, parse_rollout
 from stage2_trainer.matching.targets import build_target
 from tests.unit.trainer.matching.strategies import objects, vocabs
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 QUICK = MatchOptions(maskiou_resolution=64, ot_iters=2)
 several = settings(max_examples=80, deadline=None)
 

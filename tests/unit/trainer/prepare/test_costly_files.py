@@ -21,6 +21,8 @@ from stage2_trainer.prepare.record_writer import NothingKept, RecordChoice, writ
 from stage2_trainer.scores import coco_results
 from tests.unit.trainer.prepare.odd_sets import picture
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 
 def lines_run(work: Callable[[], object]) -> int:
     """Return how many lines of Python a call runs."""

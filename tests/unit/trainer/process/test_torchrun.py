@@ -15,6 +15,8 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.process.torchrun import Node, joined_exit_code, run_processes
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 
 @pytest.mark.parametrize(
     ("codes", "joined"),
