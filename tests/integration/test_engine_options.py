@@ -8,6 +8,8 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE
 from tests.integration import policies
 
+pytestmark = pytest.mark.in_turns(3, first=2)
+
 
 @pytest.fixture(scope="module")
 def dtype():

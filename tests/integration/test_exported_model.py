@@ -21,6 +21,8 @@ from tests.support.ports import free_port
 from tests.unit.trainer.export.trained import learner_model, saved, trained
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
+pytestmark = pytest.mark.in_turns(3, first=1)
+
 
 @contextlib.contextmanager
 def served_plainly(model, log):

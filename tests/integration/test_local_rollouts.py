@@ -17,6 +17,8 @@ from tests.integration.runs import adapter, learn
 from tests.support import forked
 from tests.support.shapes import make_shapes
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 ROOT = Path(__file__).parents[2]
 STEPS = 4
 FEW = 2  # steps of the runs that are compared with the first ones of the run alone

@@ -20,7 +20,7 @@ from tests.integration import policies
 from tests.integration.conftest import ROOT, launch, stop, wait_until_healthy
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.in_turns(2, first=1)]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2

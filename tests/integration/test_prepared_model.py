@@ -14,6 +14,8 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
+pytestmark = pytest.mark.in_turns(3)
+
 NEW_TOKENS = 64
 
 

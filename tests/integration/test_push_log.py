@@ -6,6 +6,8 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 
+pytestmark = pytest.mark.in_turns(3, first=1)
+
 PUSHES = 200
 EVERY_10_S = "Avg prompt throughput"  # of vLLM, which counts answers to earlier tests too
 

@@ -13,6 +13,8 @@ import pytest
 from stage2_trainer.wire.chat import infer_request, request_config
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
+pytestmark = pytest.mark.in_turns(3, first=2)
+
 # ms-swift and what its protocol module imports beside what is installed here: all of its dependencies are gigabytes.
 PACKAGES = ("ms-swift==4.6.0", "modelscope==1.40.2", "modelscope-hub==0.5.1", "json-repair==0.64.5")
 READ = """

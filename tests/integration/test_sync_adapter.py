@@ -16,6 +16,8 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 
+pytestmark = pytest.mark.in_turns(2, first=1)
+
 NEW_TOKENS = 32
 
 

@@ -24,6 +24,8 @@ from tests.support import certificates
 from tests.support.ports import free_port
 from tests.support.recorder import recording
 
+pytestmark = pytest.mark.in_turns(2)
+
 HANDSHAKE = 0x16  # RFC 8446, section 5.1: the first byte of a record of this type
 STEPS = 2
 
