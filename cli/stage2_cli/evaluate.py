@@ -19,15 +19,17 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, counted, ref
 from stage2_api.log_lines import print_error
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
+from stage2_cli.length_curve import ONE_LENGTH, Lengths
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
+from stage2_trainer.matching.closing import LONGER
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import flaw_of
-from stage2_trainer.process.supported import check_supported
+from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.scores.advice import advice, summary
 from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (
@@ -62,6 +64,7 @@ FORMS: dict[Form, str] = {
     "stage2": "stage2's, with coordinate tokens", "qwen": "JSON with plain numbers, Qwen3-VL's form",
     "coco": "COCO's results, in pixels",
 }  # fmt: skip
+SPECULATION = "custom.extra.rollout_matching.vllm.speculation"
 SMALL_SET = 5000  # images; fewer bias AP
 WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 
@@ -72,7 +75,8 @@ class EvaluationRequest:
 
     names: how a description becomes a class. units: of plain numbers, if the records do not state them. against: number
     of the set with which the others are compared. limit: number of records to read; None means all. labels: names of
-    the sets of rollouts; by default their files. reading: how the answers in files are read.
+    the sets of rollouts; by default their files. reading: how the answers in files are read. lengths: the biases under
+    which a checkpoint answers.
     """
 
     rollouts: Sequence[str]
@@ -88,6 +92,7 @@ class EvaluationRequest:
     limit: int | None = None
     labels: Sequence[str] = ()
     reading: Reading = AS_RECOGNISED
+    lengths: Lengths = ONE_LENGTH
 
 
 def evaluate_rollouts(request: EvaluationRequest) -> int:
@@ -122,9 +127,14 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
         for place, found in compared.items():
             if "coco" in (answered[request.against - 1].form, answered[place].form):
                 compared[place] = {name: one for name, one in found.items() if name not in SHARES_OF_IMAGES}
+    lengths = request.lengths
+    if len(lengths.nats) > 1:
+        lengths.draw(documents)
     if request.as_json:
         found = _document(documents, compared, request.against - 1)
-        print_json(without_nan(found))
+        print_json(without_nan(lengths.document(documents, found) if len(lengths.nats) > 1 else found))
+    elif len(lengths.nats) > 1:
+        lengths.show(_terminal(), documents, compared, labels[0])
     else:
         lacking = [0 if request.answered_only or one.of_a_run else len(one.missing) for one in answered]
         _show(documents, compared, request.against, [_notes(*one) for one in zip(answered, lacking, strict=True)])
@@ -152,23 +162,30 @@ def _notes(one: Answered, lacking: int) -> list[str]:
 def require_one_kind(
     config: Path | None, checkpoints: Sequence[Path] | None, rollouts: Sequence[str] | None, records: Path | None
 ) -> None:
-    """Raise ConfigError unless the options are a configuration with checkpoints, or rollouts with records."""
+    """Raise ConfigError unless the options are a configuration with checkpoints, or rollouts with records.
+
+    A configuration may have other records than its own.
+    """
     given = {"CONFIG": config, "--checkpoint": checkpoints, "--rollouts": rollouts, "--records": records}
     there = [name for name, value in given.items() if value]
-    if there in (["CONFIG", "--checkpoint"], ["--rollouts", "--records"]):
+    if there in (["CONFIG", "--checkpoint"], ["CONFIG", "--checkpoint", "--records"], ["--rollouts", "--records"]):
         return
     rule = "needs either a configuration with checkpoints, or rollouts with records"
-    way_out = "give CONFIG --checkpoint DIR, or --rollouts FILE --records FILE"
+    way_out = "give CONFIG --checkpoint DIR [--records FILE], or --rollouts FILE --records FILE"
     raise refused("stage2 evaluate", " ".join(there) or None, rule, way_out)
 
 
 def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: EvaluationRequest) -> int:
     """Answer the held-out records with each checkpoint, score the answers and print the figures.
 
-    path: the configuration, which names the records. Returns 0, or 75 where servers were lost. Raises ConfigError.
+    path: the configuration, which names the records unless the request does. Returns 0, or 75 where servers were lost.
+    Raises ConfigError.
     """
-    config = load_config(path)
+    lengths = request.lengths
+    lengths.require_one(checkpoints)
+    config = _config(path, request)
     _check(config, checkpoints)
+    _check_drafts(config, lengths)
     with tempfile.TemporaryDirectory(prefix="stage2-evaluate-") as folder:
         config = _for_evaluation(config, Path(folder))
         check_supported(config, world_size=1)
@@ -178,7 +195,7 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
             with redirect_stdout(sys.stderr):  # libraries print, and the figures must stay machine-readable
                 from stage2_trainer.learner.build import write_checkpoint_rollouts
 
-                write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output)
+                write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output, longer=lengths.nats)
         except ServerError as error:
             print_error(str(error))
             return EXIT_RETRYABLE
@@ -186,13 +203,22 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
         return evaluate_rollouts(
             replace(
                 request,
-                rollouts=[f"{output}@{number}" for number in range(len(checkpoints))],
+                rollouts=[f"{output}@{number}" for number in range(len(checkpoints) * len(lengths.nats))],
                 records=Path(custom.val_jsonl or ""),
                 units=units_by(custom.coord_tokens.skip_bbox_norm),
                 limit=custom.val_sample_limit,
-                labels=[str(one) for one in checkpoints],
+                labels=lengths.labels(checkpoints),
             )
         )
+
+
+def _config(path: Path, request: EvaluationRequest) -> RunConfig:
+    """Return the configuration, with the request's records; vLLM in this process makes no drafts beside a bias."""
+    changes = [f"custom.val_jsonl={request.records}", "custom.val_sample_limit=null"] if request.records.name else []
+    config = load_config(path, changes)
+    if not any(request.lengths.nats) or not in_process(config):
+        return config
+    return load_config(path, [*changes, f"{SPECULATION}=none"])
 
 
 def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
@@ -216,6 +242,14 @@ def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _check_drafts(config: RunConfig, lengths: Lengths) -> None:
+    """Raise ConfigError where servers were configured to make drafts, beside which vLLM refuses a bias."""
+    method = config.rollout_matching.vllm.speculation
+    if any(lengths.nats) and not in_process(config) and method not in ("none", "auto"):
+        rule = f"must be none for {LONGER}: vLLM refuses a bias beside drafts"
+        raise refused(SPECULATION, method, rule, "set it to none, and start the servers again")
 
 
 def _for_evaluation(config: RunConfig, folder: Path) -> RunConfig:
@@ -263,7 +297,7 @@ def _show(
     against: int,
     notes: Sequence[Sequence[str]],
 ) -> None:
-    console = Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH, wraps=True)
+    console = _terminal()
     table = Table(header_style="bold")
     table.add_column("figure", no_wrap=True)
     for number, one in enumerate(documents):
@@ -304,7 +338,7 @@ def _print_notes(console: Terminal, one: dict[str, Any], said: Sequence[str], ma
 
 def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
     """Print what the last set of answers suggests to do."""
-    console = Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH, wraps=True)
+    console = _terminal()
     if last["images"] < SMALL_SET:
         console.print(f"AP of {last['images']:,} images is too high on average: compare it only with sets of this size")
     console.print(summary(last), soft_wrap=True)
@@ -312,6 +346,10 @@ def _advise(last: dict[str, Any], records: Sequence[Record]) -> None:
         return  # the advice is on training, and other models may not be in training
     for line in advice(last, ObjectOrder.from_records(records)):
         console.print(f"advice: {line}", soft_wrap=True)
+
+
+def _terminal() -> Terminal:
+    return Terminal(width=None if sys.stdout.isatty() else PLAIN_WIDTH, wraps=True)
 
 
 def _figure(value: float, interval: Sequence[float] | None, form: str) -> str:

@@ -277,7 +277,10 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         list[str] | None,
         typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; may be repeated, to compare."),
     ] = None,
-    records: Annotated[Path | None, typer.Option(metavar="FILE", help="Data file of the answered records.")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Data file of the records; replaces that of CONFIG."),
+    ] = None,
     names: Annotated[
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or normalised.")
     ] = "exact",
@@ -306,13 +309,29 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     ] = 500,
     against: Annotated[int, typer.Option(min=1, help="Number of the set that the others are compared with.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    longer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NATS[,NATS...]",
+            help="Biases against closing the list, for checkpoints; of several values the best is named.",
+        ),
+    ] = None,
+    objects_per_image: Annotated[
+        float | None, typer.Option(min=0, help="Best is the --longer whose answers have about so many objects.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="OUT.png", help="Draw precision and recall over --longer.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score answers, or checkpoints: COCO's AP and AR, F1 with and without class, duplicates."""
     from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
+    from stage2_cli.length_curve import Lengths
     from stage2_trainer.scores.answer_file import Reading
 
     require_one_kind(config, checkpoint, rollouts, records)
+    if longer is not None and config is None:
+        raise refused("--longer", longer, "a checkpoint must answer under it", "give CONFIG --checkpoint DIR")
     request = EvaluationRequest(
         rollouts or [],
         records or Path(),
@@ -325,6 +344,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
         seed,
         as_json,
         reading=Reading(answers, answer_units, annotations),
+        lengths=Lengths.from_options(longer, objects_per_image, picture),
     )
     if config is None:
         raise typer.Exit(evaluate_rollouts(request))

@@ -125,6 +125,31 @@ def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
     assert_scored_as_by_the_learner(alone, alone[0] / "config.yaml")
 
 
+def test_best_bias_of_a_checkpoint_is_found_on_records_of_its_own(alone, shapes, tmp_path):
+    """Without a bias the figures are those of a plain evaluation; a huge one lists more, and never closes."""
+    output, _ = alone
+    records = tmp_path / "complete.jsonl"
+    records.write_text("".join((shapes / "held-out.jsonl").read_text().splitlines(keepends=True)[:2]))
+    (tmp_path / "images").symlink_to(shapes / "images")
+    command = [forked.STAGE2, "evaluate", output / "config.yaml", "--checkpoint", output / f"checkpoint-{STEPS}"]
+    command += ["--records", records, "--resamples=20", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ROOT_IMAGE_DIR": str(shapes)}
+
+    def evaluated(*words):
+        done = forked.run(list(map(str, [*command, *words])), imports=forked.LEARNER, env=environment)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout)
+
+    plain, curve = evaluated(), evaluated("--longer", "0,90", "--picture", tmp_path / "curve.png")
+    shortest, longest = curve["files"]
+    assert (plain["images"], shortest["longer"], longest["longer"]) == (2, 0.0, 90.0)
+    assert {name: shortest[name] for name in METRICS} == {name: plain[name] for name in METRICS}
+    assert longest["predictions"] > shortest["predictions"]
+    assert longest["parse_rate"] == 0.0
+    assert curve["best"] in (0.0, 90.0)
+    assert (tmp_path / "curve.png").is_file()
+
+
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
     output, steps = alone
     together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2, run=executed)

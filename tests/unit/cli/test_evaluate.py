@@ -1,12 +1,16 @@
 """`stage2 evaluate`: figures of one or several rollout files, and invalid checkpoints."""
 
 import json
+import re
 from math import nan
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, evaluate_rollouts, require_one_kind
+from stage2_cli.length_curve import Lengths
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.advice import advice, summary
@@ -41,7 +45,7 @@ def test_a_run_without_records_to_answer_is_refused(tmp_path, run, shown):
     (checkpoint / "trainer_state.json").write_text("{}")
     config = run_over(tmp_path, run, RECORD)
     with pytest.raises(ConfigError, match=shown):
-        evaluate_checkpoints(tmp_path / config, [checkpoint], EvaluationRequest([], tmp_path))
+        evaluate_checkpoints(tmp_path / config, [checkpoint], EvaluationRequest([], Path()))
 
 
 def test_what_is_no_checkpoint_is_refused_before_torch_is_imported(tmp_path):
@@ -270,3 +274,104 @@ def test_right_answers_to_images_without_objects_have_null_figures_and_no_mistak
     assert "mistakes: 0% of the answers are broken" in shown.stdout
     assert "advice: add records with objects" in shown.stdout
     assert "worst image: data.jsonl:1, F1 - with class" in shown.stdout
+
+
+@pytest.fixture
+def lengthened(files):
+    """Answers under three biases: an object is missing, all is right, and there is a wrong object for each true one."""
+    wrong = [box("cow", 800, 0, 999, 90), box("cow", 0, 800, 90, 999)]
+    sets = {
+        "0": [[CAT], [DOG], [CAT]],
+        "1": [[CAT], [DOG], [CAT, DOG]],
+        "2": [[CAT, wrong[0]], [DOG, wrong[0]], [CAT, DOG, *wrong]],
+    }
+    for name, answers in sets.items():
+        rows = [{"image": f"{place}.jpg", "text": serialize_objects(one)} for place, one in enumerate(answers)]
+        write_rollouts(files, rows, name=f"{name}.jsonl")
+    return files
+
+
+def curve(folder, capsys, lengths, **options):
+    rollouts = [str(folder / f"{nats:g}.jsonl") for nats in lengths.nats]
+    labels = lengths.labels([folder / "checkpoint-2"])
+    request = EvaluationRequest(rollouts, folder / "data.jsonl", lengths=lengths, labels=labels, **options)
+    assert evaluate_rollouts(request) == 0
+    return capsys.readouterr().out
+
+
+def test_best_bias_has_the_highest_f1_or_the_wanted_number_of_objects(lengthened, capsys):
+    found = json.loads(curve(lengthened, capsys, Lengths((0.0, 1.0, 2.0)), as_json=True))
+    shown = [
+        [one[name] for name in ("longer", "objects_per_image", "precision@0.5", "recall@0.5", "f1_class@0.5")]
+        for one in found["files"]
+    ]
+    assert shown == [[0, 1, 1, 3 / 4, 6 / 7], [1, 4 / 3, 1, 1, 1], [2, 8 / 3, 1 / 2, 1, 2 / 3]]
+    assert found["best"] == 1.0
+    wanted = json.loads(curve(lengthened, capsys, Lengths((0.0, 1.0, 2.0), 2.5), as_json=True))
+    assert wanted["best"] == 2.0
+
+
+def test_best_bias_is_named_with_its_interval_and_the_export(lengthened, capsys):
+    picture = lengthened / "curve.png"
+    text = curve(lengthened, capsys, Lengths((0.0, 1.0, 2.0), None, picture), resamples=50)
+    assert "best: --longer 1, the highest F1; F1 1.000 [1.000, 1.000]" in text
+    assert re.search(r"  \+0\.143 \[\S+, \S+\] against --longer 0\n", text)
+    assert f"stage2 export {lengthened / 'checkpoint-2'} --output DIR --longer 1\n" in text
+    assert "largest value" not in text
+    assert Image.open(picture).width > 500
+    text = curve(lengthened, capsys, Lengths((0.0, 2.0), 9.0))
+    assert "best: --longer 2, the nearest to 9 objects per image; F1 0.667\n" in text
+    assert "it is the largest value: try larger ones, too" in text
+
+
+def test_there_is_no_best_bias_where_nothing_is_true_or_answered(tmp_path, capsys):
+    write_data(tmp_path, [[], []])
+    rows = [{"image": f"{place}.jpg", "text": "{}"} for place in range(2)]
+    for name in ("0", "1"):
+        write_rollouts(tmp_path, rows, name=f"{name}.jsonl")
+    assert "no best value: there is neither a true object nor an answered one" in curve(
+        tmp_path, capsys, Lengths((0.0, 1.0)), resamples=20
+    )
+    found = json.loads(curve(tmp_path, capsys, Lengths((0.0, 1.0)), as_json=True))
+    assert (found["best"], found["files"][0]["recall@0.5"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("0,x", None, None), "--longer: '0,x'; must be numbers with commas between them"),
+        (("0,-1", None, None), "must be different numbers from 0 to 100"),
+        (("1,1", None, None), "must be different numbers from 0 to 100"),
+        (("nan", None, None), "must be different numbers from 0 to 100"),
+        (("1", 3.0, None), "--objects-per-image: '3.0'; needs several values of --longer"),
+        ((None, None, Path("new.png")), "--picture: 'new.png'; needs several values of --longer"),
+    ],
+)
+def test_options_of_no_curve_are_refused(words, shown):
+    with pytest.raises(ConfigError, match=re.escape(shown)):
+        Lengths.from_options(*words)
+
+
+def test_several_biases_are_for_one_checkpoint():
+    lengths = Lengths.from_options("0,1.5", None, None)
+    with pytest.raises(ConfigError, match="several values of --longer are for one checkpoint"):
+        lengths.require_one([Path("a"), Path("b")])
+    assert lengths.labels([Path("a")]) == ["a", "a --longer 1.5"]
+
+
+def test_answers_in_files_can_have_no_other_length(files):
+    words = ("evaluate", "--rollouts", "good.jsonl", "--records", "data.jsonl", "--longer", "1")
+    done, _ = stage2(files, *words)
+    said = " ".join(done.stderr.split())
+    assert (done.returncode, "a checkpoint must answer under it" in said) == (64, True), said
+
+
+def test_servers_that_were_to_make_drafts_are_refused(tmp_path):
+    checkpoint = tmp_path / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text("{}")
+    drafting = {"extra": {"rollout_matching": {"vllm": {"speculation": "ngram"}}}, "val_jsonl": "train.jsonl"}
+    config = run_over(tmp_path, merge_patch(MATCHING, {"custom": drafting}), RECORD)
+    request = EvaluationRequest([], Path(), lengths=Lengths((1.0,)))
+    with pytest.raises(ConfigError, match=r"speculation: 'ngram'; must be none for --longer"):
+        evaluate_checkpoints(tmp_path / config, [checkpoint], request)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import MatchOptions
+from stage2_trainer.matching.closing import closing_bias
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
@@ -232,15 +234,20 @@ def _own_row_planner(config: RunConfig, *, window: int) -> RowPlanner:
 
 
 def write_checkpoint_rollouts(
-    config: RunConfig, records: RunRecords, checkpoints: Sequence[Path], output: Path
+    config: RunConfig,
+    records: RunRecords,
+    checkpoints: Sequence[Path],
+    output: Path,
+    *,
+    longer: Sequence[float] = (0.0,),
 ) -> list[int]:
     """Answer the held-out records with each checkpoint's weights; return how many samples of each were set aside.
 
-    output: file of the rollouts; those of checkpoint n have step n, from 0. Nothing else is written outside
-    `training.output_dir`.
+    output: file of the rollouts; those of set n have step n, from 0. Nothing else is written outside
+    `training.output_dir`. longer: biases against closing the list, in nats; each checkpoint answers under each.
 
     Raises:
-        ConfigError: a checkpoint does not fit the configuration.
+        ConfigError: a checkpoint does not fit the configuration, or there can be no such bias.
         ServerError: servers were lost, and did not come back.
     """
     interrupt, lines = Interrupt(), JsonLines(output)
@@ -250,14 +257,19 @@ def write_checkpoint_rollouts(
         token = "" if in_process(config) else read_token(os.environ)
         context = RunContext(token, Reporter(), interrupt, SilentLog(), lines)
         trainer = build_trainer(config, records, context, stack)
-        return [_answer(trainer, checkpoint, records, version=number) for number, checkpoint in enumerate(checkpoints)]
+        evaluation = trainer.components.evaluation
+        biases = [closing_bias(evaluation.tools.encoder.encode, nats) for nats in longer]
+        sets = [(checkpoint, replace(evaluation, bias=bias)) for checkpoint in checkpoints for bias in biases]
+        return [_answer(trainer, *one, records, version=number) for number, one in enumerate(sets)]
 
 
-def _answer(trainer: RolloutMatchingTrainer, checkpoint: Path, records: RunRecords, *, version: int) -> int:
+def _answer(
+    trainer: RolloutMatchingTrainer, checkpoint: Path, evaluation: Evaluation, records: RunRecords, *, version: int
+) -> int:
     _load(trainer, checkpoint)
     model: Any = trainer.model
     with ACTIVITY.doing(f"answering with {checkpoint}"):
-        found = trainer.components.evaluation(records.held_out, model.eval(), global_step=version)
+        found = evaluation(records.held_out, model.eval(), global_step=version)
     logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), found["runtime"])
     return int(found["bad_samples"] or 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
@@ -44,12 +44,16 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of the weights as they are now, by rollouts of training's own source; each process does a share."""
+    """An evaluation of the weights as they are now, by rollouts of training's own source; each process does a share.
+
+    bias: what is added to the logits of tokens, by their ids.
+    """
 
     tools: SampleTools
     rollouts: RolloutSource
     batch_size: int
     on_matched: Callable[[int, Sequence[Matched]], None]
+    bias: Mapping[int, float] = field(default_factory=dict)
 
     def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> Figures:
         """Return `runtime`, `samples_per_second`, `steps_per_second`, `bad_samples` and `rollout_*`, without a prefix.
@@ -90,7 +94,7 @@ class Evaluation:
         images = [record.images for record in records]
         expected = [record.answer_length for record in records]
         request = GenerationRequest(
-            model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images, expected=expected
+            model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images, expected=expected, bias=self.bias
         )
         generated = self.rollouts.generate(request)
         pairs = list(enumerate(zip(records, generated.rollouts, strict=True)))

@@ -19,7 +19,7 @@ from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts import colocate
 from stage2_trainer.rollouts.build import engine_environment, engine_options
-from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, groups, own_slice
+from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, _Call, groups, own_slice
 from stage2_trainer.rollouts.in_process import ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, require_version
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
@@ -260,6 +260,13 @@ def test_engine_that_was_never_synced_says_so_of_its_answers(colocated):
     assert answer.version == UNSYNCED
     with pytest.raises(VersionError, match="comes from weights that this run has not sent"):
         require_version([answer], 0)
+
+
+def test_each_request_has_its_bias_and_its_seed_in_vllms_parameters():
+    asked, made = [], engine()
+    made._llm.chat = lambda chats, sampling, use_tqdm: asked.extend(sampling) or chats
+    made._chat([_Call([], 5, {99: -1.5}), _Call([], 6, {})])
+    assert [(one.seed, one.logit_bias) for one in asked] == [(5, {99: -1.5}), (6, None)]
 
 
 def test_an_engine_forgets_images_where_the_weights_that_encode_them_moved(monkeypatch):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ class Served:
 
     asked: list[tuple[int, int | None]] = field(default_factory=list)
     fail: set[int] = field(default_factory=set)
+    biases: list[Any] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     base_urls: tuple[str, ...] = ("http://a:1", "http://b:1")
 
@@ -34,6 +35,7 @@ class Served:
         self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None, expected: Any = ()
     ) -> list[Rollout]:
         self.asked.append((seed_plan.global_step, version))
+        self.biases += [one.bias for one in requests]
         self.gate.wait(10)
         if len(self.asked) in self.fail:
             raise ServerError("http://a:1", "rollout", "gone")
@@ -82,6 +84,12 @@ def test_rollouts_are_asked_for_with_the_version_that_was_pushed(rollouts, serve
     assert len(fresh.rollouts) == 2
     assert (sync.versions, served.asked) == ([3], [(3, 3)])
     assert fresh.sync.version == 3
+
+
+def test_bias_of_a_request_is_that_of_each_chat(rollouts, served):
+    rollouts.generate(replace(request(3), bias={99: -1.5}))
+    rollouts.generate(request(4))
+    assert served.biases == [{99: -1.5}, {99: -1.5}, {}, {}]
 
 
 def test_a_server_that_came_back_empty_gets_weights_and_requests_again(rollouts, served, sync, waits):
