@@ -24,9 +24,9 @@ import yaml
 from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
+from stage2_trainer.learner.engine import AccelerateEngine
+from stage2_trainer.learner.loop import Learner
 from stage2_trainer.learner.step_log import StepLog
-from stage2_trainer.learner.trainer import TrainerEngine
-from stage2_trainer.process.base_trainer import WholeCheckpoints
 from stage2_trainer.rollouts import build
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.rollout_source import ServerRollouts
@@ -42,8 +42,8 @@ PHASES: dict[str, tuple[Any, str]] = {
     "start": (build, "check_identity"),  # every server has answered by now
     "sync": (Packer, "pack"),
     "ask": (ServerBackend, "_request"),
-    "train": (TrainerEngine, "row"),
-    "save": (WholeCheckpoints, "_write"),
+    "train": (AccelerateEngine, "row"),
+    "save": (Learner, "_write"),
     "end": (FullPush, "close"),
 }
 

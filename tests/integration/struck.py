@@ -22,13 +22,13 @@ from pathlib import Path
 
 import yaml
 from torch import nn
-from transformers import TrainerCallback
 
 from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerEngine
-from stage2_trainer.process.base_trainer import WholeCheckpoints
+from stage2_trainer.learner.loop import Learner
+from stage2_trainer.learner.passes import RowPasses
+from stage2_trainer.learner.schedule import Window
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts
@@ -90,14 +90,6 @@ def after(owner: type, name: str, do) -> None:
     setattr(owner, name, method)
 
 
-class AtStep(TrainerCallback):
-    """A callback that strikes while the optimizer steps."""
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
-        if state.global_step == STEP:
-            strike_and_hear()
-
-
 def endless(backend: HfBackend) -> None:
     """Let answers never end."""
     backend._decoding, backend._end = replace(backend._decoding, max_new_tokens=ENDLESS), NO_TOKEN
@@ -121,13 +113,18 @@ def in_engine(engine: ColocateEngine, requests, *, seed_plan) -> None:
         strike()
 
 
-def in_gradients(own: TrainerEngine, *arguments, **options) -> None:
-    if own._trainer.state.global_step == STEP:
+def in_gradients(passes: RowPasses, group) -> None:
+    if passes.step == STEP:
         strike_and_hear()
 
 
-def in_save(own: WholeCheckpoints, model: nn.Module, trial, staged: Path) -> None:
-    if own.state.global_step == STEP + 1:
+def in_optimizer(learner: Learner, window: Window) -> None:
+    if window.step == STEP:
+        strike_and_hear()
+
+
+def in_save(learner: Learner, folder: Path) -> None:
+    if learner.state.global_step == STEP + 1:
         strike_and_hear()
 
 
@@ -187,9 +184,9 @@ PHASES = {
     "rollouts": (HfBackend, "generate", in_rollouts),
     "evaluation": (HfBackend, "generate", in_evaluation),
     "engine": (ColocateEngine, "generate", in_engine),
-    "gradients": (TrainerEngine, "row", in_gradients),
-    "optimizer": (RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep())),
-    "save": (WholeCheckpoints, "_write", in_save),
+    "gradients": (RowPasses, "_seeded", in_gradients),  # behind the check that precedes each pass
+    "optimizer": (Learner, "_change_weights", in_optimizer),
+    "save": (Learner, "_write", in_save),
 }
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stage2_api import log_lines
 from stage2_api.course import to_train_on
@@ -28,7 +28,6 @@ from stage2_trainer.process.checkpoints import (
     CheckpointError,
     NonFiniteError,
     check_course,
-    divided_among,
     ends_training,
     flaw_of,
     newest_whole,
@@ -52,10 +51,6 @@ from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 from stage2_trainer.wire.errors import ServerError
 
-if TYPE_CHECKING:
-    from stage2_trainer.grpo.trainer import GrpoTrainer
-    from stage2_trainer.learner.trainer import RolloutMatchingTrainer
-
 logger = logging.getLogger(__name__)
 
 # Errors that all learner processes meet.
@@ -65,6 +60,22 @@ MET_BY_ALL = (
 MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
 _LIBRARIES = "importing PyTorch and transformers"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
+
+
+class Run(Protocol):
+    """A run that trains: a `Learner`, or a trainer of GRPO."""
+
+    def train(self, checkpoint: Path | None, /) -> object:
+        """Train to the end, from the beginning or from a checkpoint."""
+        ...
+
+    def save_progress(self) -> None:
+        """Save the last whole step of this start, unless it is on disk."""
+        ...
+
+    def set_unproved_aside(self) -> None:
+        """Rename the checkpoints since the last proof."""
+        ...
 
 
 def learn(config: RunConfig, *, overwrite: bool = False, servers: Listed | None = None) -> int:
@@ -169,69 +180,50 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         if checkpoint is not None:
             key = "resume_from_checkpoint" if config.training.resume_from_checkpoint else "output_dir"
             refuse_code(Path(checkpoint), path=f"training.{key}")
-        trainer = _trainer(config, records, context, stack)
-    _train(trainer, checkpoint)
+        run = _make_run(config, records, context, stack)
+    _train(run, Path(checkpoint) if checkpoint is not None else None)
 
 
-def _trainer(
-    config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack
-) -> RolloutMatchingTrainer | GrpoTrainer:
-    trainer: RolloutMatchingTrainer | GrpoTrainer
+def _make_run(config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack) -> Run:
     if config.rlhf is None:
         with ACTIVITY.doing(_LIBRARIES), uncollected():
-            from stage2_trainer.learner.build import build_trainer
+            from stage2_trainer.learner.build import build_learner
 
-        trainer = build_trainer(config, records, context, stack)
-    else:
-        with ACTIVITY.doing(_LIBRARIES), uncollected():
-            from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
+        return build_learner(config, records, context, stack)
+    with ACTIVITY.doing(_LIBRARIES), uncollected():
+        from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
-        trainer = build.build_trainer(config, records, context, stack)
-    from stage2_trainer.process.base_trainer import StartLogger
-    from stage2_trainer.process.policy import part_rates
-
-    trainer.add_callback(StartLogger(context.log.write))
-    trainer.part_rates = part_rates(config)
-    return trainer
+    return build.build_trainer(config, records, context, stack)
 
 
-def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
+def _train(run: Run, checkpoint: Path | None) -> None:
     """Train from the beginning or from a checkpoint; save the last step when training ends early.
 
     Not where a number was not finite: the weights that led there are not worth keeping.
     """
-    from stage2_trainer.process.base_trainer import StepNames
-
     if checkpoint is not None:
         logger.info("resuming from %s", checkpoint)
-        trainer.args.eval_on_start = False
-        if trainer.is_deepspeed_enabled and divided_among(Path(checkpoint)) not in (0, trainer.args.world_size):
-            from stage2_trainer.process.deepspeed_compat import load_undivided
-
-            load_undivided(trainer, Path(checkpoint))
     try:
-        with ACTIVITY.doing(f"resuming from {checkpoint}" if checkpoint else "starting to train") as doing:
-            trainer.add_callback(StepNames(doing))
-            trainer.train(resume_from_checkpoint=checkpoint)
+        run.train(checkpoint)
     except (CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
         with _logged_errors():
-            _save_last_step(trainer, error)
+            _save_last_step(run, error)
         raise
 
 
-def _save_last_step(trainer: RolloutMatchingTrainer | GrpoTrainer, error: BaseException) -> None:
+def _save_last_step(run: Run, error: BaseException) -> None:
     """Save the last step, but not after a failed proof: its rollouts may have come from other weights.
 
     Checkpoints since the last proof are set aside then. Where digests or versions differ, nothing was trained on such
     rollouts, so the last step is saved.
     """
     if isinstance(error, ProofError) and not isinstance(error, (DigestError, VersionError)):
-        trainer.set_unproved_aside()
+        run.set_unproved_aside()
     elif int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
         # Any other error hits one process of several, which would wait for the others for ever.
-        trainer.save_progress()
+        run.save_progress()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.process.policy import Policy, load_policy, load_processor
+from stage2_trainer.process.policy import Policy, load_policy, load_processor, part_rates
 from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
@@ -112,4 +112,5 @@ def components(
         log=context.log,
         rollout_log=context.rollout_log,
         tables=answer_tables(config),
+        part_rates=part_rates(config),
     )

@@ -21,6 +21,7 @@ from stage2_api.grpo import Chord, Rlhf
 from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.checked_trainer import CheckedTrainer
 from stage2_trainer.grpo.held_out_rewards import REWARD, held_out_rewards
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.objective import References, advantages, supervised_loss, supervised_share, with_divergence
@@ -29,8 +30,6 @@ from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
-from stage2_trainer.process.base_trainer import FiniteSteps
-from stage2_trainer.process.best_checkpoint import ComparableBest
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.process.run_checkpoints import Checkpoints
@@ -53,7 +52,8 @@ class GrpoComponents:
     """The components of a GRPO trainer, beside what TRL's takes.
 
     records: all records of the run, by the index in a row. bad: the samples that are set aside. chord, references: the
-    supervised loss that is mixed in, if it is enabled.
+    supervised loss that is mixed in, if it is enabled. part_rates: learning rates of the model's parts that have their
+    own.
     """
 
     rlhf: Rlhf
@@ -70,9 +70,10 @@ class GrpoComponents:
     log: EventLog
     rollout_log: JsonLines
     tables: AnswerTables
+    part_rates: Mapping[str, float]
 
 
-class GrpoTrainer(FiniteSteps, GRPOTrainer):
+class GrpoTrainer(CheckedTrainer, GRPOTrainer):
     """A trainer of `model` on rollouts; see the module's docstring."""
 
     def __init__(
@@ -81,13 +82,15 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
         super().__init__(
             checkpoints=checkpoints,
+            event_log=components.log,
+            part_rates=components.part_rates,
             model=model,
             args=args,
             reward_funcs=list(map(_named, components.rewards)),
             train_dataset=components.rows.dataset(),
             eval_dataset=components.held_out.dataset() if components.held_out else None,
             processing_class=processing_class,
-            callbacks=[_Epochs(components.rows), ComparableBest()],
+            callbacks=[_Epochs(components.rows)],
         )
         self.beta = components.rlhf.beta
         self.components = components
@@ -105,9 +108,9 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._left_out: dict[int, BadSample] = {}  # of the current evaluation, in this process
         self._trained: float | None = None  # when the step's last gradient was there
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: Path | str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train to the end; samples that an earlier start set aside count too."""
-        if isinstance(resume_from_checkpoint, str):
+        if isinstance(resume_from_checkpoint, (Path, str)):
             self.components.bad.load(Path(resume_from_checkpoint))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

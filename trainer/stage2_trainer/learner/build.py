@@ -1,4 +1,4 @@
-"""The construction of a learner: data, model, servers, and the trainer that holds them."""
+"""The parts of a learner, from a configuration: model, servers, what it teaches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainingArguments
+from transformers.trainer_utils import align_special_tokens
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
@@ -19,6 +22,7 @@ from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
+from stage2_trainer.learner.assembly import LearnerParts, further_figures, put_together
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
@@ -27,6 +31,7 @@ from stage2_trainer.learner.listeners import (
     log_held_out_rollouts,
     log_training_rollouts,
 )
+from stage2_trainer.learner.loop import Learner
 from stage2_trainer.learner.rows import (
     PackedRowPlanner,
     RowPlanner,
@@ -35,15 +40,14 @@ from stage2_trainer.learner.rows import (
     StepRowPlanner,
     WindowRowPlanner,
 )
-from stage2_trainer.learner.runaway import RunawayWatch
+from stage2_trainer.learner.run_state import load_weights
 from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.closing import closing_bias
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor
+from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor, part_rates
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process, shards_weights
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
@@ -63,9 +67,45 @@ logger = logging.getLogger(__name__)
 PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer that is asked for
 
 
-def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
-    """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
-    trusted = config.model.allow_remote_code
+@dataclass(frozen=True)
+class Answering:
+    """A policy, and what answers with its weights. state: what rollouts do to the training state."""
+
+    policy: Policy
+    args: TrainingArguments
+    tools: SampleTools
+    rollouts: RolloutSource
+    evaluation: Evaluation
+    state: TrainingState
+
+
+def build_learner(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> Learner:
+    """Load the policy, wait for the servers, and put the learner together; `stack` closes the connections."""
+    answering = _answering(config, data, context, stack)
+    policy, rollouts = answering.policy, answering.rollouts
+    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
+    descriptions = DescriptionAgreement(config.rollout_matching.desc_monitor, every=config.training.logging_steps)
+    parts = LearnerParts(
+        policy=policy.model,
+        estep=_estep(config, context, answering, descriptions),
+        planner=_row_planner(config, context.interrupt),
+        evaluation=answering.evaluation,
+        options=config.rollout_matching,
+        context=context,
+        checkpoints=context.checkpoints(config),
+        rates=part_rates(config),
+        further=partial(further_figures, _supervised_steps(config), descriptions.figures),
+        processor=policy.encoder.processor,
+    )
+    align_special_tokens(policy.model, parts.processor)
+    learner = put_together(parts, answering.args, data.train, data.held_out)
+    answering.state.attach(learner.engine.optimizer, learner.engine.wrapped)
+    return learner
+
+
+def _answering(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> Answering:
+    """Load the policy, and wait for the servers."""
+    trusted, matching = config.model.allow_remote_code, config.rollout_matching
     processor = load_processor(config.model.model, trusted, **config.template.pixel_limits())
     vocab = coord_vocab(processor.tokenizer, config.model.model)
     prompts = Prompts(config.custom.user_prompt, config.template.system)
@@ -75,22 +115,18 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     policy = Policy(model, encoder, args.device, _probe(encoder, prompts, data.train))
     state = make_training_state(config, args.device)
-    cache = PromptCache(encoder, int(config.rollout_matching.image_cache_gib * GIB))
-    rollouts = _rollouts(config, policy, cache, state, context, stack)
-    matcher = Matcher(vocab, MatchOptions.from_config(config.rollout_matching), encoder.vision_ids)
+    cache = PromptCache(encoder, int(matching.image_cache_gib * GIB))
+    matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
     bad = BadSamples(config.training.max_bad_samples, context.log)
-    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
-    trainer = RolloutMatchingTrainer(
-        components=_components(config, context, policy, rollouts, SampleTools(encoder, cache, prompts, matcher, bad)),
-        checkpoints=context.checkpoints(config),
-        model=model,
-        args=args,
-        train_dataset=data.train,
-        eval_dataset=data.held_out or None,
-        processing_class=processor,
+    tools = SampleTools(encoder, cache, prompts, matcher, bad)
+    rollouts = _rollouts(config, policy, cache, state, context, stack)
+    evaluation = Evaluation(
+        tools=tools,
+        rollouts=rollouts,
+        batch_size=config.training.per_device_eval_batch_size,
+        on_matched=log_held_out_rollouts(context.log, context.rollout_log, answer_tables(config)),
     )
-    state.attach(trainer)
-    return trainer
+    return Answering(policy, args, tools, rollouts, evaluation, state)
 
 
 def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Probe:
@@ -126,51 +162,14 @@ def _rollouts(
     return server_rollouts(config, policy, context, stack)
 
 
-def _components(
-    config: RunConfig, context: RunContext, policy: Policy, rollouts: RolloutSource, tools: SampleTools
-) -> TrainerComponents:
-    matching, training = config.rollout_matching, config.training
-    descriptions = DescriptionAgreement(matching.desc_monitor, every=training.logging_steps)
-    return TrainerComponents(
-        estep=_estep(config, context, policy, rollouts, tools, descriptions),
-        cache=tools.cache,
-        evaluation=Evaluation(
-            tools=tools,
-            rollouts=rollouts,
-            batch_size=training.per_device_eval_batch_size,
-            on_matched=log_held_out_rollouts(context.log, context.rollout_log, answer_tables(config)),
-        ),
-        bad=tools.bad,
-        vocab=tools.matcher.vocab,
-        loss=matching,
-        rows=_row_planner(config, context.interrupt),
-        pad_token_id=tools.encoder.tokenizer.pad_token_id or 0,
-        top_k=matching.candidate_top_k,
-        interrupt=context.interrupt,
-        reporter=context.reporter,
-        log=context.log,
-        m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
-        pipelined=matching.pipeline.enabled,
-        supervised_steps=_supervised_steps(config),
-        runaway=RunawayWatch(matching.runaway),
-        descriptions=descriptions.figures,
-    )
-
-
-def _estep(
-    config: RunConfig,
-    context: RunContext,
-    policy: Policy,
-    rollouts: RolloutSource,
-    tools: SampleTools,
-    descriptions: DescriptionAgreement,
-) -> EStep:
+def _estep(config: RunConfig, context: RunContext, answering: Answering, descriptions: DescriptionAgreement) -> EStep:
+    policy, tools = answering.policy, answering.tools
     truth = _truth(config, policy, tools)
     if config.is_supervised:
         return EStep(policy.model, truth, shared=_divides_rows(config))
     rule = _overlong_rule(config, config.rollout_matching.overlong)
     teaching = Teaching(
-        rollouts,
+        answering.rollouts,
         Supervisor(tools, policy.model, overlong=rule),
         log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
     )
@@ -256,28 +255,26 @@ def write_checkpoint_rollouts(
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         token = "" if in_process(config) else read_token(os.environ)
         context = RunContext(token, Reporter(), interrupt, SilentLog(), lines)
-        trainer = build_trainer(config, records, context, stack)
-        evaluation = trainer.components.evaluation
+        answering = _answering(config, records, context, stack)
+        answering.policy.model.to(answering.policy.device)
+        evaluation = answering.evaluation
         biases = [closing_bias(evaluation.tools.encoder.encode, nats) for nats in longer]
         sets = [(checkpoint, replace(evaluation, bias=bias)) for checkpoint in checkpoints for bias in biases]
-        return [_answer(trainer, *one, records, version=number) for number, one in enumerate(sets)]
+        return [_answer(answering.policy.model, *one, records, version=number) for number, one in enumerate(sets)]
 
 
-def _answer(
-    trainer: RolloutMatchingTrainer, checkpoint: Path, evaluation: Evaluation, records: RunRecords, *, version: int
-) -> int:
-    _load(trainer, checkpoint)
-    model: Any = trainer.model
+def _answer(model: Any, checkpoint: Path, evaluation: Evaluation, records: RunRecords, *, version: int) -> int:
+    _load(model, checkpoint)
     with ACTIVITY.doing(f"answering with {checkpoint}"):
-        found = evaluation(records.held_out, model.eval(), global_step=version)
-    logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), found["runtime"])
-    return int(found["bad_samples"] or 0)
+        figures = evaluation(records.held_out, model.eval(), global_step=version)
+    logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), figures["runtime"])
+    return int(figures["bad_samples"] or 0)
 
 
-def _load(trainer: RolloutMatchingTrainer, checkpoint: Path) -> None:
+def _load(model: Any, checkpoint: Path) -> None:
     refuse_code(checkpoint, path="--checkpoint")
     try:
-        trainer._load_from_checkpoint(str(checkpoint))
+        load_weights(model, checkpoint)
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         rule = f"must hold weights of the configured model and tuner ({str(error).splitlines()[0][:200]})"
         way_out = "give the configuration that it was trained with"

@@ -9,8 +9,8 @@
     evaluate       rollouts of held-out records; the best checkpoint                evaluate.Evaluation, best.Best
     save           staged, checked, renamed                                         process.run_checkpoints.Checkpoints
 
-Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. Runs still train with
-`trainer.RolloutMatchingTrainer`, which this page is to replace (docs/decisions/0020).
+Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. GRPO trains with TRL's trainer
+(docs/decisions/0020).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerControl, TrainerState, set_seed
+from transformers import TrainerState, set_seed
 
 from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.records import Record
@@ -46,15 +46,12 @@ from stage2_trainer.telemetry.timeline import TIMELINE
 logger = logging.getLogger(__name__)
 
 
-def _new_state() -> TrainerState:
-    """Return a state with the entry that a `Trainer` which resumes it expects."""
-    control: Any = TrainerControl()
-    return TrainerState(stateful_callbacks=[control])
-
-
 @dataclass
 class Learner:
-    """A run: its parts, and where it stands. runaway: ends a run whose answers run away."""
+    """A run: its parts, and where it stands.
+
+    runaway: ends a run whose answers run away. processor: saved beside the weights.
+    """
 
     engine: AccelerateEngine
     schedule: Schedule
@@ -70,7 +67,8 @@ class Learner:
     best: Best
     checkpoints: Checkpoints
     interrupt: Interrupt
-    state: TrainerState = field(default_factory=_new_state)
+    processor: Any = None
+    state: TrainerState = field(default_factory=TrainerState)
     _began: int = field(default=0, init=False)
     _half_done: bool = field(default=False, init=False)
     """Whether some weights have changed and others have not: nothing may be saved."""
@@ -93,7 +91,7 @@ class Learner:
                     self.runaway.note(samples, step=self.state.global_step)
                 if self.schedule.reports(window):
                     self.history.report(self.state, self.log.figures)
-                better = self.schedule.evaluates(window) and self.best.is_new(self.evaluate(), self.state)
+                better = self.schedule.evaluates(window) and self._is_best(self.evaluate())
                 if better or self.schedule.saves(window):
                     self._save()
             self._end()
@@ -121,10 +119,8 @@ class Learner:
         state.max_steps, state.num_train_epochs = self.schedule.max_steps, self.schedule.num_epochs
         state.compute_steps(args, self.schedule.max_steps)
         state.train_batch_size = args.per_device_train_batch_size
-        state.is_world_process_zero, state.is_local_process_zero = (
-            args.process_index == 0,
-            args.local_process_index == 0,
-        )
+        state.is_world_process_zero = args.process_index == 0
+        state.is_local_process_zero = args.local_process_index == 0
         self.finite.check_start(step=state.global_step)
         self.best.begin(state)
         self.history.begin(state)
@@ -172,6 +168,11 @@ class Learner:
         self.history.evaluation(self.state, metrics)
         return metrics
 
+    def _is_best(self, metrics: Mapping[str, float | None]) -> bool:
+        """Whether an evaluation is the best so far; a rate that falls where none is better hears of it, too."""
+        self.engine.plateau(self.best.score(metrics))
+        return self.best.is_new(metrics, self.state)
+
     def _save(self) -> None:
         """Write a checkpoint of the last step. Raises NonFiniteError, CheckpointError."""
         self.finite.check_weights(step=self.state.global_step)
@@ -180,7 +181,7 @@ class Learner:
         self.history.saved(self.state)
 
     def _write(self, folder: Path) -> None:
-        write_run(folder, self.engine)
+        write_run(folder, self.engine, self.processor)
         save_waiting(folder, self.step.waiting(self.state.global_step))
         self.passes.bad.save(folder, before=self.state.global_step)
 

@@ -96,7 +96,7 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
 def window_means(micro_steps: Sequence[LossTargets], divisor: float) -> list[LossTargets]:
     """Return the targets of all micro-steps of an accumulation window, divided so that their losses make one mean.
 
-    divisor: by which the Trainer divides each loss. Their sum is then the mean over all positions of the window in all
+    divisor: by which each loss is divided. Their sum is then the mean over all positions of the window in all
     learner processes, however they are spread over micro-steps (semantics, section 17). All processes must call it.
     """
     counts = sum(len(one.labels) for one in micro_steps), sum(len(one.bins) for one in micro_steps)

@@ -6,7 +6,7 @@
                                               # rows = pack(segments)
         passes.train_rows(group)              # loss(row).backward(), when the mean below is known
 
-The Trainer then checks, clips and steps the optimizer. The loss is a mean:
+The loop then checks, clips and steps the optimizer. The loss is a mean:
 
 - `micro`: over each micro-step.
 - `window`: over the optimizer step, rows as the planner made them.
@@ -21,10 +21,10 @@ for each of the loss's two undivided sums (cross entropy of ordinary tokens, los
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 RowTensors = Mapping[str, Any]  # of a row group, see `supervised_batch`
 Mean = Literal["micro", "window", "step"]
-T = TypeVar("T")
 
 
 class Passes(Protocol):
@@ -71,7 +70,7 @@ def train_step(
 ) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
-    divisor: by which the Trainer divides the loss of each micro-step.
+    divisor: by which the loss of each micro-step is divided.
 
     Returns:
         The row groups by their places, without repeated ones, and their losses: one entry for each group, or one for a
@@ -98,7 +97,7 @@ def _train_micro_steps(
 ) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train on each micro-step as soon as its rows are known, or, if a plan or a mean needs all of them, once all are.
 
-    There is one group for each raw batch. window: by which the Trainer divides each loss, if the mean is over the
+    There is one group for each raw batch. window: by which each loss is divided, if the mean is over the
     window; None: each micro-step has a mean of its own.
     """
     laid_out: Iterable[tuple[RowGroup, dict[str, Any]]] = ((group, passes.lay_out(group)) for group in rows)
@@ -347,30 +346,3 @@ def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> Ea
         return None
     logger.info("rows train while answers are awaited: %.0f MiB more for gradients, of at most %.0f MiB", *sizes)
     return EarlyGradients(parameters)
-
-
-def run_inside(wrapper: nn.Module, module: nn.Module, compute: Callable[..., T], *inputs: Any) -> T:
-    """Return `compute(*inputs)`, run as the forward pass of `module` inside `wrapper` (which may be `module`).
-
-    DistributedDataParallel and DeepSpeed gather and reduce around the `forward` of their wrapper: what bypasses it
-    trains each process on its own, silently. The loss needs hidden states, not all logits, so for the time of one call
-    the wrapped module's `forward` is a function of ours.
-    """
-    own = module.__dict__.get("forward")
-
-    def restore() -> None:
-        if own is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.forward = own
-
-    def redirected(*arguments: Any) -> T:
-        restore()  # compute may call the module's own forward pass
-        return compute(*arguments)
-
-    module.forward = redirected
-    try:
-        found: T = wrapper(*inputs)
-    finally:
-        restore()
-    return found

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from transformers import TrainerCallback
-
 logger = logging.getLogger(__name__)
 
 EVALUATION = "eval_"
@@ -45,14 +43,6 @@ def forget_other_figure(args: Any, state: Any) -> None:
             step,
             key,
         )
-
-
-class ComparableBest(TrainerCallback):
-    """Forgets the best score of a resumed run where it is of another figure."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compare the best score with the evaluation that it comes from."""
-        forget_other_figure(args, state)
 
 
 def _is_score(state: Any, key: str) -> bool:

@@ -286,10 +286,10 @@ class TrainingState:
     offload: StateOffloader
     whole: GatheredWeights
 
-    def attach(self, trainer: Any) -> None:
-        """Set where to find the optimizer and DeepSpeed's engine once training has begun."""
-        self.offload.find_optimizer = lambda: trainer.optimizer
-        self.whole.find_engine = lambda: trainer.model_wrapped
+    def attach(self, optimizer: torch.optim.Optimizer, wrapped: Any) -> None:
+        """Set the optimizer, and the policy as DeepSpeed has wrapped it."""
+        self.offload.find_optimizer = lambda: optimizer
+        self.whole.find_engine = lambda: wrapped
 
 
 def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:

@@ -181,8 +181,8 @@ def test_a_learners_own_checkpoint_is_exported(tmp_path, model, encoder, image_p
     policy = adapt(model, [VIT, ALIGNER], DORA) if adapted else model
     records = [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
     harness = build(tmp_path / "run", policy, encoder, records, max_steps=2, learning_rate=1e-2, answer=shifted)
-    harness.trainer.train()
-    harness.trainer.save_progress()
+    harness.learner.train()
+    harness.learner.save_progress()
     opened = open_checkpoint(tmp_path / "run" / "checkpoint-2", model=None if adapted else str(model_path))
     assert (opened.adapter is not None) == adapted
     export_model(opened, tmp_path / "out", dtype=torch.float32)

@@ -11,7 +11,7 @@ from transformers import TrainerState
 from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.matching import GTObject, MatchOptions, serialize_objects
 from stage2_trainer.process import checkpoints
-from stage2_trainer.process.best_checkpoint import FOLLOWING, ComparableBest
+from stage2_trainer.process.best_checkpoint import FOLLOWING, forget_other_figure
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
 
@@ -40,13 +40,13 @@ def far(one):
 def run(tmp_path, model, encoder, image_paths):
     """A function that trains with answers that depend on the step; returns the harness."""
 
-    def train(by_step, records=None, **options):
+    def train(by_step, records=None, checkpoint=None, **options):
         harness = build(
             tmp_path, model, encoder, records or two_boxes(image_paths),
-            answer=lambda one: by_step[harness.trainer.state.global_step](one),
+            answer=lambda one: by_step[harness.learner.state.global_step](one),
             max_steps=len(by_step) - 1, matching=RECOMMENDED, **{**EVALUATED, **options},
         )  # fmt: skip
-        harness.trainer.train(options.get("resume_from_checkpoint"))
+        harness.learner.train(checkpoint)
         return harness
 
     return train
@@ -64,7 +64,7 @@ def test_run_that_finds_nothing_at_first_has_f1_0_and_keeps_the_checkpoint_that_
     assert [one["rollout/following"] for one in harness.lines("step")] == [6, 6, 0, 0]
     assert checkpoints.best_whole(tmp_path) == tmp_path / "checkpoint-3"
     assert harness.lines("best_checkpoint")[-1]["score"] == 1
-    status = harness.trainer.components.reporter.current
+    status = harness.reporter.current
     assert (status.best_step, status.best_score) == (3, 1)
 
 
@@ -76,7 +76,7 @@ def test_null_is_no_score_and_fails_no_run(run, image_paths, tmp_path):
     assert [one[F1] for one in harness.lines("evaluation")] == [None, None, 0, None]
     assert [one["rollout/f1"] for one in harness.lines("step")] == [None, None, 0]
     assert [one["step"] for one in harness.lines("best_checkpoint")] == [2]
-    logged = [value for one in harness.trainer.state.log_history for value in one.values()]
+    logged = [value for one in harness.learner.state.log_history for value in one.values()]
     assert None not in logged, "trackers get no null"
 
 
@@ -89,13 +89,13 @@ def resumed(tmp_path, run, metric, change=None):
     state.save_to_json(str(path))
     (path.parent / checkpoints.MANIFEST).unlink()
     by_step = [far, far, perfect, only_first, only_first]
-    return run(by_step, metric_for_best_model=metric, resume_from_checkpoint=str(path.parent))
+    return run(by_step, metric_for_best_model=metric, checkpoint=path.parent)
 
 
 def test_resumed_run_keeps_its_best_score(run, tmp_path, caplog):
     run([far, only_first, perfect], metric_for_best_model=F1)
     harness = resumed(tmp_path, run, F1)
-    assert (harness.trainer.state.best_global_step, harness.trainer.state.best_metric) == (2, 1)
+    assert (harness.learner.state.best_global_step, harness.learner.state.best_metric) == (2, 1)
     assert "cannot be compared" not in caplog.text
 
 
@@ -115,7 +115,7 @@ def test_resumed_run_says_that_its_best_score_is_of_another_figure(started_with,
         f"training.metric_for_best_model: the best score so far, {best}, is not one of {F1} as it is counted now, so"
         " the two cannot be compared; the best checkpoint is chosen anew from here on"
     ) in caplog.text
-    state = harness.trainer.state
+    state = harness.learner.state
     assert (state.best_global_step, state.best_metric) == (3, pytest.approx(2 / 3)), "the best since the resume"
     assert [one["step"] for one in harness.lines("best_checkpoint") if one["score"] == pytest.approx(2 / 3)][-1] == 3
 
@@ -140,6 +140,6 @@ def state_of(**changes):
     ],
 )
 def test_score_is_kept_only_if_an_evaluation_has_it_as_this_figure(metric, state, kept):
-    ComparableBest().on_train_begin(SimpleNamespace(metric_for_best_model=metric), state, None)
+    forget_other_figure(SimpleNamespace(metric_for_best_model=metric), state)
     assert (state.best_metric is not None) == kept
     assert (state.best_model_checkpoint, state.best_global_step is not None) == (None, kept)

@@ -89,7 +89,6 @@ def member(rank, port, folder, paths):
         found = figures(Path(folder, f"{rank}-{scope}"), model, encoder, paths, rows, ddp_backend="gloo", **options)
         if rank == 0:
             Path(folder, f"{scope}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

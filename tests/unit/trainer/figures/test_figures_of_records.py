@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from stage2_api.rollout_matching import DescMonitor
 from stage2_trainer.data.records import Record
@@ -230,14 +229,16 @@ def test_line_of_a_rollout_keeps_what_is_found_apart_from_what_follows():
     assert [one["matched"] for one in line["predictions"]] == [False, True, False]
 
 
-class Measured(TrainerCallback):
-    """What a step leaves in the trainer, measured beside it."""
+class Measured:
+    """What a step leaves in the learner, measured beside it when the optimizer steps."""
 
-    def __init__(self):
+    def __init__(self, learner):
         self.norms, self.rates = [], []
+        learner.engine.optimizer.optimizer.register_step_pre_hook(self.measure)
 
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **kwargs):
-        squares = [one.grad.double().square().sum() for one in model.parameters() if one.grad is not None]
+    def measure(self, optimizer, *_):
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        squares = [one.double().square().sum() for one in gradients]
         self.norms.append(float(torch.stack(squares).sum().sqrt()))
         self.rates.append(optimizer.param_groups[0]["lr"])
 
@@ -259,8 +260,7 @@ def model(model):
 def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encoder, image_paths):
     records = [replace(one, images=("gone.png",)) if one.index == 2 else one for one in two_boxes(image_paths)]
     run = build(tmp_path, model, encoder, records, answer=only_first, m_steps=2, max_steps=4, max_grad_norm=1e9)
-    measured = Measured()
-    run.trainer.add_callback(measured)
+    measured = Measured(run.learner)
     run.train()
     steps = run.lines("step")
     assert [one["grad_norm"] for one in steps] == pytest.approx(measured.norms, rel=1e-4)
@@ -272,7 +272,7 @@ def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encode
     assert [one["rollout/gen_tokens_per_s"] is None for one in steps] == [False, True, False, True]
     assert len({one["rollout/gen_new_tokens_total"] for one in steps}) == 1, "the counts of the rollouts in use"
     assert all(one["memory/peak_bytes"] > 1e8 and one["servers"] == [] for one in steps)
-    status = run.trainer.components.reporter.current
+    status = run.reporter.current
     assert (status.step, status.loss, status.tokens_per_second) == (4, steps[-1]["loss"], None)
 
 
@@ -340,7 +340,7 @@ OF_TIME = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "
 def test_times_of_an_evaluation_are_of_all_its_samples(tmp_path, model, encoder, image_paths):
     records = [replace(one, images=("gone.png",)) if one.index == 1 else one for one in two_boxes(image_paths)]
     run = build(tmp_path, model, encoder, records)  # 3 records, 2 a batch
-    found = run.trainer.evaluate()
+    found = run.learner.evaluate()
     assert found["eval_samples_per_second"] * found["eval_runtime"] == pytest.approx(3)
     assert found["eval_steps_per_second"] * found["eval_runtime"] == pytest.approx(2)
     assert (found["eval_bad_samples"], found["eval_rollout_gt_objects"]) == (1, 4)

@@ -179,7 +179,6 @@ def member(rank, port, folder):
     assert bad.note_held_out(found, step=0, of=4) == 3
     with pytest.raises(BadStepError, match="all 3 held-out"):
         bad.note_held_out(found, step=0, of=3)
-    distributed.destroy_process_group()
 
 
 def test_of_two_processes_a_held_out_sample_that_both_met_counts_once(tmp_path, free_tcp_port):

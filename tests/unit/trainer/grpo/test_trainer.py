@@ -122,7 +122,7 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     make(source=source).train()
     assert not torch.equal(before, model.model.language_model.layers[0].mlp.up_proj.weight)
-    (step,) = read_log(folder)
+    (step,) = read_log(folder, "step")
     assert step["step"] == 1
     assert step["rewards/summary.format/mean"] == pytest.approx(0.75)
     assert step["rewards/summary.format/std"] == pytest.approx(0.5)
@@ -141,7 +141,7 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
 def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
     trainer = make()
     trainer.train()
-    (step,) = read_log(folder)
+    (step,) = read_log(folder, "step")
     speed = sum(len(ids) for ids in answers(encoder)) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
     assert (step["rollout/decode_steps_per_token"], step["rollout/draft_acceptance_rate"]) == (1.0, None)
@@ -156,7 +156,7 @@ def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder
         merge="server", merge_reason="why", rounding_kept=0.5,
     )  # fmt: skip
     make(source=source).train()
-    (step,) = read_log(folder)
+    (step,) = read_log(folder, "step")
     assert {name: step[name] for name in explained("Weights and memory") if name.startswith("sync/")} == {
         "sync/version": 0.0,
         "sync/seconds": 2.0,
@@ -178,7 +178,7 @@ def test_a_step_reports_where_its_time_went(make, folder):
     trainer.train()
     TIMELINE.trace.close()
     TIMELINE.trace = None
-    (step,) = read_log(folder)
+    (step,) = read_log(folder, "step")
     parts = {part: step[f"step/{part}_s"] for part in PARTS}
     assert sum(parts.values()) == pytest.approx(step["step/wall_s"], rel=1e-3)
     assert all(parts[part] > 0 for part in ("forward", "backward", "optimizer", "log", "other"))
@@ -197,7 +197,7 @@ def test_a_step_reports_the_seconds_of_its_rewards(make, folder):
     slow = [Reward("theirs.slow", 1.0, takes_time), trainer.components.rewards[1]]
     trainer.components = replace(trainer.components, rewards=slow)
     trainer.train()
-    (step,) = read_log(folder)
+    (step,) = read_log(folder, "step")
     assert 0.4 <= step["step/reward_s"] < step["step/wall_s"], "four answers"
     assert step["step/other_s"] + step["step/wait_s"] < step["step/wall_s"] - 0.4
 
@@ -227,7 +227,7 @@ def test_chord_mixes_the_reference_answers_in(make, folder):
              "mu_peak": 0.75, "mu_valley": 0.1, "enable_phi_function": False}  # fmt: skip
     patches = {"custom": {"grpo": {"chord": chord}}}, {"training": {"max_steps": 8, "learning_rate": 3e-3}}
     make(*patches).train()
-    steps = read_log(folder)
+    steps = read_log(folder, "step")
     assert steps[0]["chord/mu"] == 0.75
     assert steps[-1]["chord/mu"] < 0.75
     assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]
@@ -321,7 +321,7 @@ def test_lengths_of_answers_that_ended_are_null_where_none_did(make, folder, enc
     make(source=harness.Scripted(encoder, cut)).train()
     make(source=harness.Scripted(encoder, answers(encoder))).train()
     whole = [len(ids) for ids in answers(encoder)]
-    first, second = read_log(folder)
+    first, second = read_log(folder, "step")
     names = [f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max")]
     assert (first["completions/clipped_ratio"], [first[name] for name in names]) == (1.0, [None] * 3)
     assert [second[name] for name in names] == [pytest.approx(sum(whole) / 4), min(whole), max(whole)]

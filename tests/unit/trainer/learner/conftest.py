@@ -44,9 +44,9 @@ def trained(tmp_path, model, encoder, image_paths):
 
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
 
-    def run(records=records, prepare=lambda trainer: None, **options):
+    def run(records=records, prepare=lambda learner: None, **options):
         harness = build(tmp_path, model, encoder, records, **options)
-        prepare(harness.trainer)
+        prepare(harness.learner)
         return harness.train(), harness.matched, harness
 
     return run

@@ -1,27 +1,30 @@
-"""A trainer in one process: its rollouts are written down beforehand, its weights go nowhere."""
+"""A learner in one process: its rollouts are written down beforehand, its weights go nowhere."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import TrainingArguments
 
-from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.rollout_matching import Pipeline, RolloutBuffer, RolloutMatching, Runaway
 from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.assembly import LearnerParts, further_figures, put_together
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.loop import Learner
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rows import RowPlanner, SharedRowPlanner, SingleRowPlanner
+from stage2_trainer.learner.schedule import Window
 from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.run_checkpoints import Checkpoints
@@ -30,7 +33,8 @@ from stage2_trainer.rollouts.rollout_source import NoRollouts, ServerRollouts, r
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep, SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.run_log import RunLog, SilentLog
+from stage2_trainer.telemetry.run_context import RunContext
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog, SilentLog
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
@@ -135,9 +139,9 @@ class RecordingPush:
 
 @dataclass
 class Harness:
-    """A trainer and what it was given."""
+    """A learner and what it was given."""
 
-    trainer: RolloutMatchingTrainer
+    learner: Learner
     backend: ScriptedBackend
     sync: RecordingPush
     reporter: Reporter
@@ -147,12 +151,12 @@ class Harness:
 
     def train(self) -> list[dict[str, Any]]:
         """Train to the end, and return the lines of the run's log."""
-        self.trainer.train()
+        self.learner.train()
         return self.lines()
 
     def lines(self, event: str | None = None) -> list[dict[str, Any]]:
         """Return the lines of the run's log, all of them or those of one event."""
-        return read_log(Path(str(self.trainer.args.output_dir)), event)
+        return read_log(Path(str(self.learner.engine.args.output_dir)), event)
 
 
 def read_log(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
@@ -208,14 +212,28 @@ def trained_ids(segment: Segment) -> list[int]:
     return encoding.input_ids[encoding.prompt_len : encoding.prompt_len + encoding.answer_len].tolist()
 
 
+def before_step(learner: Learner, number: int, do: Callable[[], object]) -> None:
+    """Do something before the rows of a step train; the first is 0."""
+    train_rows = learner._train_rows
+
+    def call(window: Window) -> None:
+        if window.step == number:
+            do()
+        train_rows(window)
+
+    learner._train_rows = call  # type: ignore[method-assign]
+
+
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | None = None, loss: RolloutMatching | None = None, m_steps: int = 1, pipelined: bool = False,
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
     supervised: Mapping[str, Any] | None = None, matching: Mapping[str, Any] | None = None,
-    earlier_proof: int | None = None, **arguments: Any,
+    earlier_proof: int | None = None, rates: Mapping[str, float] | None = None, runaway: Runaway | None = None,
+    processor: Any = None, descriptions: Callable[[int], Mapping[str, float | None]] = lambda step: {},
+    **arguments: Any,
 ) -> Harness:  # fmt: skip
-    """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ.
+    """Return a learner of `model` on the records: one optimizer step of all of them unless `arguments` differ.
 
     supervised: the options of stage 1, or the `steps` that are its in a mixed run; None = stage 2. matching: options of
     matching.
@@ -235,23 +253,11 @@ def build(
     fresh = Teaching(rollouts, Supervisor(tools, model, overlong=overlong), on_matched)
     only_truth = supervised is not None and steps is None
     shared = isinstance(rows, SharedRowPlanner)
-    components = TrainerComponents(
-        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, truth_steps=steps, shared=shared),
-        evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
-        cache=tools.cache,
-        bad=bad,
-        vocab=tools.matcher.vocab,
-        loss=loss or RolloutMatching(),
-        rows=rows or SingleRowPlanner(),
-        pad_token_id=0,
-        top_k=10,
-        interrupt=interrupt,
-        reporter=reporter,
-        log=log,
-        m_steps=m_steps,
-        pipelined=pipelined,
-        supervised_steps=steps,
-    )
+    changes = {
+        "rollout_buffer": RolloutBuffer(enabled=True, m_steps=m_steps),
+        "pipeline": Pipeline(enabled=pipelined),
+        "runaway": runaway or Runaway(enabled=False),
+    }
     options = {
         "per_device_train_batch_size": len(records),
         "max_steps": 1,
@@ -264,21 +270,22 @@ def build(
         "learning_rate": 1e-3,
         **arguments,
     }
-    proved = ProvedStep()
-    arguments_of_run = TrainingArguments(output_dir=str(folder), **options)
-    trainer = RolloutMatchingTrainer(
-        components=components,
+    args = TrainingArguments(output_dir=str(folder), **options)
+    context = RunContext("", reporter, interrupt, log, JsonLines(folder / "rollouts.jsonl"))
+    proved = context.proved
+    parts = LearnerParts(
+        policy=model,
+        estep=EStep(model, truth) if only_truth else EStep(model, fresh, truth=truth, truth_steps=steps, shared=shared),
+        planner=rows or SingleRowPlanner(),
+        evaluation=Evaluation(tools=tools, batch_size=2, rollouts=rollouts, on_matched=lambda step, found: None),
+        options=(loss or RolloutMatching()).model_copy(update=changes),
+        context=context,
         checkpoints=Checkpoints(
-            folder,
-            limit=arguments_of_run.save_total_limit,
-            course={},
-            records=(log,),
-            proved=proved,
-            earlier_proof=earlier_proof,
+            folder, limit=args.save_total_limit, course={}, records=(log,), proved=proved, earlier_proof=earlier_proof
         ),
-        model=model,
-        args=arguments_of_run,
-        train_dataset=list(records),
-        eval_dataset=list(records),
+        rates=rates or {},
+        further=partial(further_figures, steps, descriptions),
+        processor=processor,
     )
-    return Harness(trainer, backend, sync, reporter, interrupt, matched, proved)
+    learner = put_together(parts, args, list(records), list(records))
+    return Harness(learner, backend, sync, reporter, interrupt, matched, proved)

@@ -13,7 +13,11 @@ from tests.support import forked
 from tests.unit.trainer.conftest import TINY_MODEL
 
 IMPORTS = (*forked.LEARNER, "tests.unit.trainer.learner.harness")
-CODE = "import json, sys; from {module} import {name} as member; member(*json.loads(sys.argv[1]))"
+# The group goes once nothing that the member made holds it: the last holder would wait for its threads for ever.
+CODE = (
+    "import json, sys; from torch import distributed; from {module} import {name} as member; "
+    "member(*json.loads(sys.argv[1])); distributed.is_initialized() and distributed.destroy_process_group()"
+)
 
 
 def run_members(member: Callable[..., None], folder: Path, *arguments: object, count: int = 2) -> None:

@@ -249,26 +249,26 @@ def learn(model, encoder, image_paths, tmp_path):
         one.requires_grad_(name.endswith("language_model.norm.weight"))
     records = [record(path, i, object_1=box("red box", 0, 0, 100, 100)) for i, path in enumerate(image_paths[:2])]
 
-    def trainer_in(folder):
+    def learner_in(folder):
         options = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "per_device_train_batch_size": 1}
         backend = "gloo" if "RANK" in os.environ else None
         return build(
             folder, model, encoder, records, max_steps=10 * CASES, ddp_backend=backend, **options
-        ).trainer  # fmt: skip
+        ).learner  # fmt: skip
 
     def run(folder):
         torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
-        trainer = trainer_in(folder)
+        learner = learner_in(folder)
         found = newest_whole(folder)
-        with folder.with_suffix(f".{trainer.args.process_index}").open("a") as log:
+        with folder.with_suffix(f".{learner.engine.args.process_index}").open("a") as log:
             log.write(f"{found}\n")
         try:
-            trainer.train(resume_from_checkpoint=str(found) if found else None)
+            learner.train(found)
         except OSError:  # CheckpointError is one, and so is what the log meets
             return EXIT_RETRYABLE
         return 0
 
-    trainer_in(tmp_path / "imports")  # all that it loads is there in the copies
+    learner_in(tmp_path / "imports")  # all that it loads is there in the copies
     gc.freeze()
     yield run
     gc.unfreeze()

@@ -17,9 +17,12 @@ from stage2_trainer.learner import engine as engines
 from stage2_trainer.learner import optimizer as optimizers
 from stage2_trainer.learner.run_state import load_weights, read_run, write_run
 from tests.unit.trainer.learner.harness import build, only_first
-from tests.unit.trainer.learner.test_loop_equals_trainer import FIGURES, STEPS, learner_of
 
-OPTIONS = {**STEPS, "gradient_accumulation_steps": 1, "optim": "adamw_torch", "answer": only_first}
+FIGURES = ("loss", "grad_norm", "learning_rate")
+OPTIONS = {
+    "max_steps": 4, "per_device_train_batch_size": 1, "weight_decay": 0.1, "lr_scheduler_type": "cosine",
+    "warmup_steps": 2, "seed": 7, "optim": "adamw_torch", "answer": only_first,
+}  # fmt: skip
 SAVED = {"save_strategy": "steps", "save_steps": 2}
 OVERFLOWS, FITS = 2.0**127, 2.0**4  # scales of a loss in float32
 
@@ -36,7 +39,7 @@ def make(tmp_path, model, encoder, records):
 
 @pytest.fixture
 def learner(make):
-    return learner_of(make("loop"), {})
+    return make("loop").learner
 
 
 def scaler_of(scale):
@@ -49,10 +52,7 @@ def figures(harness):
 
 
 @pytest.mark.parametrize("scale", [FITS, OVERFLOWS])
-def test_a_scaler_skips_steps_and_schedule_as_with_the_trainer(make, monkeypatch, tmp_path, scale):
-    old, new, resumed = make("old", **SAVED), make("new", **SAVED), make("resumed")
-    old.trainer.accelerator.scaler, old.trainer.finite._scaled = scaler_of(scale), True
-    old.trainer.train()
+def test_a_scaler_skips_steps_and_schedule(make, monkeypatch, tmp_path, scale):
     real = engines.make_accelerator
 
     def make_accelerator(*arguments):
@@ -63,35 +63,31 @@ def test_a_scaler_skips_steps_and_schedule_as_with_the_trainer(make, monkeypatch
     monkeypatch.setattr(engines, "make_accelerator", make_accelerator)
 
     def run(harness, checkpoint=None):
-        learner = learner_of(harness, {})
-        learner.finite._scaled = True
-        assert not learner.engine.keeps_gradients
-        learner.train(checkpoint)
+        harness.learner.finite._scaled = True
+        assert not harness.learner.engine.keeps_gradients
+        harness.learner.train(checkpoint)
+        return figures(harness)
 
-    run(new)
-    run(resumed, tmp_path / "old" / "checkpoint-2")
-
-    rates = [float(line["learning_rate"]) for line in new.lines("step")]
+    whole = make("whole", **SAVED)
+    found = run(whole)
+    assert run(make("resumed"), tmp_path / "whole" / "checkpoint-2") == found[2:]
+    rates = [float(line["learning_rate"]) for line in whole.lines("step")]
     assert (rates[0] == rates[1]) == (scale == OVERFLOWS), "a step that is skipped is no step of the warm-up"
-    assert figures(new) == figures(old)
-    assert figures(resumed) == figures(old)[2:]
-    norms = [line["grad_norm"] for line in new.lines("step")]
+    norms = [line["grad_norm"] for line in whole.lines("step")]
     assert max(one for one in norms if one is not None and math.isfinite(one)) < 1e3, "of gradients without the scale"
 
 
 def test_a_plateau_follows_scores_and_not_steps(make):
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
     harness = make("loop", eval_strategy="steps", eval_steps=100, metric_for_best_model="rollout_f1", **options)
-    learner = learner_of(harness, {})
-    learner.train()
-    rate = harness.trainer.args.learning_rate
+    harness.train()
+    engine = harness.learner.engine
+    rate = engine.args.learning_rate
     assert [line["learning_rate"] for line in harness.lines("step")] == [rate] * 4
-    engine = learner.engine
     engine.plateau(None)
-    engine.plateau(1.0)
     assert engine.schedule.get_last_lr() == [rate] * len(engine.optimizer.param_groups)
     engine.plateau(1.0)
-    assert engine.schedule.get_last_lr()[0] == rate / 2
+    assert engine.schedule.get_last_lr()[0] == rate / 2, "no better than the evaluation after the last step"
 
 
 def test_other_schedules_ignore_scores(learner):
@@ -122,7 +118,7 @@ class Averaging(torch.optim.SGD):
 def test_weights_are_averaged_outside_of_passes(make, monkeypatch, tmp_path):
     monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", lambda args, model: (Averaging, {"lr": 0.0}))
     harness, seen = make("loop", eval_strategy="steps", eval_steps=1, max_steps=2, **SAVED), {}
-    learner = learner_of(harness, {})
+    learner = harness.learner
     engine = learner.engine
     watched = engine.trained[0]
     whole = watched.detach().clone()
@@ -187,10 +183,10 @@ def test_weights_of_another_model_are_refused(learner, model, tmp_path):
 
 
 def test_a_checkpoint_of_the_model_alone_starts_optimizer_and_schedule_anew(make, tmp_path, caplog):
-    learner_of(make("saved", save_only_model=True, **SAVED), {}).train()
+    make("saved", save_only_model=True, **SAVED).learner.train()
     saved = tmp_path / "saved" / "checkpoint-2"
     assert {one.name for one in saved.iterdir()} & {"optimizer.pt", "scheduler.pt", "rng_state.pth"} == set()
-    learner = learner_of(make("resumed"), {})
+    learner = make("resumed").learner
     state = read_run(saved, learner.engine)
     assert state.global_step == 2
     assert learner.engine.optimizer.state_dict()["state"] == {}

@@ -71,10 +71,10 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
         objects = {f"object_{i}": box("red box", 100, 100 + 9 * i, 400, 600) for i in range(1, 1 + records)}
         some = [record(image_paths[i % len(image_paths)], i, **objects) for i in range(records * micro_steps)]
         rows = PackedRowPlanner(8000, capacity=64, min_fill=0.001)
-        trainer = build(
+        learner = build(
             tmp_path / f"{records}-{micro_steps}", model, encoder, some, rows=rows,
             per_device_train_batch_size=records, gradient_accumulation_steps=micro_steps,
-        ).trainer  # fmt: skip
+        ).learner  # fmt: skip
         counted = Counted()
 
         def counting(method):
@@ -84,9 +84,9 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
 
             return call
 
-        for owner, name in ((trainer.passes, "train_rows"), (trainer, "_finish_step"), (trainer, "_get_grad_norm")):
+        for owner, name in ((learner.passes, "train_rows"), (learner.log, "finish"), (learner, "_change_weights")):
             setattr(owner, name, counting(getattr(owner, name)))
-        trainer.train()
+        learner.train()
         return counted
 
     return count

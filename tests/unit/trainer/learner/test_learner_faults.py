@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from PIL import Image
-from transformers import TrainerCallback
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
@@ -38,7 +37,7 @@ from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.replay import replay
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.configs import run_config, write_box_records
-from tests.unit.trainer.learner.harness import box, build, perfect, read_log, record
+from tests.unit.trainer.learner.harness import before_step, box, build, perfect, read_log, record
 from tests.unit.trainer.learner.processes import join, run_members
 
 ROW = 200
@@ -222,36 +221,27 @@ def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
 # --- numbers that are none ------------------------------------------------------------------------------------------
 
 
-class BreaksAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        if state.global_step == self.step:
-            trained = next(one for one in model.parameters() if one.requires_grad)
-            trained.register_hook(lambda gradient: gradient * math.nan)
-
-
 def test_a_gradient_that_is_none_ends_the_run_and_another_start_goes_on(learn, images, monkeypatch):
-    make = main._trainer
+    make = main._make_run
 
     def broken(*args):
-        trainer = make(*args)
-        trainer.add_callback(BreaksAt(2))
-        return trainer
+        learner = make(*args)
+        trained = learner.engine.trained[0]
+        before_step(learner, 2, lambda: trained.register_hook(lambda gradient: gradient * math.nan))
+        return learner
 
-    monkeypatch.setattr(main, "_trainer", broken)
+    monkeypatch.setattr(main, "_make_run", broken)
     run = learn(images)
     assert run.code == EXIT_RETRYABLE
     assert run.last_words.startswith("step 3: the gradient norm is nan from micro-step 1 on (samples train.jsonl:")
     assert run.newest.name == "checkpoint-2"
-    monkeypatch.setattr(main, "_trainer", make)
+    monkeypatch.setattr(main, "_make_run", make)
     again = learn(images)
     assert again.code == OK
     assert [one["step"] for one in again.logged("step")] == [1, 2, 3, 4]
 
 
-# --- answers, by a trainer whose answers are written down -----------------------------------------------------------
+# --- answers, by a learner whose answers are written down -----------------------------------------------------------
 
 
 def endless(one):
@@ -335,8 +325,8 @@ class Loses:
     def __init__(self, *images, times=99):
         self.left = dict.fromkeys(images, times)
 
-    def __call__(self, trainer):
-        cache = trainer.components.cache
+    def __call__(self, learner):
+        cache = learner.passes.cache
         read = cache.pixels
 
         def pixels(images):
@@ -496,12 +486,11 @@ def member_that_loses(rank, port, folder, images, rows):
     planner = SharedRowPlanner(SingleRowPlanner(), ProcessExchange(Interrupt(2))) if shared else planner_of(rows)
     size = {"per_device_train_batch_size": 4 if shared else 2, "ddp_backend": "gloo"}
     run = build(Path(folder, f"rank-{rank}"), model, encoder, records, rows=planner, **size)
-    Loses(*images[:2])(run.trainer)
-    run.trainer.train()
-    figures, noted = run.trainer.step_log.figures, sorted(name for name, _ in run.trainer.components.bad._noted)
+    Loses(*images[:2])(run.learner)
+    run.learner.train()
+    figures, noted = run.learner.log.figures, sorted(name for name, _ in run.learner.passes.bad._noted)
     counted = [figures["bad_samples"], figures["bad_samples_total"], noted, figures["rollout/gt_objects"]]
     Path(folder, f"{rank}.json").write_text(json.dumps(counted))
-    torch.distributed.destroy_process_group()
 
 
 # --- answers too long for a row: cut after whole objects, skipped, or refused ----------------------------------------

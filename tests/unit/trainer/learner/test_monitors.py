@@ -146,11 +146,7 @@ def test_a_model_that_cannot_be_loaded_is_left_out_with_a_warning(matched, tmp_p
 
 
 def test_the_figures_stand_in_the_step_s_record(trained):
-    def prepare(trainer):
-        components = {**vars(trainer.components), "descriptions": lambda step: {"desc/pairs": float(step)}}
-        trainer.components = type(trainer.components)(**components)
-
-    lines, _, _ = trained(prepare=prepare)
+    lines, _, _ = trained(descriptions=lambda step: {"desc/pairs": float(step)})
     assert [line["desc/pairs"] for line in lines if line["event"] == "step"] == [1.0]
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
 from stage2_trainer.process.finite import MOST_OVERFLOWS, FiniteGuard, broken_weight
 from tests.support.ports import free_port
-from tests.unit.trainer.learner.harness import build, read_log, two_boxes
+from tests.unit.trainer.learner.harness import before_step, build, read_log, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
 
 BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -34,20 +33,9 @@ def make(make):
         planner = dict(SCOPES[scope])
         rows = planner.pop("rows")(400, **planner) if planner else None
         options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "max_steps": 3, **EACH_SAVED}
-        return make(rows=rows, **{**options, **changes}).trainer
+        return make(rows=rows, **{**options, **changes}).learner
 
     return run
-
-
-class At(TrainerCallback):
-    """Does something when a step begins."""
-
-    def __init__(self, step, do):
-        self.step, self.do = step, do
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            self.do()
 
 
 def weight(model, name=BROKEN):
@@ -81,10 +69,10 @@ def test_a_model_that_begins_with_a_weight_that_is_none_is_refused(make, model, 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
 def test_a_weight_that_breaks_is_named_with_step_pass_and_samples(make, model, tmp_path, scope, max_grad_norm):
-    trainer = make(scope, max_grad_norm=max_grad_norm)
-    trainer.add_callback(At(1, lambda: break_weight(model)))
+    learner = make(scope, max_grad_norm=max_grad_norm)
+    before_step(learner, 1, lambda: break_weight(model))
     with pytest.raises(NonFiniteError, match=rf"step 2: .*samples .*record-.*; the weight {BROKEN} is not finite"):
-        trainer.train()
+        learner.train()
     assert steps(tmp_path) == [1]
     assert_whole(tmp_path, 1)
 
@@ -92,66 +80,66 @@ def test_a_weight_that_breaks_is_named_with_step_pass_and_samples(make, model, t
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_gradient_that_is_none_changes_no_weight(make, model, tmp_path, scope):
     """The weights are those of the checkpoint, and the pass that brought it is named."""
-    trainer, passes = make(scope), []
+    learner, passes = make(scope), []
 
     def hook(gradient):
         passes.append(1)
         return gradient * math.inf
 
-    trainer.add_callback(At(1, lambda: weight(model).register_hook(hook)))
+    before_step(learner, 1, lambda: weight(model).register_hook(hook))
     with pytest.raises(NonFiniteError, match=r"the gradient norm is (nan|inf) from (micro-step|row) 1 on"):
-        trainer.train()
+        learner.train()
     assert broken_weight(model) is None
     assert steps(tmp_path) == [1]
     assert_whole(tmp_path, 1)
 
 
 def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, records):
-    trainer, passes, seen = make(), [], []
+    learner, passes, seen = make(), [], []
 
     def second(gradient):
         passes.append(1)
         return gradient * math.nan if len(passes) == 2 else gradient
 
-    note = trainer.finite.note
-    trainer.finite.note = lambda kind, samples, *rest: (seen.append(list(samples)), note(kind, seen[-1], *rest))
+    note = learner.finite.note
+    learner.finite.note = lambda kind, samples, *rest: (seen.append(list(samples)), note(kind, seen[-1], *rest))
     weight(model).register_hook(second)
     with pytest.raises(NonFiniteError) as caught:
-        trainer.train()
+        learner.train()
     assert "from micro-step 2 on (samples " + seen[1][0] + ")" in str(caught.value)
     assert len(seen) == len(records)
 
 
 def test_a_loss_that_is_none_is_named_as_the_loss(make, tmp_path):
-    trainer = make()
-    note = trainer.finite.note
-    trainer.finite.note = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
+    learner = make()
+    note = learner.finite.note
+    learner.finite.note = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
     with pytest.raises(NonFiniteError, match=r"step 1: the loss of micro-step 1 is inf \(samples record-\d\)"):
-        trainer.train()
+        learner.train()
     assert newest_whole(tmp_path) is None
 
 
 def test_a_weight_that_breaks_in_the_step_itself_is_not_saved(make, model, tmp_path):
     """Finite gradients can still overflow a weight."""
-    trainer = make()
+    learner, ended = make(), []
 
-    class After(TrainerCallback):
-        def on_optimizer_step(self, args, state, control, **kwargs):
-            if state.global_step == 1:
-                break_weight(model)
+    def after(*_):
+        ended.append(1)
+        if len(ended) == 2:
+            break_weight(model)
 
-    trainer.add_callback(After())
+    learner.engine.optimizer.optimizer.register_step_post_hook(after)
     with pytest.raises(NonFiniteError, match=f"step 2: the weight {BROKEN} is not finite, so no checkpoint is saved"):
-        trainer.train()
+        learner.train()
     assert_whole(tmp_path, 1)
 
 
 def test_a_step_on_the_way_out_is_not_saved_either(make, model, tmp_path):
-    trainer = make(max_steps=1, save_strategy="no")
-    trainer.train()
+    learner = make(max_steps=1, save_strategy="no")
+    learner.train()
     break_weight(model)
     with pytest.raises(NonFiniteError):
-        trainer.save_progress()
+        learner.save_progress()
     assert newest_whole(tmp_path) is None
 
 
@@ -187,7 +175,7 @@ def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_pat
     tensors[BROKEN][0, 0] = math.nan
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"training\.resume_from_checkpoint: .*is not finite.*remove this checkpoint"):
-        make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        make(max_steps=2).train(tmp_path / "checkpoint-1")
 
 
 def member(rank, port, folder, paths):
@@ -197,12 +185,11 @@ def member(rank, port, folder, paths):
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "ddp_backend": "gloo", **EACH_SAVED}
     harness = build(Path(folder, f"rank-{rank}"), model, encoder, records, **options)
     if rank == 1:
-        harness.trainer.add_callback(At(1, lambda: weight(model).register_hook(lambda gradient: gradient * math.nan)))
+        before_step(harness.learner, 1, lambda: weight(model).register_hook(lambda gradient: gradient * math.nan))
     with pytest.raises(NonFiniteError) as caught:
-        harness.trainer.train()
-    total = harness.trainer.components.bad.total
-    Path(folder, f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.trainer.state.global_step]))
-    torch.distributed.destroy_process_group()
+        harness.learner.train()
+    total = harness.learner.passes.bad.total
+    Path(folder, f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.learner.state.global_step]))
 
 
 def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths):

@@ -9,13 +9,13 @@ from tests.unit.trainer.learner.harness import only_first
 
 
 def test_the_loss_of_a_pass_is_divided_once(make, records):
-    trainer = make(answer=only_first, per_device_train_batch_size=1, gradient_accumulation_steps=3).trainer
-    passes, losses = trainer.passes, []
+    learner = make(answer=only_first, per_device_train_batch_size=1, gradient_accumulation_steps=3).learner
+    passes, losses = learner.passes, []
     passes.engine.run_pass = lambda *, last: nullcontext()
     passes.engine.backward = losses.append
-    trainer._step.set_batches([[one] for one in records], global_step=0, uses=1)
+    learner.step.set_batches([[one] for one in records], global_step=0, uses=1)
     passes.begin(0, passes.record, divisor=3.0)
-    (group, *_) = trainer._step.rows(Stopwatch())
+    (group, *_) = learner.step.rows(Stopwatch())
     with torch.no_grad():
         parts = passes.train_rows(group, passes.lay_out(group), last=False)
     assert [float(one) for one in losses] == [float(parts.total / 3.0)]

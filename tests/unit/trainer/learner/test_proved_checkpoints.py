@@ -3,11 +3,10 @@
 import copy
 
 import pytest
-from transformers import TrainerCallback
 
 from stage2_trainer.process.checkpoints import MANIFEST, list_checkpoints, newest_whole, proved_step_of, step_of
 from stage2_trainer.telemetry.run_log import remove_run
-from tests.unit.trainer.learner.harness import box, build, record
+from tests.unit.trainer.learner.harness import before_step, box, build, record
 
 PROVED, LAST = 2, 4
 
@@ -17,20 +16,9 @@ def records(image_paths):
     return [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
 
 
-class ProvedAt(TrainerCallback):
-    """A callback that proves the sync of a step, at which training resumes."""
-
-    def __init__(self, proved, step):
-        self._proved, self._step = proved, step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self._step:
-            self._proved.step = self._step
-
-
 @pytest.fixture(scope="module")
 def start(loaded_model, encoder, records):
-    """A function that trains in a folder as one start does, and returns its trainer."""
+    """A function that trains in a folder as one start does, and returns its learner."""
 
     def train(folder, *, last, proved_at=None, kept=None, named=None):
         saves = {"save_steps": 1, "save_strategy": "steps", "save_total_limit": kept}
@@ -38,10 +26,10 @@ def start(loaded_model, encoder, records):
         proved = proved_step_of(checkpoint) if checkpoint and not named else None
         model = copy.deepcopy(loaded_model)
         harness = build(folder, model, encoder, records, max_steps=last, earlier_proof=proved, **saves)
-        trainer = harness.trainer
-        trainer.add_callback(ProvedAt(harness.proved, proved_at))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        return trainer
+        if proved_at is not None:
+            before_step(harness.learner, proved_at, lambda: setattr(harness.proved, "step", proved_at))
+        harness.learner.train(checkpoint)
+        return harness.learner
 
     return train
 
@@ -62,9 +50,9 @@ def steps(folder):
 )
 def test_a_contradiction_sets_aside_what_is_newer_than_the_last_proof(tmp_path, start, proved_at, kept, caplog):
     folder = tmp_path / "run"
-    trainer = start(folder, last=5, proved_at=proved_at, kept=1)
+    learner = start(folder, last=5, proved_at=proved_at, kept=1)
     assert steps(folder) == kept
-    trainer.set_unproved_aside()
+    learner.set_unproved_aside()
     assert steps(folder) == kept[:-1]
     assert [one.name for one in folder.glob("unproved-*")] == ["unproved-checkpoint-5"]
     assert str(folder / "unproved-checkpoint-5") in caplog.text

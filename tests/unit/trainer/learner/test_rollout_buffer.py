@@ -86,13 +86,13 @@ def make(make):
 def trained_on(harness):
     """Count how often each record's tokens were trained on, by watching the micro-steps that are taken."""
     seen = Counter()
-    lay_out = harness.trainer.passes.lay_out
+    lay_out = harness.learner.passes.lay_out
 
     def watch(group):
         seen.update(tuple(segment.placed.encoding.input_ids.tolist()) for row in group.rows for segment in row)
         return lay_out(group)
 
-    harness.trainer.passes.lay_out = watch
+    harness.learner.passes.lay_out = watch
     return seen
 
 
@@ -119,9 +119,9 @@ def test_one_step_for_each_window_is_no_reuse(make):
 
 
 def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_and_skips_nothing(make, tmp_path):
-    make(m_steps=2, max_steps=3, save_strategy="steps", save_steps=3).trainer.train()
+    make(m_steps=2, max_steps=3, save_strategy="steps", save_steps=3).learner.train()
     again = make(m_steps=2, max_steps=5)
-    again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    again.learner.train(tmp_path / "checkpoint-3")
     assert again.sync.versions == [3, 4]
     assert [step["step"] for step in again.lines("step")] == [1, 2, 3, 4, 5]
 
@@ -134,11 +134,11 @@ def rows_of_windows():
 def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tmp_path, m_steps, stop):
     last = 2 * m_steps + 1  # two full windows and a partial one
     seen = []
-    for steps_of_run, checkpoint in ((stop, None), (last, str(tmp_path / f"checkpoint-{stop}"))):
+    for steps_of_run, checkpoint in ((stop, None), (last, tmp_path / f"checkpoint-{stop}")):
         run = make(rows=rows_of_windows(), m_steps=m_steps, max_steps=steps_of_run,
                    save_strategy="steps", save_steps=stop)  # fmt: skip
         seen.append(trained_on(run))
-        run.trainer.train(resume_from_checkpoint=checkpoint)
+        run.learner.train(checkpoint)
     steps = run.lines("step")
     assert [step["step"] for step in steps] == list(range(1, last + 1))
     assert [step["packing/post_rollout_scope_window"] for step in steps] == [1] * (last - 1) + [0]
@@ -155,12 +155,12 @@ def test_a_resumed_run_trains_on_what_waits_for_a_row(tmp_path, model, encoder, 
         run = build(folder, model, encoder, records, answer=shifted, rows=rows, m_steps=m_steps, max_steps=max_steps,
                     per_device_train_batch_size=2, gradient_accumulation_steps=1, **saving)  # fmt: skip
         seen = trained_on(run)
-        run.trainer.train(resume_from_checkpoint=checkpoint)
+        run.learner.train(checkpoint)
         return seen
 
     whole = trained(tmp_path / "whole", last)
     parts = trained(tmp_path / "parts", stop)
-    parts += trained(tmp_path / "parts", last, str(tmp_path / "parts" / f"checkpoint-{stop}"))
+    parts += trained(tmp_path / "parts", last, tmp_path / "parts" / f"checkpoint-{stop}")
     assert parts == whole
 
 

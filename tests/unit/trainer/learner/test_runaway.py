@@ -94,10 +94,10 @@ def test_a_resumed_run_is_not_sent_back_to_stage_1():
 
 def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):
     crowd = serialize_objects([GTObject("red box", "bbox", (i, i, i + 9, i + 9)) for i in range(9)])
-    harness = build(tmp_path, model, encoder, two_boxes(image_paths), answer=lambda one: crowd, max_steps=9)
-    harness.trainer.components = replace(harness.trainer.components, runaway=RunawayWatch(RULE))
+    records = two_boxes(image_paths)
+    harness = build(tmp_path, model, encoder, records, answer=lambda one: crowd, max_steps=9, runaway=RULE)
     with pytest.raises(RunawayError):
-        main._train(harness.trainer, None)
-    assert harness.trainer.state.global_step == 2
+        main._train(harness.learner, None)
+    assert harness.learner.state.global_step == 2
     assert newest_whole(tmp_path).name == "checkpoint-2"
     assert RunawayError in main.MET_BY_ALL

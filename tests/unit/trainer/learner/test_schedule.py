@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from accelerate.data_loader import BatchSamplerShard
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
 from transformers import DefaultFlowCallback, TrainerControl, TrainerState, TrainingArguments
 
 from stage2_trainer.learner.schedule import EpochOrder, EvenBatchSampler, Schedule
@@ -45,6 +45,14 @@ def test_reports_evaluations_and_checkpoints_come_when_transformers_has_them(arg
     for one in windows:
         found = schedule.reports(one), schedule.evaluates(one), schedule.saves(one)
         assert found == flow(args, one, schedule), one
+
+
+def test_order_of_an_epoch_is_that_of_accelerate():
+    theirs, ours = SeedableRandomSampler(range(RECORDS), data_seed=5), EpochOrder(RECORDS, 5)
+    for epoch in range(3):
+        ours.epoch = epoch
+        theirs.set_epoch(epoch)
+        assert list(ours) == list(theirs)
 
 
 def test_each_of_several_processes_reads_its_own_batches_also_after_a_resume(arguments):

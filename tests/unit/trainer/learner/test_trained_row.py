@@ -17,9 +17,9 @@ bfloat16 = partial(torch.autocast, "cpu", torch.bfloat16)
 
 @pytest.fixture
 def batch(make, records):
-    trainer = make(answer=only_first).trainer
-    trainer._step.set_batches([records], global_step=0, uses=1)
-    return trainer.passes.lay_out(next(trainer._step.rows(Stopwatch())))
+    learner = make(answer=only_first).learner
+    learner.step.set_batches([records], global_step=0, uses=1)
+    return learner.passes.lay_out(next(learner.step.rows(Stopwatch())))
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner import passes
@@ -74,13 +73,18 @@ class LateBackend(ScriptedBackend):
         return rollouts
 
 
-class Gradients(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.found = {
-            name.removeprefix("module."): one.grad.clone()
-            for name, one in model.named_parameters()
-            if one.grad is not None
-        }
+def kept_gradients(learner):
+    """Return a dictionary that has the gradients by the names of weights when the optimizer steps."""
+    kept, step = {}, learner.engine.step
+
+    def keep(check):
+        kept.update(
+            {name: one.grad.clone() for name, one in learner.engine.policy.named_parameters() if one.grad is not None}
+        )
+        return step(check)
+
+    learner.engine.step = keep
+    return kept
 
 
 OPTIONS = {"answer": some_empty, "learning_rate": 0.0, "max_grad_norm": 0.0, "seed": 3}
@@ -90,18 +94,17 @@ def gradients(folder, model, encoder, records, lost=(), **changes):
     """The gradient of one step on all records, and its record. lost: images that are gone when rows are laid out."""
     model.zero_grad()
     run = build(folder, model, encoder, records, **{**OPTIONS, **changes})
-    read = run.trainer.components.cache.pixels
+    read = run.learner.passes.cache.pixels
 
     def pixels(images):
         if set(images) & set(lost):
             raise ImageError.at(images[0], "it is gone")
         return read(images)
 
-    run.trainer.components.cache.pixels = pixels
-    seen = Gradients()
-    run.trainer.add_callback(seen)
+    run.learner.passes.cache.pixels = pixels
+    kept = kept_gradients(run.learner)
     run.train()
-    return seen.found, (run.lines("step") or [{}])[-1], run
+    return kept, (run.lines("step") or [{}])[-1], run
 
 
 def assert_close(found, expected):
@@ -134,7 +137,7 @@ def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, re
     assert logged["packing/post_rollout_segments"] > 2
     assert logged["rollout/gt_objects"] == unpacked[1]["rollout/gt_objects"]
     assert run.backend.seeds == [request_seed(17, 0, micro_step, 0) for micro_step in range(12)]
-    assert run.trainer.state.global_step == 1
+    assert run.learner.state.global_step == 1
 
 
 @pytest.fixture
@@ -190,7 +193,7 @@ def test_an_image_that_is_lost_counts_in_no_mean(
         monkeypatch.setattr(harness, "ScriptedBackend", lambda *args: LateBackend(*args, order=1))
     found, again, run = gradients(tmp_path / "spoilt", model, encoder, spoilt, lost=[gone], **whole())
     assert bool(trained_early) == early
-    assert run.trainer.components.bad.total == again["bad_samples"] == 1
+    assert run.learner.passes.bad.total == again["bad_samples"] == 1
     assert_close(found, expected)
     assert again["loss"] == pytest.approx(logged["loss"], rel=2e-5)
 
@@ -235,8 +238,7 @@ def member(rank, port, folder, paths):
     # the second process has far more tokens: it needs more rows
     options["rows"] = StepRowPlanner(ROW if rank else 4 * ROW)
     found, _, run = gradients(Path(folder, f"rank-{rank}"), model, encoder, records_of(paths), **options)
-    torch.save((found, run.trainer.step_log.figures), Path(folder, f"{rank}.pt"))
-    torch.distributed.destroy_process_group()
+    torch.save((found, run.learner.log.figures), Path(folder, f"{rank}.pt"))
 
 
 def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked):

@@ -331,7 +331,6 @@ def member(rank, folder, every, syncs):
     except (ProofError, Interrupted) as error:
         message = str(error)
     Path(folder, f"{rank}.json").write_text(json.dumps([found, message]))
-    distributed.destroy_process_group()
 
 
 def run(folder, every, *syncs):
@@ -369,7 +368,6 @@ def gathering(rank, folder):
     mine = [f"{rank}.{i}" for i in range(COUNTS[rank])]
     everyone, own = TensorParallel(2).together(mine)
     Path(folder, f"{rank}.json").write_text(json.dumps([mine, everyone, everyone[own]]))
-    distributed.destroy_process_group()
 
 
 def test_every_member_sees_its_whole_group_and_keeps_its_own(tmp_path):

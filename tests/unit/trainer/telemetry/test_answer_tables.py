@@ -70,7 +70,7 @@ def test_a_run_leaves_a_table_of_pictures_at_each_evaluation(
         eval_strategy="steps", eval_steps=1,
     )  # fmt: skip
     listener = log_held_out_rollouts(SilentLog(), JsonLines(tmp_path / "rollouts.jsonl"), answer_tables(config))
-    object.__setattr__(harness.trainer.components.evaluation, "on_matched", listener)
+    object.__setattr__(harness.learner.evaluation, "on_matched", listener)
     harness.train()
     tables = list(read(tmp_path))
     assert [[row["step"] for row in table] for table in tables] == [[0] * len(records), [1] * len(records)]

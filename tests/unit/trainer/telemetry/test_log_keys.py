@@ -25,7 +25,7 @@ def written(tmp_path, model, encoder, image_paths):
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
     rows = WindowRowPlanner(400, window=1, partial=PackedRowPlanner(400, capacity=8, min_fill=0.1))
     options = {"m_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
-    build(tmp_path, model, encoder, records, rows=rows, **options).trainer.train()
+    build(tmp_path, model, encoder, records, rows=rows, **options).learner.train()
     lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
     return {line.pop("event"): line for line in lines}
 

@@ -116,7 +116,7 @@ def traced(tmp_path, model, encoder, image_paths):
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
     TIMELINE.trace = trace = TraceFile(tmp_path / "trace.json", process="learner 0")
     try:
-        build(tmp_path, model, encoder, records, max_steps=3).trainer.train()
+        build(tmp_path, model, encoder, records, max_steps=3).learner.train()
     finally:
         TIMELINE.trace = None
         trace.close()
