@@ -19,6 +19,7 @@ def _uses_swift(matching: RolloutMatching) -> bool:
 
 
 _TOO_LONG = "a prompt that is too long is refused: a cut prompt would not be the one that was rolled out"
+_ALL_ROLLOUTS = "rollouts.jsonl has every rollout, and `stage2 report` shows them"
 _IGNORED = {
     "training.eval_packing": "evaluation has no forward pass to pack",
     "training.add_version": "checkpoints go into output_dir itself, where a restarted job finds them",
@@ -28,6 +29,10 @@ _IGNORED = {
     "training.save_last_epoch": "the last step is always saved",
     "template.truncation_strategy": _TOO_LONG,
     "rlhf.truncation_strategy": _TOO_LONG,
+    f"{_MATCHING}.debug_dump_parse_failures": _ALL_ROLLOUTS,
+    f"{_MATCHING}.debug_dump_max": _ALL_ROLLOUTS,
+    f"{_MATCHING}.monitor_dump": _ALL_ROLLOUTS,
+    f"{_MATCHING}.desc_monitor": "evaluations compare descriptions: `eval_rollout_desc_exact` and F1 with class",
     "custom.extra.rollout_server.vllm_use_async_engine": "the servers always run vLLM's asynchronous engine",
 }
 """Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""

@@ -1,4 +1,4 @@
-"""`custom.extra.rollout_matching`: rollouts, matching, targets, buffer and monitors of stage-2 training.
+"""`custom.extra.rollout_matching`: rollouts, matching, targets and buffer of stage-2 training.
 
 Source: semantics sections 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer),
 10 (offload), 17 (choices beyond the first implementation). Senseless values (`candidate_top_k: 0`, `ot_epsilon: -1`),
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
-from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
+from stage2_api.section import Count, Fraction, Positive, Scale, Section, Weight, free_mapping
 from stage2_api.vllm import Vllm
 
 Overlong = Literal["error", "cut", "skip"]
@@ -87,50 +87,7 @@ class OffloadSettings(Section):
     """Whether to move the optimizer's state."""
 
 
-class MonitorDump(Section):
-    """Writes samples to readable files: prompt, rollout, matches and targets."""
-
-    enabled: bool = False
-    """Whether to write samples."""
-    only_world_process_zero: bool = True
-    """Whether only the first learner process writes."""
-    every_steps: Positive | None = None
-    """Optimizer steps between dumps; null means `training.logging_steps`."""
-    dump_first_step: bool | None = None
-    """Whether to dump the first step too; null means `training.logging_first_step`."""
-    max_events: Annotated[int, Field(le=2**31 - 1)] = 20
-    """Maximum number of dumps in a run; 0 or less means no limit."""
-    max_samples: Positive = 1
-    """Maximum number of samples in one dump."""
-    max_text_chars: Positive = 4000
-    """Characters after which a text is cut."""
-    out_dir: Path | None = None
-    """Folder of the files `step_000001.json` and so on; null means `<training.output_dir>/monitor_dumps`."""
-    write_markdown: bool = True
-    """Whether to write each dump as Markdown too."""
-
-
-class DescMonitor(Section):
-    """Measures how well the descriptions of matched objects agree. It does not affect the loss."""
-
-    enabled: bool = False
-    """Whether to compare descriptions."""
-    mode: Literal["exact", "semantic", "both"] = "semantic"
-    """Comparison of descriptions: equal text, similar sentence embeddings, or both."""
-    every_steps: Positive | None = None
-    """Optimizer steps between comparisons; null means `training.logging_steps`."""
-    max_pairs: Positive = 64
-    """Maximum number of pairs compared in one step."""
-    semantic_model: Path = "sentence-transformers/all-MiniLM-L6-v2"
-    """Name or folder of the sentence-embedding model. If it cannot be loaded, the comparison is skipped."""
-    semantic_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.6
-    """Minimum cosine similarity of descriptions that count as equal."""
-    semantic_device: Annotated[Name, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "cpu"
-    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`."""
-    semantic_batch_size: Positive = 64
-    """Descriptions embedded at once."""
-    semantic_max_length: Positive = 64
-    """Tokens after which a description is cut for embedding."""
+IgnoredMapping = Annotated[dict[str, Any] | None, Field(json_schema_extra={"x-stage2-schema": free_mapping(64)})]
 
 
 RECOMMENDED: dict[str, Any] = {
@@ -258,13 +215,14 @@ class RolloutMatching(Section):
     vllm: Vllm = Vllm()
     """Settings of vLLM: where it runs, with what, and how weights reach it."""
     debug_dump_parse_failures: bool = False
-    """Whether to log rollouts that do not parse, cut to 600 characters."""
+    """Whether the original stack logs rollouts that do not parse. Ignored: `rollouts.jsonl` has every rollout."""
     debug_dump_max: Count = 3
-    """Maximum number of rollouts logged by `debug_dump_parse_failures` in a run."""
-    monitor_dump: MonitorDump = MonitorDump()
-    """Samples written to files for people to read."""
-    desc_monitor: DescMonitor = DescMonitor()
-    """Metrics of the agreement of descriptions."""
+    """Maximum number of such rollouts. Ignored."""
+    monitor_dump: IgnoredMapping = Field(None, max_length=64)
+    """Mapping of the original stack's dumps of samples. Ignored: `rollouts.jsonl` has every sample, and `stage2 report`
+    shows them."""
+    desc_monitor: IgnoredMapping = Field(None, max_length=64)
+    """Mapping of the original stack's figures of descriptions. Ignored: evaluations compare descriptions."""
 
     @property
     def overlong(self) -> Overlong | None:

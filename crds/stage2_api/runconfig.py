@@ -240,7 +240,4 @@ def named_elsewhere(config: RunConfig) -> list[str]:
     found = ["model.model"] if HUB_NAME.fullmatch(config.model.model) else []
     if set(config.training.report_to) - LOCAL_TRACKERS:
         found.append("training.report_to")
-    monitor = config.rollout_matching.desc_monitor
-    if monitor.enabled and monitor.mode != "exact" and not FOLDER.fullmatch(monitor.semantic_model):
-        found.append("custom.extra.rollout_matching.desc_monitor.semantic_model")
     return found

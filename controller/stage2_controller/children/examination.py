@@ -12,7 +12,7 @@ from typing import Any
 from stage2_api.errors import Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
-from stage2_api.runconfig import FOLDER, HUB_NAME
+from stage2_api.runconfig import HUB_NAME
 from stage2_controller.children.amounts import amount_problems, containers_of, is_own
 from stage2_controller.children.build import pod_templates
 from stage2_controller.job import names, template_rules
@@ -66,11 +66,7 @@ def examined(job: RolloutMatchingJob) -> Examination:
 
 def _written(job: RolloutMatchingJob) -> Iterator[tuple[str, str]]:
     """Yield the keys and paths of folders that the learner writes."""
-    config = job.spec.config
-    yield "training.output_dir", config.training.output_dir
-    dump = config.rollout_matching.monitor_dump
-    if dump.enabled and dump.out_dir is not None:
-        yield "custom.extra.rollout_matching.monitor_dump.out_dir", dump.out_dir
+    yield "training.output_dir", job.spec.config.training.output_dir
 
 
 def _read(job: RolloutMatchingJob) -> Iterator[tuple[str, str]]:
@@ -85,9 +81,6 @@ def _read(job: RolloutMatchingJob) -> Iterator[tuple[str, str]]:
         yield f"custom.image_roots[{index}]", root
     if config.training.resume_from_checkpoint is not None:
         yield "training.resume_from_checkpoint", config.training.resume_from_checkpoint
-    monitor = config.rollout_matching.desc_monitor
-    if monitor.enabled and monitor.mode != "exact" and FOLDER.fullmatch(monitor.semantic_model):
-        yield "custom.extra.rollout_matching.desc_monitor.semantic_model", monitor.semantic_model
 
 
 def _write_problems(key: str, path: str, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[Problem]:

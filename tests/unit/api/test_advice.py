@@ -42,6 +42,10 @@ ALONE: list[tuple[str, object]] = [
     (f"{MATCHING}.post_rollout_pack_scope", "micro"),
     (f"{MATCHING}.unmatched_weight", 0.2),
     (f"{MATCHING}.num_beams", 3),
+    (f"{MATCHING}.debug_dump_parse_failures", True),
+    (f"{MATCHING}.debug_dump_max", 5),
+    (f"{MATCHING}.monitor_dump", {"enabled": True, "max_events": 3}),
+    (f"{MATCHING}.desc_monitor", {"enabled": True, "mode": "both"}),
 ]
 ADAMS: list[dict[str, Any]] = [
     {"optim": "sgd", "adam_beta1": 0.8},

@@ -67,7 +67,7 @@ def test_integers_are_bounded_on_both_sides_unless_zero_or_less_means_no_limit()
         for path, schema in FIELDS
         if schema.get("type") == "integer" and "minimum" not in schema
     }
-    assert open_ended == {"infer_batch_size", "max_events", "version"}
+    assert open_ended == {"infer_batch_size", "version"}
 
 
 def test_unknown_keys_are_kept_so_that_the_controller_can_refuse_them() -> None:

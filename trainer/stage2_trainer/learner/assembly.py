@@ -118,11 +118,6 @@ def put_together(
     )
 
 
-def further_figures(
-    truth_steps: GroundTruthSteps | None, descriptions: Callable[[int], Mapping[str, float | None]], step: int
-) -> dict[str, float | None]:
+def further_figures(truth_steps: GroundTruthSteps | None, step: int) -> dict[str, float | None]:
     """Return the figures of a step beyond those of its samples. truth_steps: those that train on the ground truth."""
-    before: dict[str, float | None] = {}
-    if truth_steps is not None:
-        before["supervised/steps_total"] = float(truth_steps.before(step))
-    return before | dict(descriptions(step))
+    return {} if truth_steps is None else {"supervised/steps_total": float(truth_steps.before(step))}

@@ -26,8 +26,6 @@ from stage2_trainer.learner.assembly import LearnerParts, further_figures, put_t
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
-    DescriptionAgreement,
-    SampleDumps,
     log_held_out_rollouts,
     log_training_rollouts,
 )
@@ -84,17 +82,16 @@ def build_learner(config: RunConfig, data: RunRecords, context: RunContext, stac
     answering = _answering(config, data, context, stack)
     policy, rollouts = answering.policy, answering.rollouts
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
-    descriptions = DescriptionAgreement(config.rollout_matching.desc_monitor, every=config.training.logging_steps)
     parts = LearnerParts(
         policy=policy.model,
-        estep=_estep(config, context, answering, descriptions),
+        estep=_estep(config, context, answering),
         planner=_row_planner(config, context.interrupt),
         evaluation=answering.evaluation,
         options=config.rollout_matching,
         context=context,
         checkpoints=context.checkpoints(config),
         rates=part_rates(config),
-        further=partial(further_figures, _supervised_steps(config), descriptions.figures),
+        further=partial(further_figures, _supervised_steps(config)),
         processor=policy.encoder.processor,
     )
     align_special_tokens(policy.model, parts.processor)
@@ -162,7 +159,7 @@ def _rollouts(
     return server_rollouts(config, policy, context, stack)
 
 
-def _estep(config: RunConfig, context: RunContext, answering: Answering, descriptions: DescriptionAgreement) -> EStep:
+def _estep(config: RunConfig, context: RunContext, answering: Answering) -> EStep:
     policy, tools = answering.policy, answering.tools
     truth = _truth(config, policy, tools)
     if config.is_supervised:
@@ -171,7 +168,7 @@ def _estep(config: RunConfig, context: RunContext, answering: Answering, descrip
     teaching = Teaching(
         answering.rollouts,
         Supervisor(tools, policy.model, overlong=rule),
-        log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
+        log_training_rollouts(context.rollout_log),
     )
     # Several processes must all look for a request to stop at once: they do so between passes.
     check = context.interrupt.check if world_size() == 1 else lambda: None

@@ -27,7 +27,6 @@ from stage2_trainer.telemetry.timeline import TRACE_FILE
 
 STEP_LOG = "stage2_log.jsonl"
 ROLLOUT_LOG = "rollouts.jsonl"
-DUMPS = "monitor_dumps"  # of `monitor_dump`, where it names no other folder
 END = "end"
 _SCORES = """
 pred_objects gt_objects matched following fp fn precision recall f1 recall_iou50 f1_iou50 ap ap50 ap75 ar
@@ -202,7 +201,7 @@ def remove_run(folder: Path) -> list[Path]:
         *(file for name in (ROLLOUT_LOG, TRACE_FILE) for file in sorted(folder.glob(f"*{name}"))),
     ]
     checkpoints = (*list_checkpoints(folder), *sorted(folder.glob(f"{UNPROVED}{PREFIX}*")), folder / UNFINISHED)
-    removed = [one for one in (*checkpoints, folder / DUMPS, *logs) if one.exists()]
+    removed = [one for one in (*checkpoints, *logs) if one.exists()]
     for one in removed:
         if one.is_dir():
             shutil.rmtree(one)

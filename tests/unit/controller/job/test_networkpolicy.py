@@ -132,10 +132,6 @@ ELSEWHERE = ("outside", {"of": "no cluster"})
 BESIDE: dict[str, Any] = {"spec": {"containers": [{"name": "uploads", "image": "rclone"}]}}
 
 
-def monitored(**desc_monitor: Any) -> dict[str, Any]:
-    return {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True, **desc_monitor}}}}}}
-
-
 def learner(**spec: Any) -> dict[str, Any]:
     return {"learner": {"gpus": 1, "template": {"spec": spec}}}
 
@@ -143,14 +139,11 @@ def learner(**spec: Any) -> dict[str, Any]:
 NEEDS_OTHERS: dict[str, dict[str, Any]] = {
     "a hub's model": {"config": {"model": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}},
     "a tracker": {"config": {"training": {"report_to": ["tensorboard", "wandb"]}}},
-    "a hub's sentence embeddings": monitored(),
-    "those of one word": monitored(semantic_model="bert-base-uncased"),
     "a container before": learner(initContainers=[{"name": "fetch", "image": "rclone"}]),
     "a container beside": {"rollout": {"servers": 3, "template": BESIDE}},
 }
 NEEDS_NOBODY: dict[str, dict[str, Any]] = {
     "TensorBoard": {"config": {"training": {"report_to": ["tensorboard", "none"]}}},
-    "equal texts": monitored(mode="exact"),
     "the learner's container": learner(containers=[{"name": "learner", "env": []}]),
     "a server's": {"rollout": {"servers": 3, "template": {"spec": {"containers": [{"name": "server-1", "env": []}]}}}},
     "the one that waits": learner(initContainers=[{"name": "wait-for-servers"}]),

@@ -11,12 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stage2_api.rollout_matching import DescMonitor
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner import listeners
 from stage2_trainer.learner.estep import GroundTruthSteps
 from stage2_trainer.learner.evaluate import answer_metrics
-from stage2_trainer.learner.listeners import DescriptionAgreement, sample_document
+from stage2_trainer.learner.listeners import sample_document
 from stage2_trainer.learner.loss import LossFigures
 from stage2_trainer.learner.step_record import SampleStats, StepRecord
 from stage2_trainer.matching import GTObject, serialize_objects
@@ -24,14 +22,9 @@ from stage2_trainer.scores.scored_image import read_answer
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime, Stopwatch
 from tests.unit.trainer.figures.hand_made import (
-    BARELY,
-    CAT,
     DOG,
-    EMPTY,
     FAR,
-    FOLLOWED,
     FOUND_AND_FOLLOWED,
-    MATCHED,
     TOP_K,
 )
 from tests.unit.trainer.figures.oracles import OF_AN_EVALUATION, OF_SAMPLES
@@ -179,49 +172,6 @@ def test_figures_of_stage_1_are_those_of_what_was_trained_on():
     assert {nothing[key] for key in (*of_trained, "supervised/objects_per_sample")} == {None}
 
 
-RENAMED = replace(MATCHED, truth=(CAT, replace(DOG, desc="Dog.")))  # "dog" for "Dog.": the same but for its spelling
-DESCRIBED = [FOLLOWED, RENAMED, BARELY]  # a box that follows, three pairs
-OF_DESCRIPTIONS = {
-    "desc/pairs": 3,
-    "desc/exact": 1 / 3,  # cat; neither dog for Dog. nor fox for cat
-    "desc/normalised": 2 / 3,
-    "desc/semantic": 2 / 3,  # at least 0.6
-    "desc/semantic_mean": (1.0 + 0.75 + 0.25) / 3,
-}
-
-
-class Similarities:
-    """Embeddings whose similarities are written down."""
-
-    def similarity(self, texts, others):
-        known = {("cat", "cat"): 1.0, ("dog", "Dog."): 0.75, ("fox", "cat"): 0.25}
-        return [known[pair] for pair in zip(texts, others, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        (DESCRIBED, OF_DESCRIPTIONS),
-        (DESCRIBED[::-1], OF_DESCRIPTIONS),
-        ([FOLLOWED, EMPTY], {**dict.fromkeys(OF_DESCRIPTIONS), "desc/pairs": 0}),
-    ],
-    ids=["pairs", "in another order", "no pair"],
-)
-def test_descriptions_are_those_of_pairs(samples, expected):
-    agreement = DescriptionAgreement(DescMonitor(enabled=True, mode="both", semantic_threshold=0.6), every=1)
-    agreement.__dict__["_embedder"] = Similarities()
-    agreement(0, [one.matched(place) for place, one in enumerate(samples)])
-    assert differences(agreement.figures(1), expected) == {}
-
-
-def test_first_pairs_are_compared_whatever_process_has_them(monkeypatch):
-    first, second = (DescriptionAgreement(DescMonitor(enabled=True, mode="exact", max_pairs=2), every=1) for _ in "ab")
-    first(0, [BARELY.matched(2)])
-    second(0, [RENAMED.matched(1), BARELY.matched(3)])
-    monkeypatch.setattr(listeners, "gathered", lambda own: [own, second._pairs])
-    assert first.figures(1) == {"desc/pairs": 2, "desc/exact": 0.5, "desc/normalised": 1.0}, "those of record 1"
-
-
 def test_line_of_a_rollout_keeps_what_is_found_apart_from_what_follows():
     line = sample_document(FOUND_AND_FOLLOWED.matched())
     assert line["pairs"] == [{"prediction": 1, "ground_truth": 0, "iou": 1.0}]
@@ -349,6 +299,6 @@ def test_times_of_an_evaluation_are_of_all_its_samples(tmp_path, model, encoder,
 def test_every_figure_of_the_log_has_an_oracle():
     sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     listed = {key for one in sections for key in re.findall(r"^\| `([^`]+)` \|", one, re.MULTILINE)}
-    known = {*OF_SAMPLES, *OF_RECORDS, *WORDS, *OF_STAGE_1, *OF_DESCRIPTIONS, *OF_A_RUN, *OF_TIME}
+    known = {*OF_SAMPLES, *OF_RECORDS, *WORDS, *OF_STAGE_1, *OF_A_RUN, *OF_TIME}
     known |= {f"eval_{name}" for name in OF_AN_EVALUATION} | {f"eval_rollout_{name}" for name in OF_ANSWERS}
     assert listed == known

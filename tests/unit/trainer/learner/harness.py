@@ -230,7 +230,7 @@ def build(
     overlong: OverlongRule | None = None, most_bad: int = 100, backend: Any = None,
     supervised: Mapping[str, Any] | None = None, matching: Mapping[str, Any] | None = None,
     earlier_proof: int | None = None, rates: Mapping[str, float] | None = None, runaway: Runaway | None = None,
-    processor: Any = None, descriptions: Callable[[int], Mapping[str, float | None]] = lambda step: {},
+    processor: Any = None,
     **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a learner of `model` on the records: one optimizer step of all of them unless `arguments` differ.
@@ -284,7 +284,7 @@ def build(
             folder, limit=args.save_total_limit, course={}, records=(log,), proved=proved, earlier_proof=earlier_proof
         ),
         rates=rates or {},
-        further=partial(further_figures, steps, descriptions),
+        further=partial(further_figures, steps),
         processor=processor,
     )
     learner = put_together(parts, args, list(records), list(records))

@@ -11,7 +11,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.estep import EStep, StepAnswers, Teaching
-from stage2_trainer.learner.listeners import ParseFailureLog, sample_document
+from stage2_trainer.learner.listeners import sample_document
 from stage2_trainer.learner.supervise import Supervisor, sample_stats
 from stage2_trainer.matching import supervision
 from stage2_trainer.rollouts.rollout_source import Answers
@@ -150,13 +150,6 @@ def test_a_sample_is_logged_with_its_matches(e_step):
     }
     assert document["pairs"][0]["iou"] > 0.6
     assert document["ground_truth"][1]["desc"] == "blue box"
-
-
-def test_only_the_first_parse_failures_are_logged(matcher, records, caplog):
-    caplog.set_level("INFO")
-    broken = [matcher.match(one, Rollout([1], [300, 301], "", "s", 0, "stop")) for one in records]
-    ParseFailureLog(2)(broken)
-    assert [record.sample_id in caplog.text for record in records] == [True, True, False]
 
 
 class Numbers(StepAnswers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 
 import pytest
 
@@ -23,6 +24,13 @@ def refused(config, *, world_size=1):
 
 def test_the_ordinary_server_mode_is_supported():
     check_supported(run_config(), world_size=1)
+
+
+def test_a_tracker_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    config = run_config(training={"report_to": ["trackio"]})
+    with pytest.raises(ConfigError, match=r"training.report_to: 'trackio'; needs .* pip install \"stage2\[trackio\]\""):
+        check_supported(config, world_size=1)
 
 
 SHARDED = {"vllm": {"mode": "server", "server": {**SERVER, "learners": "sharded"}}}
