@@ -37,7 +37,25 @@ class Best:
             logger.warning("the best checkpoint so far, %s, is gone", path)
             state.best_model_checkpoint = None
 
-    def score(self, metrics: Mapping[str, float | None]) -> float | None:
+    def is_new(self, metrics: Mapping[str, float | None], state: TrainerState) -> bool:
+        """Note the score of the last step; return whether it is the best so far, and so is to be saved.
+
+        Raises:
+            ConfigError: no evaluation has such a figure.
+        """
+        score = self._score(metrics)
+        if self._args.save_strategy == "no":
+            return False
+        better = score is not None and self._is_better(score, state.best_metric)
+        if better:
+            state.best_metric, state.best_global_step = score, state.global_step
+            best = {"step": state.global_step, "metric": self._args.metric_for_best_model, "score": score}
+            self._log.write("best_checkpoint", best)
+        if state.best_global_step is not None:
+            self._reporter.update(best_step=state.best_global_step, best_score=state.best_metric)
+        return better
+
+    def _score(self, metrics: Mapping[str, float | None]) -> float | None:
         """Return the figure of an evaluation; None where it is null, or where no checkpoint is the best.
 
         Raises:
@@ -50,24 +68,6 @@ class Best:
             name = self._args.metric_for_best_model
             raise refused("training.metric_for_best_model", name, rule, "name one of these")
         return metrics[self._key]
-
-    def is_new(self, metrics: Mapping[str, float | None], state: TrainerState) -> bool:
-        """Note the score of the last step; return whether it is the best so far, and so is to be saved.
-
-        Raises:
-            ConfigError: no evaluation has such a figure.
-        """
-        score = self.score(metrics)
-        if self._args.save_strategy == "no":
-            return False
-        better = score is not None and self._is_better(score, state.best_metric)
-        if better:
-            state.best_metric, state.best_global_step = score, state.global_step
-            best = {"step": state.global_step, "metric": self._args.metric_for_best_model, "score": score}
-            self._log.write("best_checkpoint", best)
-        if state.best_global_step is not None:
-            self._reporter.update(best_step=state.best_global_step, best_score=state.best_metric)
-        return better
 
     def _is_better(self, score: float, best: float | None) -> bool:
         least = self._least if best is None else best

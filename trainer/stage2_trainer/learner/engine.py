@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import PreTrainedModel, TrainingArguments
 
 from stage2_api.rollout_matching import RolloutMatching
@@ -24,9 +23,6 @@ from stage2_trainer.process.interrupt import Interrupt
 
 class AccelerateEngine:
     """The policy, wrapped and with an optimizer.
-
-    Between two steps the weights of a schedule-free optimizer are their averages: these are pushed, evaluated and
-    saved. Its passes compute gradients at other weights.
 
     max_steps: optimizer steps of the run. rates: learning rates of the parts (llm, vit, aligner) that have their own.
     interrupt: waits while DeepSpeed changes weights.
@@ -79,7 +75,6 @@ class AccelerateEngine:
     def run_pass(self, *, last: bool) -> Iterator[None]:
         """Prepare a forward and a backward pass. last: gradients are reduced over processes, and DeepSpeed steps."""
         self.wrapped.train()
-        self.optimizer.train()
         if last and self.steps_in_backward:
             self._interrupt.hold()
         self.accelerator.sync_gradients = last
@@ -105,20 +100,10 @@ class AccelerateEngine:
         norm = check(0.0 if found is None else found)
         self.optimizer.step()
         rate = self._rate()
-        if not (self.accelerator.optimizer_step_was_skipped or isinstance(self.schedule, ReduceLROnPlateau)):
+        if not self.accelerator.optimizer_step_was_skipped:
             self.schedule.step()
         self.wrapped.zero_grad()
-        self.average()
         return (None if found is None else norm), rate
-
-    def plateau(self, score: float | None) -> None:
-        """Tell the schedule `reduce_lr_on_plateau` an evaluation's score; others do not listen."""
-        if score is not None and isinstance(self.schedule, ReduceLROnPlateau):
-            self.schedule.step(score)
-
-    def average(self) -> None:
-        """Let the weights be the averages of a schedule-free optimizer, until the next pass."""
-        self.optimizer.eval()
 
     def _there(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the policy's device; DeepSpeed's weights are of one dtype, which inputs share."""

@@ -91,7 +91,7 @@ class Learner:
                     self.runaway.note(samples, step=self.state.global_step)
                 if self.schedule.reports(window):
                     self.history.report(self.state, self.log.figures)
-                better = self.schedule.evaluates(window) and self._is_best(self.evaluate())
+                better = self.schedule.evaluates(window) and self.best.is_new(self.evaluate(), self.state)
                 if better or self.schedule.saves(window):
                     self._save()
             self._end()
@@ -167,11 +167,6 @@ class Learner:
         metrics = {f"{EVALUATION}{name}": value for name, value in figures.items()}
         self.history.evaluation(self.state, metrics)
         return metrics
-
-    def _is_best(self, metrics: Mapping[str, float | None]) -> bool:
-        """Whether an evaluation is the best so far; a rate that falls where none is better hears of it, too."""
-        self.engine.plateau(self.best.score(metrics))
-        return self.best.is_new(metrics, self.state)
 
     def _save(self) -> None:
         """Write a checkpoint of the last step. Raises NonFiniteError, CheckpointError."""

@@ -39,7 +39,6 @@ def write_run(folder: Path, engine: AccelerateEngine, processor: Any = None) -> 
     processor: written too, so that the folder is a model that others load.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    engine.average()
     _write_weights(folder, engine, processor)
     if not engine.args.save_only_model:
         _write_optimizer(folder, engine)
@@ -56,7 +55,6 @@ def read_run(folder: Path, engine: AccelerateEngine) -> TrainerState:
         load_weights(engine.policy, folder)
     _read_optimizer(folder, engine)
     _restore_random_states(folder)
-    engine.average()
     state: TrainerState = TrainerState.load_from_json(str(folder / STATE))
     return state
 

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -75,67 +74,6 @@ def test_a_scaler_skips_steps_and_schedule(make, monkeypatch, tmp_path, scale):
     assert (rates[0] == rates[1]) == (scale == OVERFLOWS), "a step that is skipped is no step of the warm-up"
     norms = [line["grad_norm"] for line in whole.lines("step")]
     assert max(one for one in norms if one is not None and math.isfinite(one)) < 1e3, "of gradients without the scale"
-
-
-def test_a_plateau_follows_scores_and_not_steps(make):
-    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
-    harness = make("loop", eval_strategy="steps", eval_steps=100, metric_for_best_model="rollout_f1", **options)
-    harness.train()
-    engine = harness.learner.engine
-    rate = engine.args.learning_rate
-    assert [line["learning_rate"] for line in harness.lines("step")] == [rate] * 4
-    engine.plateau(None)
-    assert engine.schedule.get_last_lr() == [rate] * len(engine.optimizer.param_groups)
-    engine.plateau(1.0)
-    assert engine.schedule.get_last_lr()[0] == rate / 2, "no better than the evaluation after the last step"
-
-
-def test_other_schedules_ignore_scores(learner):
-    before = learner.engine.schedule.get_last_lr()
-    learner.engine.plateau(1.0)
-    assert learner.engine.schedule.get_last_lr() == before
-
-
-class Averaging(torch.optim.SGD):
-    """Trains with the weights' negatives, so that a test sees which it looks at; as schedule-free optimizers do."""
-
-    averages = True
-
-    def train(self):
-        self._show(averages=False)
-
-    def eval(self):
-        self._show(averages=True)
-
-    def _show(self, *, averages):
-        if averages != self.averages:
-            self.averages = averages
-            with torch.no_grad():
-                for one in self.param_groups[0]["params"]:
-                    one.neg_()
-
-
-def test_weights_are_averaged_outside_of_passes(make, monkeypatch, tmp_path):
-    monkeypatch.setattr(Trainer, "get_optimizer_cls_and_kwargs", lambda args, model: (Averaging, {"lr": 0.0}))
-    harness, seen = make("loop", eval_strategy="steps", eval_steps=1, max_steps=2, **SAVED), {}
-    learner = harness.learner
-    engine = learner.engine
-    watched = engine.trained[0]
-    whole = watched.detach().clone()
-
-    def note(what, *arguments, real, **options):
-        seen.setdefault(what, set()).add(torch.equal(watched, whole))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(engine, "backward", partial(note, "pass", real=engine.backward))
-    monkeypatch.setattr(harness.sync, "push", partial(note, "push", real=harness.sync.push))
-    learner.evaluation = partial(note, "evaluation", real=learner.evaluation)
-    learner.train()
-    assert seen == {"push": {True}, "pass": {False}, "evaluation": {True}}
-    with engine.run_pass(last=True):  # a step that something ends before it has stepped
-        assert not torch.equal(watched, whole)
-    write_run(tmp_path / "saved", engine)
-    assert torch.equal(watched, whole)
 
 
 def test_8_bit_optimizers_keep_the_state_of_embeddings_in_32_bits(learner, monkeypatch):
