@@ -37,3 +37,28 @@ def test_the_operator_never_loads_the_training_code() -> None:
 def test_the_learner_loads_neither_a_kubernetes_client_nor_the_servers_vllm() -> None:
     loaded = modules_after("import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build")
     assert loaded & {"kopf", "kubernetes", "stage2_controller", "vllm"} == set()
+
+
+WITHOUT_DEEPSPEED = """
+import sys
+from importlib import util
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "deepspeed":
+            raise ModuleNotFoundError(name, name=name)
+
+find_spec = util.find_spec
+util.find_spec = lambda name, *package: None if name == "deepspeed" else find_spec(name, *package)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def test_the_learner_needs_no_deepspeed() -> None:
+    """The CPU build of the trainer's image has none, and accelerate then offers less."""
+    learner = "import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build"
+    loaded = modules_after(
+        f"{WITHOUT_DEEPSPEED}{learner}\nimport accelerate.utils\nassert not hasattr(accelerate.utils, 'DummyOptim')"
+    )
+    assert "deepspeed" not in loaded

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import DeepSpeedSchedulerWrapper
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # accelerate.utils has it where DeepSpeed is
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import TrainerState
