@@ -8,7 +8,7 @@ well, for what kopf's watch missed: every four minutes, and once a connection br
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -85,13 +85,21 @@ class Watches:
 
     async def _follow(self, feed: Feed) -> None:
         while True:
-            for step in (self._watch, self._list):
-                try:
-                    await step(feed)
-                except FAILURES as error:  # `problem` reports it if it lasts
-                    logger.warning("restarting the watch on %s: %s", kinds.RESOURCES[feed.kind].plural, error)
-                    self._suspect_kopfs(feed, error)
+            await self._succeeds(self._watch, feed)
+            # A watch is silent on a server that was restored and has not reached its version: a list comes before it.
+            while not await self._succeeds(self._list, feed):
+                await asyncio.sleep(_RETRY_S)
             await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
+
+    async def _succeeds(self, step: Callable[[Feed], Awaitable[None]], feed: Feed) -> bool:
+        """Take a step; return False where the API server fails it."""
+        try:
+            await step(feed)
+        except FAILURES as error:  # `problem` reports it if it lasts
+            logger.warning("restarting the watch on %s: %s", kinds.RESOURCES[feed.kind].plural, error)
+            self._suspect_kopfs(feed, error)
+            return False
+        return True
 
     async def _watch(self, feed: Feed) -> None:
         if feed.by_kopf:

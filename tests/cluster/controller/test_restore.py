@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.controller.conftest import CRD, Controller, Kubectl, eventually, job
+from tests.cluster.controller.conftest import CRD, Controller, Kubectl, Object, eventually, job
 from tests.support.clusters import LocalCluster
 
 NAMESPACE = "restored"
+VERSIONS = 200
 
 
 class ControlPlane:
@@ -56,6 +57,12 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
     return made
 
 
+def maps(count: int) -> Object:
+    """So many ConfigMaps: what comes later has a version that a restored server does not reach by its own writes."""
+    items = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{number}"}} for number in range(count)]
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
 def answers(kubectl: Kubectl) -> bool:
     return kubectl.run("get", "--raw", "/readyz").returncode == 0
 
@@ -72,6 +79,7 @@ def test_a_controller_of_a_restored_api_server_says_so_and_begins_anew(
         control_plane.replace_data("etcd", "backup")
         eventually(lambda: answers(kubectl), why="it answers")
         assert not running.ended(), "an API server that was away is no backup"
+        kubectl.apply(maps(VERSIONS))
         kubectl.apply(job("after"))
         eventually(lambda: kubectl.get("deployment", "after-rollout"), why="it has children")
         kubectl("delete", "rmj", "before")

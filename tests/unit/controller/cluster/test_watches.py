@@ -194,6 +194,29 @@ async def test_a_restored_api_server_ends_the_watches() -> None:
     assert raised.group_contains(WentBack)
 
 
+async def test_api_server_that_is_restored_while_it_is_away_ends_the_watches() -> None:
+    """No watch begins before a list has succeeded: one from a version of the future would be silent for minutes."""
+
+    class Away(Server):
+        refusals = 0
+
+        async def pages(self, kind: str, namespace: str | None, **options: Any) -> AsyncIterator[Object]:
+            if self.refusals:
+                self.refusals -= 1
+                raise aiohttp.ClientError("connection refused")
+            async for page in super().pages(kind, namespace, **options):
+                yield page
+
+    server: Any = Away([aiohttp.ClientError("it is away")], Pod=[seen("Pod", "p", 5)])
+    watcher = Watches(server, [of_store(Store(), [])])
+    await watcher.fill()
+    server.version, server.refusals = "7", 3
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(watcher.run(), PATIENCE_S)
+    assert raised.group_contains(WentBack)
+    assert server.asked == ["100"], "the watch that broke"
+
+
 async def test_list_that_is_older_than_a_change_that_a_watch_told_comes_from_a_backup() -> None:
     event = {"type": "ADDED", "object": seen("Pod", "q", 150, uid="2")}
     server: Any = Server([event, aiohttp.ClientError("it is restored")])
