@@ -103,6 +103,8 @@ def test_only_keys_that_belong_to_someone_else_are_open() -> None:
         "spec.rollout.template",
         "spec.learner.template",
         "spec.config.deepspeed",
+        "spec.config.custom.extra.rollout_matching.desc_monitor",
+        "spec.config.custom.extra.rollout_matching.monitor_dump",
         "spec.config.custom.extra.rollout_matching.vllm.engine",
         "spec.config.custom.extra.rollout_server.vllm_engine_kwargs",
         "status.reproducibility",
