@@ -47,7 +47,7 @@ class CustomExtra(Section):
     """Settings of the trainer variant."""
 
     rollout_matching: RolloutMatching = RolloutMatching()
-    """Rollouts, matching, targets, buffer and monitors of stage-2 training."""
+    """Rollouts, matching, targets and buffer of stage-2 training."""
     rollout_server: RolloutServer | None = None
     """Rollout server of a GRPO run: arguments of vLLM."""
 

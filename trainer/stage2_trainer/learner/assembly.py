@@ -48,7 +48,7 @@ class LearnerParts:
     processor: Any = None
 
 
-def put_together(
+def assemble_learner(
     parts: LearnerParts, args: TrainingArguments, records: Sequence[Record], held_out: Sequence[Record]
 ) -> Learner:
     """Return the learner of these parts; its optimizer is made here.

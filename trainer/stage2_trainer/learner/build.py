@@ -22,7 +22,7 @@ from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.assembly import LearnerParts, further_figures, put_together
+from stage2_trainer.learner.assembly import LearnerParts, assemble_learner, further_figures
 from stage2_trainer.learner.estep import EStep, GroundTruthSteps, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.listeners import (
@@ -95,7 +95,7 @@ def build_learner(config: RunConfig, data: RunRecords, context: RunContext, stac
         processor=policy.encoder.processor,
     )
     align_special_tokens(policy.model, parts.processor)
-    learner = put_together(parts, answering.args, data.train, data.held_out)
+    learner = assemble_learner(parts, answering.args, data.train, data.held_out)
     answering.state.attach(learner.engine.optimizer, learner.engine.wrapped)
     return learner
 

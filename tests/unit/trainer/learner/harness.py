@@ -17,7 +17,7 @@ from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.assembly import LearnerParts, further_figures, put_together
+from stage2_trainer.learner.assembly import LearnerParts, assemble_learner, further_figures
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loop import Learner
@@ -287,5 +287,5 @@ def build(
         further=partial(further_figures, steps),
         processor=processor,
     )
-    learner = put_together(parts, args, list(records), list(records))
+    learner = assemble_learner(parts, args, list(records), list(records))
     return Harness(learner, backend, sync, reporter, interrupt, matched, proved)
