@@ -48,9 +48,11 @@ class Server(ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Answer, over TLS where the server has a certificate."""
-        if self.tls is not None:
-            request = self.tls.wrap_socket(request, server_side=True)
-        super().finish_request(request, client_address)
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        with self.tls.wrap_socket(request, server_side=True) as over_tls:
+            super().finish_request(over_tls, client_address)
 
     def handle_error(self, *_: Any) -> None:
         """Print nothing."""

@@ -1,7 +1,8 @@
 """No test fails by chance: what goes by the clock says why it may, as in `# by the clock: nobody answers`.
 
 Without such a comment a test does not sleep outside a loop that looks for a condition, gives nothing less than ten
-seconds to happen, and sets no limit to seconds that it measured.
+seconds to happen, sets no limit to seconds that it measured, and makes no error of warnings of every category: what
+another test left behind is collected, and warned of, at any time.
 """
 
 import ast
@@ -19,6 +20,7 @@ LEAST_S = 10.0
 REASON = re.compile(r"# by the clock: \S")
 DEADLINE = re.compile(r"timeout|deadline|within|patience|longest_s|limit_s|grace_s", re.IGNORECASE)
 CLOCKS = {"time.monotonic", "time.perf_counter", "time.process_time", "time.time"}
+FILTERS = {".filterwarnings", ".simplefilter"}
 SLEEPS = {"time.sleep", "asyncio.sleep", "sleep"}
 # calls whose deadline has no name: its place, and how many arguments there are then
 PLACES = {
@@ -97,6 +99,15 @@ def looks(loop: ast.AST) -> bool:
     return isinstance(loop, ast.While) and not by_clock
 
 
+def makes_every_warning_an_error(node: ast.AST) -> bool:
+    """Whether a filter names no category: a mark's text, or a call of `warnings`."""
+    _, dot, name = called(node).rpartition(".")
+    if dot + name not in FILTERS:
+        return False
+    given = [one.value for one in node.args if isinstance(one, ast.Constant)]
+    return "error" in given and len(node.args) == len(given) and not any(one.arg == "category" for one in node.keywords)
+
+
 class Source:
     """A module of tests."""
 
@@ -128,6 +139,8 @@ class Source:
             for one in deadlines(node):
                 if 0 < (seconds(one, self._constants) or 0) < LEAST_S and not self._polls(node):
                     yield one, "short deadline"
+            if makes_every_warning_an_error(node):
+                yield node, "warnings of every category"
             if isinstance(node, ast.Assert):
                 limited = [one for one in less(node.test) if self._is_measured(one)]
                 if limited and not self._polls(node):
@@ -183,6 +196,8 @@ class Source:
         ("monkeypatch.setattr(wire, 'ASK_TIMEOUT_S', 3)", "short deadline"),
         ("assert time.monotonic() - began < 60", "limit of measured seconds"),
         ("def test():\n    took = time.time() - began\n    assert limit >= took > 0", "limit of measured seconds"),
+        ("@pytest.mark.filterwarnings('error')\ndef test(): ...", "warnings of every category"),
+        ("warnings.simplefilter('error')", "warnings of every category"),
         ("ask(60)  # by the clock: an hour", "nothing waits here"),
     ],
 )

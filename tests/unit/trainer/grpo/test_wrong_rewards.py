@@ -296,7 +296,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # of a coroutine that nobody awaits
 @pytest.mark.parametrize(("name", "value", "place", "rule", "way_out"), CALLS, ids=[case[0] for case in CALLS])
 def test_a_reward_that_fails_is_refused_with_its_own_line_and_what_to_write(loaded, name, value, place, rule, way_out):
     reward = loaded(name)
