@@ -5,6 +5,7 @@ PyTorch brings is tried, and that of the flash-attn package where it is installe
 """
 
 import dataclasses
+from functools import wraps
 
 import pytest
 import torch
@@ -93,6 +94,7 @@ def test_changing_one_sequence_moves_no_other_one_in_its_row(flash, sequences):
 def test_a_row_is_one_call_of_the_kernel_in_each_layer(model_path, sequences, monkeypatch):
     calls, kernel = [], varlen.varlen_attn
 
+    @wraps(kernel)  # whose signature decides how it is called
     def counted(query, *args, **kwargs):
         calls.append(query.dtype)
         return kernel(query, *args, **kwargs)

@@ -194,6 +194,8 @@ class ReproducibilityRecord(RecordPart):
     engines: list[_Text] = Field(default=[], max_length=64)
     """List of what computes each server's answers, or the learner's own engine's: vLLM's model runner, attention
     backend and sampler, and what drafts."""
+    attention: _Text = ""
+    """What computes the learner's attention: the implementation, and for packed rows what it runs on."""
     sync: SyncModes
     """Weight sync: modes and transport."""
     rollout_seed: int

@@ -58,7 +58,7 @@ REPORT = LearnerReport(
     message="",
 )
 GOLDEN_RECORD = (
-    '{"model": "/models/m", "servers": ["http://a:8000"], "engines": [],'
+    '{"model": "/models/m", "servers": ["http://a:8000"], "engines": [], "attention": "",'
     ' "sync": {"requested": "auto", "effective": "full", "merge": "server", "merge_reason": "it can be done there",'
     ' "transport": "tcp"},'
     ' "rollout_seed": 17, "config_sha256": "0f",'

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from stage2_trainer.process.attention import with_kernels_heads
 from stage2_trainer.process.policy import rope_model
 
 COUNTED = "counted"
@@ -42,6 +44,7 @@ class Flash(torch.autograd.Function):
 
 
 def _counted_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+    key, value, _grouping = with_kernels_heads(varlen_attn, query, key, value)
     return Flash.apply(query, key, value), None  # type: ignore[no-untyped-call]
 
 

@@ -16,6 +16,7 @@ from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
+from stage2_trainer.process.attention import attention_here
 from stage2_trainer.process.policy import Policy, load_policy, load_processor, part_rates
 from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
@@ -84,7 +85,14 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         return server_rollouts(config, policy, context, stack)
 
     source = FirstProcessRollouts(connect, context.interrupt)
-    report_reproducibility(config, data.fingerprint, context, source.sync_state, source.engines)
+    report_reproducibility(
+        config,
+        data.fingerprint,
+        context,
+        source.sync_state,
+        engines=source.engines,
+        attention=attention_here(config.model.attn_impl),
+    )
     rollouts = SharedRollouts(source, [*data.train, *data.held_out], task.chat, exchange)
     parts = components(config, data, task, encoder, rollouts, context)
     checkpoints = context.checkpoints(config)

@@ -44,6 +44,7 @@ from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.closing import closing_bias
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.attention import attention_here, attention_words
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor, part_rates
 from stage2_trainer.process.ranks import world_size
@@ -81,7 +82,11 @@ def build_learner(config: RunConfig, data: RunRecords, context: RunContext, stac
     """Load the policy, wait for the servers, and put the learner together; `stack` closes the connections."""
     answering = _answering(config, data, context, stack)
     policy, rollouts = answering.policy, answering.rollouts
-    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state, rollouts.engines)
+    attention = attention_words(attention_here(config.model.attn_impl), on_gpu=policy.device.type == "cuda")
+    logger.info("the learner's attention: %s", attention)
+    report_reproducibility(
+        config, data.fingerprint, context, rollouts.sync_state, engines=rollouts.engines, attention=attention
+    )
     parts = LearnerParts(
         policy=policy.model,
         estep=_estep(config, context, answering),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +71,19 @@ def attention_here(asked: str) -> str:
     return asked
 
 
+def attention_words(implementation: str, *, on_gpu: bool) -> str:
+    """Return what computes the learner's attention, for the log and the record: an implementation of `attention_here`.
+
+    on_gpu: whether the model is on a GPU.
+    """
+    if implementation != PACKED:
+        return implementation
+    if not on_gpu:
+        return "packed, sequence by sequence"
+    heads = "in groups of heads" if groups_heads(_varlen_kernel()) else "with repeated keys and values"
+    return f"packed, at 16 bits PyTorch's kernel {heads}"
+
+
 def pack_vision_tower(model: Any) -> None:
     """Make the vision tower of a model that was loaded with `packed` attend to all images in one call."""
     if model.config._attn_implementation == PACKED:
@@ -113,10 +127,9 @@ def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -
 
     All are (T, heads, D). Keys and values may have fewer heads, in groups.
     """
-    from torch.nn.attention.varlen import varlen_attn  # a CPU never needs it
-
-    ends = sequences.ends.to(torch.int32)
-    attended = varlen_attn(
+    kernel, ends = _varlen_kernel(), sequences.ends.to(torch.int32)
+    key, value, grouping = with_kernels_heads(kernel, query, key, value)
+    attended = kernel(
         query,
         key,
         value,
@@ -126,10 +139,37 @@ def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -
         sequences.longest,
         scale=sequences.scale,
         window_size=(-1, 0) if sequences.causal else (-1, -1),
-        enable_gqa=query.shape[1] != key.shape[1],
+        **grouping,
     )
     assert isinstance(attended, Tensor), "no auxiliary output was requested"
     return attended
+
+
+def with_kernels_heads(
+    kernel: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, dict[str, bool]]:
+    """Return keys and values with the heads that a kernel takes, and the option that it needs for them.
+
+    Heads are the second dimension. A kernel without groups gets each head of keys and values once for each query head.
+    """
+    if query.shape[1] == key.shape[1]:
+        return key, value, {}
+    if groups_heads(kernel):
+        return key, value, {"enable_gqa": True}
+    times = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1), {}
+
+
+@cache
+def groups_heads(kernel: Callable[..., Any]) -> bool:
+    """Whether query heads can share those of keys and values in a kernel: PyTorch's can from 2.12 on."""
+    return "enable_gqa" in signature(kernel).parameters
+
+
+def _varlen_kernel() -> Callable[..., Any]:
+    from torch.nn.attention import varlen  # a CPU never needs it
+
+    return varlen.varlen_attn
 
 
 def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:

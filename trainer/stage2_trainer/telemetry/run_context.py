@@ -62,23 +62,33 @@ class RunContext:
 
 
 def report_reproducibility(
-    config: RunConfig, dataset: Fingerprint, context: RunContext, sync: SyncStatus, engines: Sequence[str]
+    config: RunConfig,
+    dataset: Fingerprint,
+    context: RunContext,
+    sync: SyncStatus,
+    *,
+    engines: Sequence[str],
+    attention: str,
 ) -> None:
     """Log and report what the run is made of, once, before anything is trained."""
-    record = reproducibility_record(config, dataset, sync, engines).document()
+    record = reproducibility_record(config, dataset, sync, engines=engines, attention=attention).document()
     context.log.write(EVENT, record)
     context.reporter.update(reproducibility=record, sync=sync)
 
 
 def reproducibility_record(
-    config: RunConfig, dataset: Fingerprint, sync: SyncStatus, engines: Sequence[str] = ()
+    config: RunConfig, dataset: Fingerprint, sync: SyncStatus, *, engines: Sequence[str] = (), attention: str = ""
 ) -> ReproducibilityRecord:
-    """Return what shows whether two runs were the same. config: the effective configuration. engines: of servers."""
+    """Return what shows whether two runs were the same.
+
+    config: the effective configuration. engines, attention: what computes answers, and the learner's attention.
+    """
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     return ReproducibilityRecord(
         model=config.model.model,
         servers=[address.base_url for address in addresses],
         engines=list(engines),
+        attention=attention,
         sync=SyncModes(
             requested=sync.requested_mode,
             effective=sync.effective_mode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
 from stage2_trainer.process import attention
@@ -12,6 +13,7 @@ from stage2_trainer.process.attention import (
     PACKED_VISION,
     Sequences,
     attention_here,
+    attention_words,
     by_kernel,
     kernel_dtype,
     one_by_one,
@@ -84,6 +86,33 @@ def test_the_kernel_is_called_by_its_own_signature_and_gives_gradients():
     assert (found.shape, found.dtype) == (query.shape, torch.bfloat16)
     found.sum().backward()
     assert [one.grad.shape for one in (query, key, value)] == [query.shape, key.shape, value.shape]
+
+
+def kernel_without_groups(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)):
+    """Stands in for the kernel of PyTorch 2.11, with its signature: each head has keys and values of its own."""
+    assert query.shape == key.shape == value.shape
+    return one_by_one(query, key, value, Sequences(cu_seq_q, max_q, window_size == (-1, 0), scale))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_kernel_without_groups_gets_repeated_heads_and_gives_the_same_values_and_gradients(causal, monkeypatch):
+    torch.manual_seed(1)
+    asked = Sequences(ENDS, 5, causal, scale=0.3)
+    inputs = [heads(HEADS), heads(GROUPS), heads(GROUPS)]
+    expected = one_by_one(*inputs, asked)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), inputs)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel_without_groups)
+    found = by_kernel(*inputs, asked)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), expected_gradients)
+
+
+def test_the_record_names_what_attends(monkeypatch):
+    assert attention_words("sdpa", on_gpu=True) == "sdpa"
+    assert attention_words(PACKED, on_gpu=False) == "packed, sequence by sequence"
+    assert attention_words(PACKED, on_gpu=True) == "packed, at 16 bits PyTorch's kernel in groups of heads"
+    monkeypatch.setattr(varlen, "varlen_attn", kernel_without_groups)
+    assert attention_words(PACKED, on_gpu=True) == "packed, at 16 bits PyTorch's kernel with repeated keys and values"
 
 
 @pytest.mark.parametrize(("asked", "vision"), [("auto", PACKED_VISION), ("sdpa", "sdpa")])

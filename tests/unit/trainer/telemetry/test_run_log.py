@@ -22,7 +22,9 @@ from tests.unit.trainer.learner.configs import SERVER, run_config
 def test_the_record_names_all_that_a_run_is_made_of():
     config = run_config(model={"model": "tiny"}, training={"seed": 17})
     sync = SyncStatus(requested_mode="auto", effective_mode="full", merge="server", merge_reason="why", transport="tcp")
-    record = reproducibility_record(config, Fingerprint("train.jsonl", 3, "ff"), sync, ["model runner V1"]).document()
+    computing = {"engines": ["model runner V1"], "attention": "sdpa"}
+    record = reproducibility_record(config, Fingerprint("train.jsonl", 3, "ff"), sync, **computing).document()
+    assert {name: record[name] for name in computing} == computing
     assert (record["model"], record["servers"]) == ("tiny", [SERVER["servers"][0]["base_url"]])
     how = {"merge": "server", "merge_reason": "why", "transport": "tcp"}
     assert record["sync"] == {"requested": "auto", "effective": "full", **how}
