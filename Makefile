@@ -15,8 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stage2/mypy
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
-TESTS := OMP_NUM_THREADS=1 pytest -q --durations=10
-# Of a tier with real servers or a cluster: what fails runs once more, alone.
+# Runs a tier; tests that fail run once more, alone.
 ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(@:test-%=%) -q --durations=10
 # Two processes, by file: the servers of a file start once.
 BY_FILE := -n 2 --dist loadfile
@@ -44,7 +43,7 @@ test: setup ## All tests but those of test-jobs
 	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-integration test-shared
 
 test-unit: setup ## Functions and modules, without servers or a cluster
-	$(TESTS) $(BY_FILE) tests/unit
+	$(ONCE_MORE) $(BY_FILE) tests/unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP; the wheel
 	$(ONCE_MORE) $(BY_FILE) tests/integration tests/wheel

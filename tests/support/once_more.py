@@ -3,8 +3,8 @@
     python -m tests.support.once_more TIER PYTEST-ARGUMENT... run a tier, or exit with pytest's code
     python -m tests.support.once_more --flaky                 print what was flaky in all tiers, exit with 1 if too much
 
-A test of a real server or a real cluster can fail because the machine was busy. Such a test is a defect, so its name
-stays in the last lines of a run until somebody mends it.
+A test of real processes, servers or a real cluster can fail because the machine was busy. Such a test is a defect, so
+its name stays in the last lines of a run until somebody mends it.
 """
 
 from __future__ import annotations

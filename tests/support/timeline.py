@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 TIERS = {
-    "unit": r"pytest .*tests/unit",
+    "unit": r"tests\.support\.once_more unit|pytest .*tests/unit",
     "integration": r"tests\.support\.once_more integration|pytest .*tests/integration",
     "alone": r"tests\.support\.once_more alone",
     "shared": r"tests\.support\.once_more shared",
