@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,8 +30,8 @@ From a clone you build and push the images yourself, and install the folder `cha
 
 ## Values
 
-| value | default | meaning |
-| --- | --- | --- |
+| value | type | default | meaning |
+| --- | --- | --- | --- |
 """
 
 
@@ -38,21 +40,36 @@ def chart_readme() -> str:
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     kubernetes = re.sub(r">=(\S+)-0", r"\1 or newer", chart["kubeVersion"])
-    return HEAD.format(kubernetes=kubernetes) + "".join(f"{row}\n" for row in _rows(yaml.compose(text), text, ""))
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    rows = _rows(yaml.compose(text), text, "", schema)
+    return HEAD.format(kubernetes=kubernetes) + "".join(f"{row}\n" for row in rows)
 
 
-def _rows(node: yaml.Node, text: str, above: str) -> Iterator[str]:
+def _rows(node: yaml.Node, text: str, above: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rows of a mapping that is written line by line; one in braces is a value."""
     assert isinstance(node, yaml.MappingNode)
     for key, value in node.value:
         path = f"{above}{key.value}"
         group = isinstance(value, yaml.MappingNode) and not value.flow_style
+        here = schema.get("properties", {}).get(key.value, {})
         comment = _comment(key, value, text)
         if comment or not group:
             default = "" if group else f"`{text[value.start_mark.index : value.end_mark.index]}`"
-            yield f"| `{path}` | {default} | {comment} |"
+            yield f"| `{path}` | {_type(here)} | {default} | {comment} |"
         if group:
-            yield from _rows(value, text, f"{path}.")
+            yield from _rows(value, text, f"{path}.", here)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """Return what a value may be, as JSON Schema calls it.
+
+    >>> _type({"type": "array", "items": {"type": "string"}})
+    'array of string'
+    """
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    items = schema.get("items", {}).get("type", "")
+    return f"{schema.get('type', 'object')} of {items}" if items else str(schema.get("type", "object"))
 
 
 def _comment(key: yaml.Node, value: yaml.Node, text: str) -> str:

@@ -56,7 +56,7 @@ stage2.dev/role: controller
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "stage2.fullname" .) .Values.serviceAccount.name -}}
 {{- else -}}
-{{- default "default" .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
 

@@ -6,6 +6,8 @@
       "crd.install" "crd.refuseUnknownKeys" "crd.keep"
       "controller.replicas" "controller.podDisruptionBudget" "controller.placement" "controller.concurrency"
       "controller.progressSeconds" "controller.logLevel" "controller.networkPolicy"
+      "controller.podSecurityContext" "controller.securityContext"
+      "controller.startupProbe" "controller.livenessProbe" "controller.readinessProbe"
       "policy.admission" "policy.hostPaths" "policy.imageRegistries" "policy.labels" "policy.pullSecrets"
       "policy.serviceAccounts" "policy.secrets"
       "policy.runtimeClasses" "policy.resourceClaimTemplates" "policy.longestStartSeconds"
@@ -56,6 +58,13 @@
 {{- end -}}
 {{- if contains "://" ($image.repository | default "") -}}
 {{- fail (printf "image.repository: %s: must name a registry as images do, without a scheme; write %s" $image.repository (splitList "://" $image.repository | last)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The account that pods of the namespace have by default would have the controller's rights, and so would they. */}}
+{{- define "stage2.validateServiceAccount" -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.name is required where serviceAccount.create is false; name an account that only the controller has, or set serviceAccount.create=true" -}}
 {{- end -}}
 {{- end -}}
 

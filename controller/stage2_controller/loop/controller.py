@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -49,6 +50,7 @@ class Options:
     placement: bool = True  # choose nodes; needs to see nodes and all pods
     lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
     listen: tuple[str, int] | None = None  # host and port of health and metrics
+    tls: Path | None = None  # folder of their tls.crt and tls.key; None: plain HTTP
 
 
 @dataclass

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from stage2_api import log_lines
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings, read_policy
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             placement=options.placement,
             lease=options.lease,
             listen=options.listen,
+            tls=options.tls,
         ),
     )
     if failure:
@@ -95,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_address,
         help="serve /healthz, /readyz and /metrics here, e.g. 0.0.0.0:8080",
     )
+    parser.add_argument("--tls", metavar="FOLDER", type=Path, help="serve them over TLS, by its tls.crt and tls.key")
     parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",

@@ -1,6 +1,10 @@
 """What a controller shows over HTTP: /healthz (restart me?), /readyz (do I see the cluster?) and /metrics."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +21,8 @@ from stage2_controller.state import conditions, reasons
 from stage2_controller.state.observed import Object, ended, role_of
 from stage2_controller.state.store import Store
 
+logger = logging.getLogger(__name__)
+_RENEWAL_S = 60.0
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _RESULTS = ("done", "retry", "error")
@@ -183,8 +189,17 @@ async def serve(
     not_ready: Callable[[], str | None],
     figures: Callable[[], bytes],
     address: tuple[str, int],
+    tls: Path | None = None,
 ) -> web.AppRunner:
-    """Listen until the runner is cleaned up. problem, not_ready: return a sentence, or None. figures: the metrics."""
+    """Listen until the runner is cleaned up.
+
+    problem, not_ready: return a sentence, or None. figures: the metrics. tls: the folder of a certificate and its key,
+    which are read again every minute, because they are renewed while the controller runs.
+
+    Raises:
+        BadCertificate: the folder lacks them, or they do not fit.
+        OSError: the address is not free.
+    """
 
     async def healthz(_: web.Request) -> web.Response:
         return _response(problem())
@@ -197,10 +212,40 @@ async def serve(
 
     application = web.Application()
     application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    context = _context(tls, application) if tls else None
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, *address).start()
+    await web.TCPSite(runner, *address, ssl_context=context).start()
     return runner
+
+
+class BadCertificate(Exception):
+    """A certificate and its key cannot be read, or do not fit."""
+
+
+def _context(tls: Path, application: web.Application) -> ssl.SSLContext:
+    """Return a context with the certificate of a folder, which the application reads again while it runs."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
+    except OSError as error:  # ssl.SSLError is one
+        raise BadCertificate(str(error)) from None
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL_S)
+            try:
+                context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
+            except OSError as error:  # half written: the next minute has both
+                logger.warning("--tls: %s: cannot be read, the certificate of before goes on: %s", tls, error)
+
+    async def renewing(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(renew())
+        yield
+        task.cancel()
+
+    application.cleanup_ctx.append(renewing)
+    return context
 
 
 def _response(problem: str | None) -> web.Response:

@@ -36,7 +36,9 @@ async def serve(settings: Settings, options: Options) -> str | None:
             host, port = options.listen
             try:
                 probes = controller.problem, controller.not_ready, controller.figures
-                served = await metrics.serve(*probes, options.listen)
+                served = await metrics.serve(*probes, options.listen, options.tls)
+            except metrics.BadCertificate as error:
+                return f"--tls: {options.tls}: must have tls.crt and its tls.key ({error})"
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)

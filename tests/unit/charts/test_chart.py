@@ -21,7 +21,12 @@ PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 Values = dict[str, Any]
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 # What may be taken away by null: no other way drops an entry of the default.
-MAY_BE_NONE = ("controller.resources", "metrics.dashboard.labels", "policy.largestJob")
+MAY_BE_NONE = (
+    *(f"controller.{one}" for one in ("resources", "podSecurityContext.", "securityContext.")),
+    *(f"controller.{one}Probe." for one in ("startup", "liveness", "readiness")),
+    "metrics.dashboard.labels",
+    "policy.largestJob",
+)
 
 
 def defaults() -> Values:
@@ -186,6 +191,10 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
     }
 
 
+def test_chart_has_files_and_no_links() -> None:
+    assert [path.name for path in CHART.rglob("*") if path.is_symlink()] == []
+
+
 def test_the_chart_ships_the_generated_definition(template: Template) -> None:
     generated = yaml.safe_load((ROOT / "crds" / "rolloutmatchingjob.yaml").read_text())
     assert template()[CRD]["spec"] == generated["spec"]
@@ -252,6 +261,62 @@ def test_the_controller_pod_satisfies_the_restricted_pod_security_standard(templ
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_pod_has_the_variables_volumes_and_contexts_that_values_name(template: Template) -> None:
+    made = template(
+        'controller.annotations={"reloader": "true"}',
+        'controller.env=[{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}]',
+        'controller.envFrom=[{"secretRef": {"name": "proxy"}}]',
+        'controller.volumes=[{"name": "ca", "configMap": {"name": "ca"}}]',
+        'controller.volumeMounts=[{"name": "ca", "mountPath": "/ca"}]',
+        'controller.podSecurityContext={"runAsUser": 7}',
+        'controller.securityContext={"privileged": false}',
+    )
+    pod = controller_pod(made)
+    container = pod["containers"][0]
+    assert made["Deployment", "stage2"]["metadata"]["annotations"] == {"reloader": "true"}
+    assert container["env"][-1] == {"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}
+    assert container["envFrom"] == [{"secretRef": {"name": "proxy"}}]
+    assert pod["volumes"][-1] == {"name": "ca", "configMap": {"name": "ca"}}
+    assert container["volumeMounts"][-1] == {"name": "ca", "mountPath": "/ca"}
+    assert pod["securityContext"]["runAsUser"] == 7
+    assert container["securityContext"]["privileged"] is False
+
+
+def test_probes_have_the_times_that_values_name(template: Template) -> None:
+    container = controller_pod(template("controller.livenessProbe.failureThreshold=9"))["containers"][0]
+    assert container["livenessProbe"] == {
+        "httpGet": {"path": "/healthz", "port": "http"},
+        "periodSeconds": 20,
+        "timeoutSeconds": 5,
+        "failureThreshold": 9,
+    }
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_metrics_over_tls_are_probed_and_scraped_over_tls(template: Template) -> None:
+    made = template(
+        'metrics.tlsSecret="metrics"',
+        "metrics.serviceMonitor.enabled=true",
+        'metrics.serviceMonitor.tlsConfig={"serverName": "stage2"}',
+    )
+    pod = controller_pod(made)
+    container = pod["containers"][0]
+    (mounted,) = (one["mountPath"] for one in container["volumeMounts"] if one["name"] == "metrics-tls")
+    assert f"--tls={mounted}" in container["args"]
+    assert {"name": "metrics-tls", "secret": {"secretName": "metrics"}} in pod["volumes"]
+    assert {container[f"{one}Probe"]["httpGet"]["scheme"] for one in ("startup", "liveness", "readiness")} == {"HTTPS"}
+    (endpoint,) = made["ServiceMonitor", "stage2"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "stage2"})
+
+
+def test_service_account_of_somebody_else_must_be_named(template: Template) -> None:
+    with pytest.raises(ValueError, match=r"serviceAccount\.name is required where serviceAccount\.create is false"):
+        template("serviceAccount.create=false")
+    made = template("serviceAccount.create=false", 'serviceAccount.name="theirs"')
+    assert controller_pod(made)["serviceAccountName"] == "theirs"
+    assert "ServiceAccount" not in {kind for kind, _ in made}
 
 
 def test_two_controllers_stand_for_one_another_and_the_one_with_the_lease_works(template: Template) -> None:

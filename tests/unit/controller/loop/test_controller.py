@@ -1,8 +1,11 @@
 """The controller's process: it leads or stands by, answers probes, measures its loop, and ends when it cannot work."""
 
 import asyncio
+import shutil
+import ssl
 import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -19,6 +22,7 @@ from stage2_controller.loop.controller import Controller
 from stage2_controller.loop.metrics import Metrics
 from stage2_controller.loop.work_queue import WorkQueue
 from stage2_controller.state.store import Store
+from tests.support import certificates
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_election import Leases
@@ -332,6 +336,48 @@ async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple
                 found[path] = (response.status, await response.text())
     await runner.cleanup()
     return found
+
+
+async def presented(address: tuple[str, int], trusted: certificates.Files) -> str:
+    """Return the certificate that a server shows, and its answer over TLS."""
+    context = ssl.create_default_context(cafile=trusted.authority)
+    url = f"https://{certificates.HOST}:{address[1]}/healthz"
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as response:
+        assert (response.status, await response.text()) == (200, "ok")
+    return await asyncio.to_thread(ssl.get_server_certificate, address)
+
+
+def as_secret(files: certificates.Files, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    shutil.copy(files.certificate, folder / "tls.crt")
+    shutil.copy(files.key, folder / "tls.key")
+    return folder
+
+
+async def test_metrics_are_served_over_tls_and_a_renewed_certificate_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(metrics, "_RENEWAL_S", 0.05)
+    old, new = certificates.make(tmp_path / "old"), certificates.make(tmp_path / "new")
+    folder = as_secret(old, tmp_path / "secret")
+    runner = await metrics.serve(lambda: None, lambda: None, lambda: b"", ("127.0.0.1", 0), folder)
+    address = runner.addresses[0][:2]
+    assert await presented(address, old) == old.certificate.read_text()
+    as_secret(new, folder)
+    while await asyncio.to_thread(ssl.get_server_certificate, address) != new.certificate.read_text():
+        await asyncio.sleep(0.05)
+    assert await presented(address, new) == new.certificate.read_text()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("wrong", ["no folder", "another's key"])
+async def test_bad_certificate_of_metrics_ends_the_controller_with_a_sentence(tmp_path: Path, wrong: str) -> None:
+    folder = tmp_path / "secret"
+    if wrong == "another's key":
+        as_secret(certificates.make(tmp_path / "old"), folder)
+        shutil.copy(certificates.make(tmp_path / "new").key, folder / "tls.key")
+    with pytest.raises(metrics.BadCertificate, match=r"No such file|key values mismatch"):
+        await metrics.serve(lambda: None, lambda: None, lambda: b"", ("127.0.0.1", 0), folder)
 
 
 async def test_a_problem_is_reported_with_status_500() -> None:
