@@ -26,8 +26,8 @@ from torch import Tensor
 from stage2_api.vllm import Transport
 from stage2_trainer.process.offload import DeviceMover, moved_away
 from stage2_trainer.sync.fleet.delivery import Packer
+from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.tensors.merge_math import Adapter
-from stage2_trainer.sync.transports.protocol import plan_buckets
 
 RUNS = 5
 GIB = 2**30

@@ -27,8 +27,9 @@ from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.fleet.server import transfer_for
+from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets
+from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import open_nccl
-from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta, plan_buckets
 from stage2_trainer.sync.transports.receiver import Inlet, Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.transports.transfer import WeightTransfer

@@ -20,10 +20,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from stage2_trainer.sync.tensors.announcement import FOLDER_ROUTE, bucket_bytes, from_wire, plan_buckets
 from stage2_trainer.sync.tensors.model_folder import folder_digests
-from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
-from stage2_trainer.sync.transports.link import dial
-from stage2_trainer.sync.transports.protocol import GroupInfo, bucket_bytes, from_wire, plan_buckets
+from stage2_trainer.sync.transports.link import GroupInfo, dial
 from stage2_trainer.wire.calls import CALLS_ROUTE, CallAnswer
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.requests import POLICY_MODEL

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stage2_cli.main import main
 from stage2_trainer.serve import launch, server_command
-from stage2_trainer.sync.tensors.recipe import Recipe
+from stage2_trainer.sync.tensors.announcement import Recipe
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import LayerReload

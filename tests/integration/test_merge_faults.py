@@ -15,7 +15,7 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.sync.fleet import delivery
 from stage2_trainer.sync.fleet.merge_location import NO_ADAPTER
 from stage2_trainer.sync.fleet.report import ProofError
-from stage2_trainer.sync.tensors import recipe
+from stage2_trainer.sync.tensors import announcement
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import BOTH_DTYPES
@@ -32,7 +32,7 @@ def policy(base):
 
 def tampered(monkeypatch, change):
     """Let the recipe of a merge at the server be another one when it is sent."""
-    honest = recipe.Recipe.to_wire
+    honest = announcement.Recipe.to_wire
 
     def to_wire(self):
         header = json.loads(json.dumps(honest(self)))
@@ -40,7 +40,7 @@ def tampered(monkeypatch, change):
             change(header["merge"]["tensors"])
         return header
 
-    monkeypatch.setattr(recipe.Recipe, "to_wire", to_wire)
+    monkeypatch.setattr(announcement.Recipe, "to_wire", to_wire)
 
 
 def wrong_scaling(tensors):

@@ -20,7 +20,7 @@ from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.sync.fleet.delivery import SLOTS
-from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
+from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
 
 OPTIMIZER_BYTES: Mapping[str, int] = {
     "sgd": 0, "adafactor": 1, "adagrad": 4, "rmsprop": 4, "adamw_8bit": 2, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2,

@@ -33,10 +33,9 @@ from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, ske
 from stage2_trainer.matching.closing import SEQUENCE_BIAS, closing_bias, generation_fields
 from stage2_trainer.process.checkpoints import COURSE
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
+from stage2_trainer.sync.tensors.announcement import TensorMeta, dtype_name
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.model_folder import INDEX, folder_digests
-from stage2_trainer.sync.tensors.recipe import dtype_name
-from stage2_trainer.sync.transports.protocol import TensorMeta
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")

@@ -20,9 +20,9 @@ from stage2_api.errors import ConfigError, refused
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint
 from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
+from stage2_trainer.sync.tensors.announcement import TensorMeta
 from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.transports.protocol import TensorMeta
 
 TABLE, HEAD = "model.language_model.embed_tokens", "lm_head"
 HEAD_WEIGHT, TABLE_WEIGHT = f"{HEAD}.weight", f"{TABLE}.weight"

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
-from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
+from stage2_trainer.sync.tensors.announcement import FOLDER_ROUTE
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError

@@ -31,8 +31,9 @@ from stage2_trainer.serve.guard import TokenGuard
 from stage2_trainer.serve.stub.chat import ChatServer, error_response
 from stage2_trainer.serve.stub.model import AdapterInfo, StubModel
 from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
+from stage2_trainer.sync.tensors.announcement import from_wire
+from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
-from stage2_trainer.sync.transports.protocol import GroupInfo, from_wire
 from stage2_trainer.sync.transports.receiver import Load, Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch

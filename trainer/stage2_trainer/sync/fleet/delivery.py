@@ -23,10 +23,20 @@ from typing import Any
 import torch
 
 from stage2_trainer.sync.fleet.report import Phases
+from stage2_trainer.sync.tensors.announcement import (
+    MadeTensor,
+    Recipe,
+    TensorMeta,
+    bucket_bytes,
+    digest_request,
+    digested,
+    pack,
+    parts_of,
+    take,
+    to_wire,
+)
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
-from stage2_trainer.sync.tensors.recipe import MadeTensor, Recipe, digest_request, digested, parts_of
-from stage2_trainer.sync.transports.protocol import TensorMeta, bucket_bytes, pack, take, to_wire
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError

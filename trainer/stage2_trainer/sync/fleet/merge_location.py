@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import SyncMerge
 from stage2_trainer.sync.fleet.report import DigestError
+from stage2_trainer.sync.tensors.announcement import DIFFERS, FOLDER_ROUTE, dtype_name
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import Stamp, WeightEntry, WeightSource
-from stage2_trainer.sync.tensors.recipe import DIFFERS, FOLDER_ROUTE, dtype_name
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 

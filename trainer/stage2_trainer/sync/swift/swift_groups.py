@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
 
+from stage2_trainer.sync.transports.link import address_towards
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES
-from stage2_trainer.sync.transports.protocol import address_towards
 
 POLL_INTERVAL_S = 0.0005
 FIRST_WORKER = 0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from stage2_trainer.sync.transports.protocol import DEFAULT_BUCKET_BYTES
+from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
 
 T = TypeVar("T")
 

@@ -26,6 +26,7 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import Tensor, nn
 
 from stage2_trainer.sync.tensors.access import HERE, WeightAccess, own_part, whole_shape
+from stage2_trainer.sync.tensors.announcement import TensorMeta, parts_of, plan_buckets
 from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge_math import (
     NEAREST,
@@ -36,8 +37,6 @@ from stage2_trainer.sync.tensors.merge_math import (
     TrainedRows,
     served_weight,
 )
-from stage2_trainer.sync.tensors.recipe import parts_of
-from stage2_trainer.sync.transports.protocol import TensorMeta, plan_buckets
 
 VISION_PREFIX = "model.visual."
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...

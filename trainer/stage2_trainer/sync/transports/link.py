@@ -15,25 +15,104 @@ import hmac
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
-from stage2_trainer.sync.transports.protocol import GroupInfo, Member
+from stage2_api.vllm import TRANSPORT_PATH, Transport
 from stage2_trainer.wire.credentials import Certificate, error_reason
 from stage2_trainer.wire.errors import LinkError
 from stage2_trainer.wire.keep_alive import enable_keep_alive
 
 Bytes = bytes | bytearray | memoryview
 
+INIT_ROUTE = "/init_weight_transfer_engine"
+INIT_PHASE = "connect"
+LEARNER_RANK = 0
+_MEMBER = struct.Struct("!16sI")
+
 MAGIC = b"stage2 link 3\0\0\0"
 PROOF_BYTES = 32
-HELLO_BYTES = len(MAGIC) + Member.SIZE + PROOF_BYTES
+HELLO_BYTES = len(MAGIC) + _MEMBER.size + PROOF_BYTES
 LEARNER, WORKER = b"learner", b"worker"
 
 SLICE_BYTES = 2**20  # of one call to the socket
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker's position: the group that the learner has announced to its server, and its rank in it."""
+
+    group: str
+    rank: int
+    SIZE: ClassVar[int] = _MEMBER.size
+
+    def to_bytes(self) -> bytes:
+        """Return the form on the wire, of fixed size."""
+        return _MEMBER.pack(uuid.UUID(self.group).bytes, self.rank)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Member:
+        """Read `to_bytes` back; any bytes of that size are a member of some group."""
+        group, rank = _MEMBER.unpack(data)
+        return cls(uuid.UUID(bytes=group).hex, rank)
+
+
+@dataclass
+class GroupInfo:
+    """The group to join, and the server's ranks in it: the `init_info` of POST /init_weight_transfer_engine.
+
+    rank_offset: rank of the server's first worker; workers of other servers may have the ranks around its own.
+    packed_buffer_size_bytes: bucket limit (see `plan_buckets`).
+    name: unique for each group, so that a late joiner of an earlier group cannot enter this one.
+    timeout_s: seconds that any wait in the group may take on the server's side.
+    certificate: SHA-256, in hex, of the certificate that the learner shows; empty = links without TLS.
+    """
+
+    transport: Transport
+    master_address: str
+    master_port: int
+    world_size: int
+    packed_buffer_size_bytes: int
+    name: str
+    timeout_s: float
+    rank_offset: int = 1
+    certificate: str = ""
+
+    def members(self, workers: int) -> list[Member]:
+        """Return the server's workers as members of the group, by rank."""
+        return [Member(self.name, self.rank_offset + number) for number in range(workers)]
+
+    def require(self, transport: Transport) -> None:
+        """Raise ValueError where the learner sends over another transport than this server receives over."""
+        if self.transport != transport:
+            raise ValueError(
+                f"the learner sends weights over {self.transport} and this server receives them over {transport}:"
+                f" give both the same {TRANSPORT_PATH}"
+            )
+
+
+def new_group_name() -> str:
+    """Return a name that no other group has."""
+    return uuid.uuid4().hex
+
+
+def address_towards(host: str, port: int) -> str:
+    """Return the local address from which packets to `host` leave: the one that this host can reach back.
+
+    Raises:
+        OSError: the host has no address, or there is no way to it.
+    """
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
 
 
 class Link:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.sync.transports.link import Link, abort_all
+from stage2_trainer.sync.transports.link import GroupInfo, Link, abort_all
 from stage2_trainer.sync.transports.nccl_group import (
     UNIQUE_ID_BYTES,
     Communicator,
@@ -19,7 +19,6 @@ from stage2_trainer.sync.transports.nccl_group import (
     NcclGroup,
     OneGroup,
 )
-from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient

@@ -18,9 +18,8 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from stage2_trainer.sync.transports.link import Link, abort_all
+from stage2_trainer.sync.transports.link import LEARNER_RANK, Link, abort_all
 from stage2_trainer.sync.transports.nccl_choice import log_links
-from stage2_trainer.sync.transports.protocol import LEARNER_RANK
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError

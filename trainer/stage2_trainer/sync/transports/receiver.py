@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link, dial
-from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta, bucket_bytes, plan_buckets, unpack
+from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, plan_buckets, unpack
+from stage2_trainer.sync.transports.link import GroupInfo, Link, dial
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError
 

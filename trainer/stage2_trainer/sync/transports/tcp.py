@@ -8,8 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from stage2_trainer.sync.transports.link import Link
-from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.sync.transports.link import GroupInfo, Link
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 

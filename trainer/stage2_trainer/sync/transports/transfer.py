@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link, abort_all
-from stage2_trainer.sync.transports.protocol import (
+from stage2_trainer.sync.transports.link import (
     INIT_PHASE,
     INIT_ROUTE,
     LEARNER_RANK,
     GroupInfo,
+    Link,
     Member,
+    abort_all,
     address_towards,
     new_group_name,
 )

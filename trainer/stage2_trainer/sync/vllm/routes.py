@@ -14,8 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 from stage2_api.pod.layout import HEALTH_ROUTE
+from stage2_trainer.sync.tensors.announcement import FOLDER_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
-from stage2_trainer.sync.tensors.recipe import FOLDER_ROUTE
 from stage2_trainer.sync.vllm.vllm_compat import engine_words
 from stage2_trainer.wire.calls import CALLS_ROUTE, Call, CallAnswer, calls_from_json, is_met
 from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE, describe

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from stage2_trainer.sync.tensors.announcement import DIFFERS, MARK, Recipe, change_from, digested
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.merge_math import Rounding, served_weight
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
-from stage2_trainer.sync.tensors.recipe import DIFFERS, MARK, Recipe, change_from, digested
 
 Item = TypeVar("Item")
 END: Any = object()

@@ -14,8 +14,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.logger import init_logger
 
 from stage2_api.vllm import Transport
-from stage2_trainer.sync.transports.link import Link
-from stage2_trainer.sync.transports.protocol import GroupInfo, from_wire
+from stage2_trainer.sync.tensors.announcement import from_wire
+from stage2_trainer.sync.transports.link import GroupInfo, Link
 from stage2_trainer.sync.transports.receiver import Inlet, Receiver
 from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
@@ -36,7 +36,7 @@ class BucketUpdateInfo(WeightTransferUpdateInfo):
 
     group: the name of the group that carries them. number: of this call in it (`Receiver.accept`). adapter: name and
     config of the adapter that they form; None = base weights. merge: the recipe by which this server merges them
-    (`tensors.recipe`); None = they are whole.
+    (`tensors.announcement`); None = they are whole.
     """
 
     names: list[str]

@@ -4,9 +4,10 @@ import threading
 
 import torch
 
+from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets, take
 from stage2_trainer.sync.transports import nccl
+from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta, plan_buckets, take
 from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.tcp import TcpTransfer, open_tcp
 from stage2_trainer.sync.transports.transfer import Packed

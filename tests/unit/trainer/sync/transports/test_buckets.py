@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_trainer.sync.transports.protocol import (
+from stage2_trainer.sync.tensors.announcement import (
     TensorMeta,
     bucket_bytes,
     from_wire,

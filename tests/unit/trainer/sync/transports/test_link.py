@@ -10,8 +10,18 @@ import uuid
 import pytest
 
 from stage2_trainer.sync.transports import link, transfer
-from stage2_trainer.sync.transports.link import HELLO_BYTES, MAGIC, PROOF_BYTES, SLICE_BYTES, Link, dial
-from stage2_trainer.sync.transports.protocol import GroupInfo, Member, address_towards, new_group_name
+from stage2_trainer.sync.transports.link import (
+    HELLO_BYTES,
+    MAGIC,
+    PROOF_BYTES,
+    SLICE_BYTES,
+    GroupInfo,
+    Link,
+    Member,
+    address_towards,
+    dial,
+    new_group_name,
+)
 from stage2_trainer.sync.transports.transfer import LinkListener
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate

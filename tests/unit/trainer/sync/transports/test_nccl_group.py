@@ -12,8 +12,8 @@ from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, nc
 
 from stage2_trainer.sync.transports import nccl as worker_end
 from stage2_trainer.sync.transports import nccl_choice, nccl_group
+from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
-from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import ServerError
 from tests.support.socket_communicator import SocketCommunicator

@@ -8,9 +8,9 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.sync.fleet.server import transfer_for
+from stage2_trainer.sync.tensors.announcement import TensorMeta
 from stage2_trainer.sync.transports import receiver
-from stage2_trainer.sync.transports.link import PROOF_BYTES
-from stage2_trainer.sync.transports.protocol import GroupInfo, TensorMeta
+from stage2_trainer.sync.transports.link import PROOF_BYTES, GroupInfo
 from stage2_trainer.sync.transports.tcp import Buffers
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError, ServerError

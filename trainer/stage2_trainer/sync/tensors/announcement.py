@@ -1,30 +1,37 @@
-"""The terms of a push, on which both ends agree: the layout of buckets, and the group that carries them.
+"""What a push announces, on which both ends agree: the layout of its buckets, and the recipe of what servers make.
 
 The layout is vLLM's own (vllm.distributed.weight_transfer.packed_tensor): tensors follow one another without padding,
 and a bucket is closed as soon as it exceeds the limit. A tensor never splits, so a bucket may be larger than the limit
 by almost one tensor.
+
+The recipe is how a server makes weights from its own model folder and from what the learner has sent. It travels as the
+header `merge` of an announcement (POST /update_weights), in one of two forms: what to make (nothing where the learner
+has merged, or nothing is merged), or the digests that everything just loaded must have.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import socket
-import struct
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from stage2_api.vllm import TRANSPORT_PATH, Transport
+from stage2_trainer.sync.tensors.digest import Digests
+from stage2_trainer.sync.tensors.merge_math import Adapter, Change, TrainedRows
 
-INIT_ROUTE = "/init_weight_transfer_engine"
-INIT_PHASE = "connect"
-LEARNER_RANK = 0
 DEFAULT_BUCKET_BYTES = 512 * 2**20
-_MEMBER = struct.Struct("!16sI")
 _NOTHING = torch.empty(0)
+
+HEADER = "merge"
+FOLDER_ROUTE = "/stage2/folder-digests"
+MARK = "#"  # no name of a parameter has it
+DIFFERS = "weights that were loaded here differ from the learner's"
+"""The answer of a server whose digests are not those that were expected."""
+UP, DOWN, MAGNITUDE, ROWS = "up", "down", "magnitude", "rows"
 
 
 @dataclass(frozen=True)
@@ -130,70 +137,78 @@ def from_wire(names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence
 
 
 @dataclass(frozen=True)
-class Member:
-    """A worker's position: the group that the learner has announced to its server, and its rank in it."""
+class MadeTensor:
+    """One tensor that a server makes.
 
-    group: str
-    rank: int
-    SIZE: ClassVar[int] = _MEMBER.size
+    dtype: that of the learner's base weight. The folder's is cast to it before a merge, and the merged one after it.
+    scaling: of the adapter that is merged into it; None = there is none. rows: which of its rows are replaced; None =
+    none. With neither it is the folder's tensor as it is.
+    """
 
-    def to_bytes(self) -> bytes:
-        """Return the form on the wire, of fixed size."""
-        return _MEMBER.pack(uuid.UUID(self.group).bytes, self.rank)
+    name: str
+    dtype: str
+    scaling: float | None = None
+    rows: Sequence[int] | None = None
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Member:
-        """Read `to_bytes` back; any bytes of that size are a member of some group."""
-        group, rank = _MEMBER.unpack(data)
-        return cls(uuid.UUID(bytes=group).hex, rank)
+    def from_change(cls, name: str, dtype: torch.dtype, change: Change | None) -> MadeTensor:
+        """Return how a server makes a tensor that the learner changes so."""
+        if isinstance(change, TrainedRows):
+            return cls(name, dtype_name(dtype), rows=change.ids)
+        return cls(name, dtype_name(dtype), None if change is None else change.scaling)
 
 
-@dataclass
-class GroupInfo:
-    """The group to join, and the server's ranks in it: the `init_info` of POST /init_weight_transfer_engine.
+@dataclass(frozen=True)
+class Recipe:
+    """What a server makes, in the order in which it loads it. rounding: the version of `merge_math.Rounding`."""
 
-    rank_offset: rank of the server's first worker; workers of other servers may have the ranks around its own.
-    packed_buffer_size_bytes: bucket limit (see `plan_buckets`).
-    name: unique for each group, so that a late joiner of an earlier group cannot enter this one.
-    timeout_s: seconds that any wait in the group may take on the server's side.
-    certificate: SHA-256, in hex, of the certificate that the learner shows; empty = links without TLS.
-    """
+    tensors: Sequence[MadeTensor]
+    rounding: int | None = None
 
-    transport: Transport
-    master_address: str
-    master_port: int
-    world_size: int
-    packed_buffer_size_bytes: int
-    name: str
-    timeout_s: float
-    rank_offset: int = 1
-    certificate: str = ""
+    def to_wire(self) -> dict[str, Any]:
+        """Return the header."""
+        return {HEADER: asdict(self)}
 
-    def members(self, workers: int) -> list[Member]:
-        """Return the server's workers as members of the group, by rank."""
-        return [Member(self.name, self.rank_offset + number) for number in range(workers)]
-
-    def require(self, transport: Transport) -> None:
-        """Raise ValueError where the learner sends over another transport than this server receives over."""
-        if self.transport != transport:
-            raise ValueError(
-                f"the learner sends weights over {self.transport} and this server receives them over {transport}:"
-                f" give both the same {TRANSPORT_PATH}"
-            )
+    @classmethod
+    def from_wire(cls, header: Mapping[str, Any]) -> Recipe:
+        """Read a header's value."""
+        return cls([MadeTensor(**tensor) for tensor in header["tensors"]], header["rounding"])
 
 
-def new_group_name() -> str:
-    """Return a name that no other group has."""
-    return uuid.uuid4().hex
+def digest_request(layers: Mapping[str, str]) -> str:
+    """Return the announcement, as JSON text, that asks a server whether it has loaded layers of these digests."""
+    return json.dumps({**to_wire([]), HEADER: {"expected": dict(layers)}})
 
 
-def address_towards(host: str, port: int) -> str:
-    """Return the local address from which packets to `host` leave: the one that this host can reach back.
+def parts_of(name: str, change: Change) -> dict[str, Tensor]:
+    """Return the tensors of a change under their names on the wire."""
+    if isinstance(change, TrainedRows):
+        parts = {ROWS: change.rows}
+    else:
+        parts = {UP: change.up, DOWN: change.down}
+        if change.magnitude is not None:
+            parts[MAGNITUDE] = change.magnitude
+    return {f"{name}{MARK}{part}": tensor for part, tensor in parts.items()}
 
-    Raises:
-        OSError: the host has no address, or there is no way to it.
-    """
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
+
+def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
+    """Return the change whose parts have arrived; None where there is none. Raises KeyError if a part is missing."""
+    sent = f"{made.name}{MARK}"
+    if made.rows is not None:
+        return TrainedRows(made.rows, parts[sent + ROWS])
+    if made.scaling is None:
+        return None
+    return Adapter(parts[sent + UP], parts[sent + DOWN], made.scaling, parts.get(sent + MAGNITUDE))
+
+
+def digested(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, and digest those that are loaded as they are (parts of a change are not)."""
+    for name, tensor in tensors:
+        if MARK not in name:
+            digests.add(name, tensor)
+        yield name, tensor
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a dtype's name on the wire, such as `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
