@@ -30,8 +30,7 @@ from stage2_trainer.sync.fleet.server import transfer_for
 from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets
 from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import open_nccl
-from stage2_trainer.sync.transports.receiver import Inlet, Receiver
-from stage2_trainer.sync.transports.tcp import open_tcp
+from stage2_trainer.sync.transports.receiver import Inlet, Receiver, open_tcp
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError

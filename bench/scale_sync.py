@@ -50,7 +50,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_controller.job import credentials
 from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import SyncReport
-from stage2_trainer.sync.tensors.access import WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightAccess
 from stage2_trainer.wire.errors import ServerError
 
 COUNTS = (1, 8, 64)

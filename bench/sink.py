@@ -24,8 +24,7 @@ from safetensors.torch import load_file
 
 from stage2_trainer.serve.stub.app import WeightUpdates, build_app
 from stage2_trainer.serve.stub.chat import ChatServer
-from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp import open_tcp
+from stage2_trainer.sync.transports.receiver import Receiver, open_tcp
 
 
 class Sink:

@@ -9,8 +9,7 @@ from bench.gpu_push import metas_of, sum_of
 
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
-from stage2_trainer.sync.transports.tcp import TcpTransfer
-from stage2_trainer.sync.transports.transfer import Packed
+from stage2_trainer.sync.transports.transfer import Packed, TcpTransfer
 from stage2_trainer.wire.errors import LinkError
 
 pytestmark = pytest.mark.timeout(300)

@@ -22,7 +22,7 @@ from stage2_trainer.sync.fleet.merge_location import MergeLocation
 from stage2_trainer.sync.fleet.proof import Probe, Prover
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.server import ServerSession
-from stage2_trainer.sync.tensors.access import WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightAccess
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError

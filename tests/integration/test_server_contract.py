@@ -21,9 +21,8 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.serve.bounded_http import MOST_STRANGERS
 from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, text_tokens
 from stage2_trainer.sync.fleet.report import ProofError
-from stage2_trainer.sync.tensors.access import WeightAccess
 from stage2_trainer.sync.tensors.announcement import Recipe
-from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.tensors.merge import WeightAccess, merged_weights
 from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy

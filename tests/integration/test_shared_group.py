@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.tensors.access import WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightAccess
 from tests.integration import policies
 from tests.integration.strikes import WHOLE, deadline_s, proved, push_to_struck, version_of
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from stage2_trainer.sync.tensors.access import WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightAccess
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import patience
 from tests.integration.strikes import STANDSTILL_S, strike, version_of

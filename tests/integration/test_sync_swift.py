@@ -16,7 +16,7 @@ from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, sample_probe, swift_logprobs
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
-from stage2_trainer.sync.tensors.access import WeightAccess
+from stage2_trainer.sync.tensors.merge import WeightAccess
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan

@@ -55,7 +55,7 @@ from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_tr
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange
 from stage2_trainer.rollouts.rollout_source import NoRollouts, RolloutSource
 from stage2_trainer.sync.fleet.proof import Probe, sample_probe
-from stage2_trainer.sync.tensors.access import HERE
+from stage2_trainer.sync.tensors.merge import HERE
 from stage2_trainer.telemetry.answer_tables import answer_tables
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility

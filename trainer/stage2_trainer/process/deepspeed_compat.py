@@ -30,8 +30,8 @@ from transformers import TrainerCallback
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.process.checkpoints import divided_among
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
-from stage2_trainer.sync.tensors.access import T, WeightAccess
 from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
+from stage2_trainer.sync.tensors.merge import T, WeightAccess
 
 GatherWeights = Callable[[Any], AbstractContextManager[object]]
 """Returns a context in which all weights of a model are whole in this process."""

@@ -35,7 +35,7 @@ from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.sync.fleet.server import close_update
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
-from stage2_trainer.sync.tensors.access import HERE, WeightAccess
+from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.background import all_at_once

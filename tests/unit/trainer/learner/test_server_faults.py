@@ -13,7 +13,7 @@ from stage2_trainer import main
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.sync.transports.tcp import TcpTransfer
+from stage2_trainer.sync.transports.transfer import TcpTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan

@@ -34,8 +34,7 @@ from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
 from stage2_trainer.sync.tensors.announcement import from_wire
 from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
-from stage2_trainer.sync.transports.receiver import Load, Receiver
-from stage2_trainer.sync.transports.tcp import open_tcp
+from stage2_trainer.sync.transports.receiver import Load, Receiver, open_tcp
 from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.wire.chat import CHAT_ROUTE

@@ -14,8 +14,7 @@ from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, send
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
-from stage2_trainer.sync.tensors.access import HERE, WeightAccess
-from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, merged_weights
+from stage2_trainer.sync.tensors.merge import HERE, WeightAccess, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.wire.requests import MAX_LORA_RANK, POLICY_MODEL
 
 logger = logging.getLogger(__name__)

@@ -39,10 +39,16 @@ from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation,
 from stage2_trainer.sync.fleet.proof import Prover
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
-from stage2_trainer.sync.tensors.access import HERE, WeightAccess
 from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.tensors.digest import Digests
-from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge import (
+    HERE,
+    HeldVersions,
+    WeightAccess,
+    WeightSource,
+    merged_weights,
+    touches_vision,
+)
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError

@@ -24,8 +24,7 @@ from stage2_trainer.sync.fleet.report import Phases, SyncReport
 from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
-from stage2_trainer.sync.transports.tcp import TcpTransfer
-from stage2_trainer.sync.transports.transfer import WeightTransfer
+from stage2_trainer.sync.transports.transfer import TcpTransfer, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body

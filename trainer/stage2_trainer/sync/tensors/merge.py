@@ -8,15 +8,18 @@ which reads the layers of PEFT 0.21 from the inside, goes when PEFT can merge ou
     source = merged_weights(model)        # nothing is computed yet
     source.metadata()                     # names, dtypes and shapes of the tensors below
     state = dict(source)                  # name -> merged tensor, (out, in) for a linear layer, on the model's device
+
+Weights that ZeRO-3 spreads over processes are gathered in buckets (`WeightAccess`). A parameter of DeepSpeed then has
+its whole shape in `ds_shape`, and this process's part in `ds_tensor`; its own data is empty until it is gathered.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -25,8 +28,7 @@ from peft.tuners.lora.variants import DoraLinearVariant
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import Tensor, nn
 
-from stage2_trainer.sync.tensors.access import HERE, WeightAccess, own_part, whole_shape
-from stage2_trainer.sync.tensors.announcement import TensorMeta, parts_of, plan_buckets
+from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES, TensorMeta, parts_of, plan_buckets
 from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge_math import (
     NEAREST,
@@ -38,11 +40,41 @@ from stage2_trainer.sync.tensors.merge_math import (
     served_weight,
 )
 
+T = TypeVar("T")
+
 VISION_PREFIX = "model.visual."
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...
 ORIGINAL_COPY = ".original_module."  # ... and the frozen one that it replaces
 BASE_LAYER = ".base_layer."
 TOKEN_ADAPTER = ".token_adapter"  # between a table and the rows of it that train
+
+
+class WeightAccess:
+    """Access to weights that are whole in this process. bucket_bytes: limit of what is gathered, and sent, at once."""
+
+    def __init__(self, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> None:
+        self.bucket_bytes = bucket_bytes
+
+    def gather(self, parameters: Sequence[Tensor]) -> None:
+        """Make these parameters whole until the next call, which lets go of them."""
+
+    def compute(self, work: Callable[..., T], model: Any, *arguments: Any) -> T:
+        """Return `work(model, *arguments)`, which runs the model's forward pass."""
+        return work(model, *arguments)
+
+
+HERE = WeightAccess()
+
+
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
+    """Return the shape of a parameter, gathered or not."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def own_part(parameter: Tensor) -> Tensor:
+    """Return what this process keeps of a parameter between gathers."""
+    found: Tensor = getattr(parameter, "ds_tensor", parameter)
+    return found
 
 
 @dataclass(frozen=True)

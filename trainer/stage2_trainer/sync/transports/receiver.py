@@ -1,19 +1,25 @@
-"""A worker's side of a transfer group, over any transport, the same for our vLLM engines and for the stub."""
+"""A worker's side of a transfer group, over any transport, the same for our vLLM engines and for the stub.
+
+Over TCP the link itself brings the buckets, into main memory (`TcpInlet`).
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, plan_buckets, unpack
 from stage2_trainer.sync.transports.link import GroupInfo, Link, dial
+from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError
 
@@ -138,3 +144,67 @@ def _receive(inlet: Inlet, plan: Sequence[Sequence[TensorMeta]], load: Load) -> 
         buffer = arriving.result()
         arriving = inlet.start(bucket_bytes(following)) if following is not None else None
         load(unpack(bucket, buffer))
+
+
+def open_tcp(link: Link, info: GroupInfo, _rank: int) -> TcpInlet:
+    """Receive over the link itself."""
+    return TcpInlet(link, info.timeout_s)
+
+
+class TcpInlet:
+    """A link at which buckets arrive, one after the other. timeout_s: seconds that a bucket may take."""
+
+    def __init__(self, link: Link, timeout_s: float) -> None:
+        self._link = link
+        self._timeout_s = timeout_s
+        self._buffers = Buffers()
+
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the next bucket."""
+        return in_background(self._receive, self._buffers.take(nbytes))
+
+    def end_push(self) -> None:
+        """Give back what only a push needs."""
+        self._buffers.clear()
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+    def _receive(self, buffer: torch.Tensor) -> torch.Tensor:
+        self._link.receive_into(buffer.numpy().data, self._timeout_s)
+        return buffer
+
+
+class Buffers:
+    """Memory for buckets, used again once no tensor that was cut from it is alive: fresh memory costs page faults."""
+
+    def __init__(self) -> None:
+        self._all: list[_Buffer] = []
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Return memory that nothing else uses, uint8 of shape (nbytes,)."""
+        fitting = [buffer for buffer in self._all if buffer.is_free() and buffer.memory.nbytes >= nbytes]
+        if not fitting:
+            self._all = [buffer for buffer in self._all if not buffer.is_free()]
+            fitting = [_Buffer(nbytes)]
+            self._all += fitting
+        return fitting[0].lend(nbytes)
+
+    def clear(self) -> None:
+        """Forget all memory; what is lent goes when its tensors do."""
+        self._all = []
+
+
+class _Buffer:
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.empty(nbytes, dtype=np.uint8)
+        self._lent: weakref.ref[np.ndarray] | None = None
+
+    def is_free(self) -> bool:
+        return self._lent is None or self._lent() is None
+
+    def lend(self, nbytes: int) -> torch.Tensor:
+        view = self.memory[:nbytes]
+        self._lent = weakref.ref(view)
+        return torch.from_numpy(view)  # its storage keeps `view` alive, and so does every tensor cut from it

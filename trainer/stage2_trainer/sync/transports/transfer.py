@@ -1,5 +1,7 @@
 """The learner's end of a transfer to one server, over any transport: a port that only the server's workers may dial.
 
+Over TCP the links themselves carry the weights (`TcpTransfer`).
+
 The server's guarded route names the port to its workers; a worker must prove the job's token (`link`).
 """
 
@@ -185,6 +187,25 @@ class WeightTransfer(ABC):
             timeout_s=SERVER_PATIENCE * self._timeout_s,
             certificate=certificate,
         )
+
+
+class TcpTransfer(WeightTransfer):
+    """A transfer over TCP, from main memory.
+
+    Each worker has a link of its own, so one that is slow does not delay the others.
+    """
+
+    transport = "tcp"
+    staging = torch.device("cpu")
+
+    def send(self, packed: Packed) -> None:
+        if packed.ready is not None:
+            packed.ready.synchronize()
+        parts = [part.numpy().data for part in packed.parts]
+        others = [in_background(link.send, parts, self._timeout_s) for link in self._links[1:]]
+        self._links[0].send(parts, self._timeout_s)
+        for other in others:
+            other.result()
 
 
 class LinkListener:

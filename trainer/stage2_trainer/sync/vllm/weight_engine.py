@@ -16,8 +16,7 @@ from vllm.logger import init_logger
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.tensors.announcement import from_wire
 from stage2_trainer.sync.transports.link import GroupInfo, Link
-from stage2_trainer.sync.transports.receiver import Inlet, Receiver
-from stage2_trainer.sync.transports.tcp import open_tcp
+from stage2_trainer.sync.transports.receiver import Inlet, Receiver, open_tcp
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import LayerReload, receive_and_settle

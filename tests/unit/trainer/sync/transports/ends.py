@@ -8,9 +8,8 @@ from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets, t
 from stage2_trainer.sync.transports import nccl
 from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp import TcpTransfer, open_tcp
-from stage2_trainer.sync.transports.transfer import Packed
+from stage2_trainer.sync.transports.receiver import Receiver, open_tcp
+from stage2_trainer.sync.transports.transfer import Packed, TcpTransfer
 from stage2_trainer.wire.errors import LinkError
 from tests.support.socket_communicator import SocketCommunicator
 

@@ -11,7 +11,7 @@ from stage2_trainer.sync.fleet.server import transfer_for
 from stage2_trainer.sync.tensors.announcement import TensorMeta
 from stage2_trainer.sync.transports import receiver
 from stage2_trainer.sync.transports.link import PROOF_BYTES, GroupInfo
-from stage2_trainer.sync.transports.tcp import Buffers
+from stage2_trainer.sync.transports.receiver import Buffers
 from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError, ServerError
 from tests.unit.trainer.sync.transports.ends import (
