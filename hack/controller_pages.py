@@ -16,7 +16,7 @@ CONDITIONS = """\
 
 This page lists the words of a job's status. Phases are for people. Programs read the conditions: their reasons are
 constants, so `kubectl wait --for=condition=Succeeded rmj/JOB` and alerts work. `stage2 explain JOB` names the first
-condition that is missing. [operator](operator.md) describes what follows from each.
+condition that is missing. [operator](operator.md) describes how jobs are placed, queued and ended.
 
 The first reason of a condition belongs to the status True, and the others to False or Unknown, unless the section says
 otherwise. Exceptions: `KeysIgnored` and `NoLongerValid` belong to True, and `LearnerUnreachable` to False.

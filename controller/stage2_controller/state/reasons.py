@@ -26,7 +26,7 @@ NODE_LOST: Final = "NodeLost"  # the node is gone or out of service; the whole j
 NODE_FULL: Final = "NodeFull"  # the scheduler or the kubelet refused a pod on the node; the whole job moves
 NODE_DRAINED: Final = "NodeDrained"  # somebody has cordoned the node; the whole job moves
 QUOTA_EXCEEDED: Final = "QuotaExceeded"  # a ResourceQuota refuses the job's pods: it has none, and waits
-HALF_PLACED: Final = "HalfPlaced"  # only one pod got a node: undone, and retried later
+HALF_PLACED: Final = "HalfPlaced"  # one pod got a node, or each another one: all go, and it is retried later
 NODE_NOT_READY: Final = "NodeNotReady"  # the node is silent; the job stays, because its learner may still write
 
 # Condition ChildrenApplied: the API server accepted every child.
@@ -34,7 +34,7 @@ CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"  # the API server accepted every child
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
 JOBSET_MISSING: Final = "JobSetMissing"  # JobSet is not installed; the message has the command
-NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: no child is written
+NAME_TAKEN: Final = "NameTaken"  # another object has a child's name: the job starts once it is gone
 OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # children of a deleted job of this name end: none is written yet
 
 # Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
@@ -48,7 +48,7 @@ RELEASED: Final = "Released"  # the job has ended, and its servers were removed;
 LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"  # the learner's container runs
 WAITING_FOR_SERVERS: Final = "WaitingForServers"  # it starts when the servers answer
-OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # the learner of a suspended or moved job has not ended yet
+OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # an earlier learner has not ended, and may still write
 SECRET_RENEWED: Final = "SecretRenewed"  # its certificates expire soon: the pods restart with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"  # the job has ended, and its learner with it
@@ -62,7 +62,7 @@ NOT_CREATED: Final = "NotCreated"  # the object or its pod does not exist yet
 LABELS_LOST: Final = "PodLabelsLost"  # somebody took the labels by which the pod is seen; it may run
 POD_REFUSED: Final = "PodRefused"  # a quota, a policy or the kubelet refused the pod; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
-EVICTED: Final = "Evicted"  # the kubelet evicted a pod, for lack of something; the whole job makes a pause
+EVICTED: Final = "Evicted"  # the kubelet evicted a pod, for lack of something; the next start follows a pause
 UNSCHEDULABLE: Final = "Unschedulable"  # no node fits the pod; the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"  # the message names the image and the registry's answer
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
@@ -72,7 +72,7 @@ CONTAINERS_STARTING: Final = "ContainersStarting"  # images are pulled, or conta
 WEIGHTS_IN_SYNC: Final = "WeightsInSync"
 SAME_VERSION: Final = "SameVersion"  # all servers hold the version pushed last
 VERSIONS_DIFFER: Final = "VersionsDiffer"  # some server holds another version
-SERVER_RESTARTED: Final = "ServerRestarted"  # a server that started anew has no pushed weights until the next push
+SERVER_RESTARTED: Final = "ServerRestarted"  # a server that restarted has no pushed weights until the next push
 NOT_SYNCED_YET: Final = "NotSyncedYet"  # the learner has pushed no weights yet
 
 # Condition StepsKept: present only while steps that a learner had done have to be done again.
@@ -82,11 +82,11 @@ STEPS_LOST: Final = "StepsLost"  # the learner began at an older step than anoth
 # Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.
 QUOTA_RESERVED: Final = "QuotaReserved"
 ADMITTED: Final = "Admitted"  # Kueue has admitted the job
-QUOTA_PENDING: Final = "QuotaPending"  # Kueue keeps the job waiting
-CHECK_FAILED: Final = "AdmissionCheckFailed"  # a check failed; Kueue retries with growing pauses
+QUOTA_PENDING: Final = "QuotaPending"  # no quota is free, or an admission check is not ready
+CHECK_FAILED: Final = "AdmissionCheckFailed"  # a check failed, as of a ProvisioningRequest; Kueue retries with pauses
 QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue deactivated the Workload: suspend and resume the job to ask again
 WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody else deactivated the Workload; the job waits for them
-NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the class does not exist, so the job requests no quota
+NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the label names no existing class: no quota is requested
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: only what runs continues
 
 # Condition Training: nothing is missing. If it is False, its reason is that of the first condition that is missing.

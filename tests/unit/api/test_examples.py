@@ -1,6 +1,7 @@
 """Every shipped job file is valid, by its JSON schema too, and has no idle settings."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ def test_a_shipped_job_is_valid_and_has_no_idle_settings(path: Path) -> None:
         job = parse_job(document)
         assert idle_settings(job.spec.config) == ()
         assert job.metadata.name == path.stem
+
+
+def test_job_on_the_front_page_is_valid_and_names_a_recipe() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown.count("\n") <= 13, "a stranger reads it in a minute"
+    config = parse_job(yaml.safe_load(shown)).spec.config
+    assert idle_settings(config) == ()
+    assert config.custom.extra.rollout_matching.recipe == "recommended"
 
 
 def editor(path: Path) -> Draft202012Validator:

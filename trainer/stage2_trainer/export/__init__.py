@@ -1,1 +1,1 @@
-"""The way out: a checkpoint's weights as a model folder, or as an adapter, that others load without stage2."""
+"""A checkpoint's weights as a model folder, or as an adapter, that others load without stage2."""

@@ -1,7 +1,7 @@
 """The one model of an annotated image that all readers share, and what is left out of a data set and why.
 
-A reader yields annotated images; `record_writer` makes records of them. Both count in a Tally whatever is left out or
-changed.
+A reader yields annotated images; `record_writer` makes records of them. Both count in a Tally, by
+reason, what they skip or change.
 """
 
 from __future__ import annotations
