@@ -115,7 +115,9 @@ audit: ## Look up what the images install in OSV's database of vulnerabilities: 
 check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 40 GB of disk
 	hack/local-cluster/local-cluster check-gpu-image
 
-release: setup ## Cut a release: version, changelog, commit, tag, and sdist, wheel and chart in dist/; VERSION=x.y.z. Nothing is pushed
+release: setup ## Test, and cut a release: version, changelog, commit, sdist, wheel and chart in dist/, tag; VERSION=x.y.z. Nothing is pushed
+	python hack/release.py --check $(VERSION)
+	.ci/run
 	python hack/release.py $(VERSION)
 
 clean: ## Remove the virtual environment and outputs of this folder

@@ -5,13 +5,15 @@ import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
-from hack.release import obstacle
+from hack.release import current, obstacle
 
 ROOT = Path(__file__).parents[3]
+HOME = "https://git.example/stage2"
 
 
 def git(folder: Path, *words: str) -> str:
@@ -37,6 +39,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(key, "a")
     for key in ("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
         monkeypatch.setenv(key, "a@b.example")
+    monkeypatch.setenv("STAGE2_HOME", HOME)
     return folder
 
 
@@ -59,6 +62,10 @@ def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> Non
         "stage2-7.8.9-py3-none-any.whl",
         "stage2-7.8.9.tgz",
     }
+    with zipfile.ZipFile(clone / "dist" / "stage2-7.8.9-py3-none-any.whl") as wheel:
+        described = wheel.read("stage2-7.8.9.dist-info/METADATA").decode()
+    assert f"{HOME}/blob/v7.8.9/docs/" in described
+    assert re.search(rf"!\[[^]]*\]\({HOME}/raw/v7\.8\.9/docs/", described), "the picture"
     with tarfile.open(clone / "dist" / "stage2-7.8.9.tgz") as chart:
         found = yaml.safe_load(chart.extractfile("stage2/Chart.yaml").read())
     assert (found["version"], found["appVersion"]) == ("7.8.9", "7.8.9")
@@ -70,11 +77,33 @@ def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> Non
 
 @pytest.mark.parametrize(
     ("words", "shown"),
-    [(["0.1.0"], "must be newer than"), (["next"], "must be three numbers"), ([], "must be")],
+    [(["0.0.9"], "must be newer than"), (["next"], "must be three numbers"), ([], "must be")],
     ids=["an old version", "a word", "no version"],
 )
 def test_what_is_no_next_version_is_refused_with_the_reason(words: list[str], shown: str) -> None:
     assert shown in (obstacle(words) or "")
+
+
+def test_version_of_the_files_can_be_released_once(clone: Path) -> None:
+    version = current()
+    assert release(clone, "--check", version).returncode == 0
+    assert git(clone, "tag") == "", "only checked"
+    git(clone, "tag", f"v{version}")
+    again = release(clone, "--check", version)
+    assert (again.returncode, f"must be newer than {version}" in again.stderr) == (64, True)
+
+
+def test_release_without_the_address_of_the_repository_is_refused(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STAGE2_HOME")
+    refused = release(clone, "--check", "7.8.9")
+    assert (refused.returncode, "STAGE2_HOME is not set" in refused.stderr) == (64, True)
+
+
+def test_nothing_is_tagged_where_the_build_fails(clone: Path) -> None:
+    (clone / "README.md").unlink()
+    git(clone, "commit", "--quiet", "--all", "--message=broken")
+    assert release(clone, "7.8.9").returncode != 0
+    assert git(clone, "tag") == ""
 
 
 def test_without_uv_nothing_is_committed_or_tagged(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
