@@ -27,6 +27,8 @@ CHANGE = "document.getElementById('{}').{}; document.getElementById('{}').dispat
 ORDER = "[...document.querySelectorAll('.card:not([hidden]) h3')].map((one) => one.textContent).join()"
 CLASS = "document.getElementById('class').value.slice(0, 9)"
 PICTURE = "[...document.querySelectorAll('.panes svg')].some((one) => one.clientHeight > 50)"
+GROUND = "getComputedStyle(document.body).backgroundColor"
+GROUNDS = (("dark", "rgb(13, 17, 23)"), ("light", "rgb(255, 255, 255)"))
 EXPECTED = (
     ("no other script ran", "document.querySelectorAll('script, img').length", 1),
     ("all samples are shown", "document.getElementById('count').textContent", "3 of 3 shown"),
@@ -116,6 +118,11 @@ async def faults(page: Path, profile: Path, expected: Sequence[Any]) -> list[str
                 await tab.value(CHANGE.format(control, change, control))
             if (value := await tab.value(asked)) != answer:
                 found.append(f"{page.stem}: {name}: {value!r} instead of {answer!r}")
+        for scheme, ground in GROUNDS:
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            await tab.call("Emulation.setEmulatedMedia", features=features)
+            if (value := await tab.value(GROUND)) != ground:
+                found.append(f"{page.stem}: {scheme}: the ground is {value!r} instead of {ground!r}")
         return found + tab.complaints
 
 
