@@ -219,7 +219,8 @@ class Vllm(Section):
             return None
         tokens = {"num_speculative_tokens": max(1, min(LONGEST_DRAFT, MOST_VERIFIED // self.max_num_seqs - 1))}
         if method == "ngram":
-            return {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8, **tokens}
+            drafter = "ngram" if on_cpu else "ngram_gpu"  # on a GPU `ngram` would end asynchronous scheduling
+            return {"method": drafter, "prompt_lookup_min": 2, "prompt_lookup_max": 8, **tokens}
         return {"method": "custom_class", "model": FRAME_PROPOSER, **tokens}
 
     @property

@@ -222,6 +222,7 @@ class Examination:
         yield good("model", f"{found.trained / 1e6:,.1f} million parameters train")
         if self.uses_gpus:
             yield self.learner_memory(found)
+            yield from self._shared_gpu(found)
         yield self._host_memory(found)
         if self.uses_gpus and not in_process(self.config):
             yield self.server_memory(found)
@@ -249,6 +250,27 @@ class Examination:
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
         return Requirement("learner memory", "doubtful", f"{status}; a GPU here has {_size(room)} for it", way_out)
 
+    def _shared_gpu(self, found: Footprint) -> Iterator[Requirement]:
+        """Yield whether learner and colocated engine fit a GPU while both are there; an engine may sleep between."""
+        matching, room = self.config.rollout_matching, self.machine.smallest_gpu
+        if not (matching.colocates and self.config.makes_rollouts and matching.vllm.sleep_level and room):
+            return
+        engine = int(room * matching.vllm.gpu_memory_utilization)
+        moments = {
+            "a push": found.beside_push + CONTEXT_BYTES,
+            "generation": found.beside_answers + engine + CONTEXT_BYTES,
+        }
+        listed = " and ".join(f"about {_size(nbytes)} during {moment}" for moment, nbytes in moments.items())
+        status = f"learner and vLLM take {listed}; a GPU here has {_size(room)}"
+        if max(moments.values()) <= room:
+            yield good("GPU shared with vLLM", status)
+            return
+        way_out = (
+            "set rollout_matching.offload.enabled with offload_model and offload_optimizer, or lower"
+            " vllm.gpu_memory_utilization"
+        )
+        yield Requirement("GPU shared with vLLM", "doubtful", status, way_out)
+
     def _host_memory(self, found: Footprint) -> Requirement:
         parts = found.offloaded if self.uses_gpus else (*found.learner, *self._engines_here(found))
         status = f"about {_size(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
@@ -257,9 +279,10 @@ class Examination:
         status += f"; {_size(self.machine.memory)} free"
         if total(parts) <= self.machine.memory:
             return good("host memory", status)
-        way_out = "raise the container's memory limit" + (
-            ", or turn rollout_matching.offload off" if found.offloaded else ""
-        )
+        matching, way_out = self.config.rollout_matching, "raise the container's memory limit"
+        if self.uses_gpus:
+            way_out += ", turn rollout_matching.offload off" if matching.offload.enabled else ""
+            way_out += ", or set vllm.sleep_level to 2" if matching.vllm.sleep_level == 1 else ""
         return Requirement("host memory", "doubtful", status, way_out)
 
     def _engines_here(self, found: Footprint) -> tuple[Part, ...]:

@@ -7,7 +7,7 @@ without values (`activations.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -55,7 +55,10 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     optimizer = Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8))
     pushes = config.makes_rollouts and not in_process(config)
     buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes else 0)
-    moved = offloaded(config, policy, dtype)
+    matching = config.rollout_matching
+    engine = weights // matching.vllm.resolved_tensor_parallel_size(world_size=1)
+    keeps_weights = config.makes_rollouts and matching.colocates and matching.vllm.sleep_level == 1
+    stays = optimizer.nbytes * (not moves(config, "offload_optimizer"))
     return Footprint(
         learner=(
             *weighed,
@@ -65,7 +68,9 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
             Part("logits of the loss", 4 * 4 * CHUNK_ELEMENTS),
             buckets,
         ),
-        offloaded=moved,
+        offloaded=(*offloaded(config, policy, dtype), Part("vLLM's weights in its sleep", engine * keeps_weights)),
+        beside_push=weights + engine + adapters * 4 + stays,
+        beside_answers=(weights + adapters * 4) * (not moves(config, "offload_model")) + stays,
         server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
         adapted=sum(one.base_layer.weight.numel() for one in policy.modules() if hasattr(one, "lora_A"))
@@ -78,16 +83,19 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
 
 def offloaded(config: RunConfig, policy: nn.Module, dtype: torch.dtype) -> tuple[Part, ...]:
     """Return the page-locked host memory of a colocated run, for what is offloaded during generation."""
-    chosen = config.rollout_matching.offload
-    if not chosen.enabled or not in_process(config) or config.rollout_matching.rollout_backend == "hf":
-        return ()
     weights = {one: 4 if one.requires_grad else dtype.itemsize for one in policy.parameters()}
     state = OPTIMIZER_BYTES.get(config.training.optim, 8)
     moments = {one: state for one in policy.parameters() if one.requires_grad}
     return (
-        *((Part("weights", _page_locked(weights)),) if chosen.offload_model else ()),
-        *((Part("optimizer", _page_locked(moments)),) if chosen.offload_optimizer else ()),
+        *((Part("weights", _page_locked(weights)),) if moves(config, "offload_model") else ()),
+        *((Part("optimizer", _page_locked(moments)),) if moves(config, "offload_optimizer") else ()),
     )
+
+
+def moves(config: RunConfig, part: Literal["offload_model", "offload_optimizer"]) -> bool:
+    """Whether this part of the training state leaves the GPU while a colocated engine generates."""
+    matching = config.rollout_matching
+    return matching.offload.enabled and matching.colocates and bool(getattr(matching.offload, part))
 
 
 def _page_locked(widths: Mapping[nn.Parameter, int]) -> int:

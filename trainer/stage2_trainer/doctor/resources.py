@@ -27,6 +27,8 @@ class Footprint:
     """The needs of a run, in bytes.
 
     learner: of a learner GPU, without CUDA's own. offloaded: of the host, for what leaves that GPU during generation.
+    beside_push: of a GPU that a colocated engine shares, without CUDA's own, while the learner's weights are loaded
+    into it; beside_answers: of the learner there, while the engine generates.
     server: of one server's GPUs, without its cache. cache_token: of a token in a server's cache. adapted: base weights
     with an adapter, which a server reads at each push to merge it. checkpoint: of one on disk. trained: number of
     trainable parameters.
@@ -34,6 +36,8 @@ class Footprint:
 
     learner: tuple[Part, ...]
     offloaded: tuple[Part, ...]
+    beside_push: int
+    beside_answers: int
     server: tuple[Part, ...]
     cache_token: int
     adapted: int

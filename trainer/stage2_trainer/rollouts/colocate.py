@@ -50,6 +50,7 @@ T = TypeVar("T")
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
 STEPS_BETWEEN_MEETINGS = 8  # of an engine of several processes, which stop after the same token
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's tags of the memory that a sleep gives back
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class ColocateEngine:
         self._batch_size = infer_batch_size
         self._rounding = rounding
         self._held = HeldVersions()
-        self._asleep = False
+        self._asleep: list[str] = []
         self._llm: Any = None
         self._reload: LayerReload | None = None
         self._parallel: TensorParallel
@@ -118,21 +119,30 @@ class ColocateEngine:
         logger.info("vLLM %s started in this process in %.0f s", vllm.__version__, time.monotonic() - start)
         self._sleep()
 
-    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+    def sync(self, model: nn.Module, *, version: int, make_room: Callable[[], object] = lambda: None) -> SyncReport:
         """Load the weights that can have changed since the last sync, and drop the engine's caches.
+
+        The engine's weights are awake beside the learner's, its cache is not. make_room: moves the learner's away; it
+        is called before the cache wakes, which a proof needs once the learner has computed its side.
 
         Raises:
             ProofError: the engine does not answer with these weights afterwards.
         """
+
+        def answered(probe: Probe) -> Tensor:
+            make_room()
+            self._wake(CACHE)
+            return self.prompt_logprobs(probe)
+
         start, self.version = time.monotonic(), UNSYNCED
-        self._wake()
+        self._wake(WEIGHTS)
         kept = KeptUpdate()
         source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
         stale = source.only(self._held.stale_names(source))
         self._load(stale)
         self._held = HeldVersions.from_source(source)
         self._forget(vision=touches_vision(stale.names()))
-        self._prover.after_sync(model, self.prompt_logprobs, step=version)
+        self._prover.after_sync(model, answered, step=version)
         self.version = version
         return SyncReport.create(
             version,
@@ -155,7 +165,7 @@ class ColocateEngine:
         """
         mine = [_Call(list(one.messages), seed_plan.seed(i), one.bias) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
-        self._wake()
+        self._wake(WEIGHTS, CACHE)
         version = self.version
         answers: list[Any | Refused] = []
         with ACTIVITY.doing("generating", len(everyone), "answers") as doing:
@@ -235,16 +245,17 @@ class ColocateEngine:
             drop_image_caches(self._llm)
 
     def _sleep(self) -> None:
-        if self._sleep_level and not self._asleep:
+        if self._sleep_level and WEIGHTS not in self._asleep:
             self._llm.sleep(level=self._sleep_level)
-            self._asleep = True
+            self._asleep = [WEIGHTS, CACHE]
             if self._sleep_level == DROPS_WEIGHTS:
                 self._held, self.version = HeldVersions(), UNSYNCED
 
-    def _wake(self) -> None:
-        if self._asleep:
-            self._llm.wake_up()
-            self._asleep = False
+    def _wake(self, *tags: str) -> None:
+        """Take back the memory of these tags; vLLM ignores a call that names one which is awake."""
+        if asleep := [tag for tag in tags if tag in self._asleep]:
+            self._llm.wake_up(tags=asleep)
+            self._asleep = [tag for tag in self._asleep if tag not in asleep]
 
 
 def _rollout(answer: Any, version: int) -> Rollout:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 
 from torch import nn
 
@@ -80,9 +81,10 @@ class HfRollouts(RolloutSource):
 class ColocateRollouts(RolloutSource):
     """Rollouts by an engine in this process, which gets the weights of a step unless it holds them.
 
-    `ask` moves the optimizer state off the device, pushes the weights, moves the model off, generates, and moves both
-    back. The engine starts with the first rollouts. whole: gathers weights that ZeRO-3 spreads over processes, for a
-    `with` block. interrupt: the engine checks it between tokens; a request to stop then reaches all processes here.
+    `ask` moves the optimizer state off the device, pushes the weights, moves the model off, proves the push if that is
+    due, generates, and moves both back. The engine starts with the first rollouts. whole: gathers weights that ZeRO-3
+    spreads over processes, for a `with` block. interrupt: the engine checks it between tokens; a request to stop then
+    reaches all processes here.
     """
 
     def __init__(
@@ -135,11 +137,15 @@ class ColocateRollouts(RolloutSource):
     def _generate(self, request: GenerationRequest, asked: _Requests) -> RolloutBatch:
         model, step = request.model, request.global_step
         self._reporter.update(phase="syncing")
-        with ACTIVITY.doing(f"loading the weights of step {step} into vLLM"), request.stopwatch.measure("sync"):
-            report = self._sync(model, step)
-        self._reporter.update(phase="rollout", sync=self.sync_state)
-        with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-            outcomes = asked.outcomes(self._outcomes(asked))
+        with ExitStack() as away:
+            make_room = cache(lambda: away.enter_context(self._offload.without_model(model)))
+            with ACTIVITY.doing(f"loading the weights of step {step} into vLLM"), request.stopwatch.measure("sync"):
+                report = self._sync(model, step, make_room)
+            self._reporter.update(phase="rollout", sync=self.sync_state)
+            with request.stopwatch.measure("rollout_generate"):
+                make_room()
+                outcomes = asked.outcomes(self._outcomes(asked))
+                away.close()
         require_version(outcomes, step)
         return RolloutBatch(outcomes, report, asked.plan)
 
@@ -154,11 +160,11 @@ class ColocateRollouts(RolloutSource):
                 raise EngineError("starting", error) from error
         self._started = True
 
-    def _sync(self, model: nn.Module, global_step: int) -> SyncReport | None:
+    def _sync(self, model: nn.Module, global_step: int, make_room: Callable[[], None]) -> SyncReport | None:
         if self._engine.version == global_step:
             return None
         with self._whole(model):
-            report = self._engine.sync(model, version=global_step)
+            report = self._engine.sync(model, version=global_step, make_room=make_room)
         report = report.completed(requested=self.sync_state.requested_mode, effective="full")
         self.sync_state = report
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)

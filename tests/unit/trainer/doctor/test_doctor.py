@@ -254,6 +254,53 @@ def test_what_is_offloaded_is_each_tensor_in_page_locked_memory_rounded_up(confi
     assert sizes["optimizer"] == sum(2 ** math.ceil(math.log2(one)) for one in moments)
 
 
+@pytest.mark.parametrize(
+    ("moved", "beside_push", "beside_answers"),
+    [
+        ((), {"weights": 2, "adapters": 1, "optimizer": 1}, {"weights": 1, "adapters": 1, "optimizer": 1}),
+        (("offload_model",), {"weights": 2, "adapters": 1, "optimizer": 1}, {"optimizer": 1}),
+        (("offload_optimizer",), {"weights": 2, "adapters": 1}, {"weights": 1, "adapters": 1}),
+        (("offload_model", "offload_optimizer"), {"weights": 2, "adapters": 1}, {}),
+    ],
+)
+def test_a_push_has_both_models_on_a_shared_gpu_and_answers_have_what_stays(
+    config, model_path, moved, beside_push, beside_answers
+):
+    offload = {"enabled": bool(moved), **dict.fromkeys(moved, True)}
+    run = config(tuner={"train_type": "lora"}, matching={**COLOCATE, "offload": offload})
+    needs = footprint(run, str(model_path), row_tokens=100)
+    part = {one.name: one.nbytes for one in needs.learner}
+    assert needs.beside_push == sum(times * part[name] for name, times in beside_push.items())
+    assert needs.beside_answers == sum(times * part[name] for name, times in beside_answers.items())
+
+
+def test_the_moment_in_which_learner_and_engine_share_a_gpu_is_counted(config, model_path):
+    def shared(gib, *, offload=False, utilization=0.5, **vllm):
+        everything = {"enabled": offload, "offload_model": offload, "offload_optimizer": offload}
+        asked = {**COLOCATE["vllm"], "gpu_memory_utilization": utilization, **vllm}
+        run = config(matching={"vllm": asked, "offload": everything})
+        return examine(run, on=replace(machine(), gpus=(replace(GPU, total=int(gib * GIB)),)))
+
+    assert "GPU shared with vLLM" not in shared(80), "it is always there, and counted beside all of training"
+    assert shared(80, sleep_level=1)["GPU shared with vLLM"].verdict == "good"
+    weights = {one.name: one.nbytes for one in footprint(config(), str(model_path), row_tokens=100).learner}["weights"]
+    tight = 2 + weights / GIB  # for the engine's half, CUDA, and less than the learner's weights and optimizer
+    found = shared(tight, sleep_level=2)["GPU shared with vLLM"]
+    assert (found.verdict, "offload_model" in found.way_out) == ("doubtful", True)
+    assert shared(tight, sleep_level=2, offload=True)["GPU shared with vLLM"].verdict == "good"
+    assert shared(1 + weights / GIB, sleep_level=2, offload=True)["GPU shared with vLLM"].verdict == "doubtful"
+
+
+def test_weights_of_an_engine_in_sleep_are_the_hosts(config, model_path):
+    def kept(level):
+        run = config(matching={"vllm": {**COLOCATE["vllm"], "sleep_level": level}})
+        needs = footprint(run, str(model_path), row_tokens=100)
+        return total(needs.offloaded), {one.name: one.nbytes for one in needs.learner}["weights"]
+
+    assert [kept(level)[0] for level in (0, 2)] == [0, 0]
+    assert kept(1)[0] == kept(1)[1]
+
+
 def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypatch):
     free = {0: 79 * GIB, 1: 9 * GIB}
 

@@ -137,18 +137,19 @@ class ForgetfulLlm(Llm):
     """Stands in for vLLM: it answers with the weights that it holds, and loses them in a sleep of level 2."""
 
     def __init__(self):
-        self.held, self.awake, self.loads = {}, True, 0
+        self.held, self.awake, self.loads = {}, {"weights", "kv_cache"}, 0
 
     def sleep(self, *, level):
-        self.awake = False
+        self.awake = set()
         if level == 2:
             self.held = {name: torch.zeros_like(tensor) for name, tensor in self.held.items()}
 
-    def wake_up(self):
-        self.awake = True
+    def wake_up(self, *, tags):
+        assert not self.awake & set(tags), "vLLM ignores the whole call"
+        self.awake |= set(tags)
 
     def apply_model(self, load):
-        assert self.awake
+        assert "weights" in self.awake
         self.loads += 1
         load(self)
 
@@ -179,7 +180,7 @@ class ForgetfulEngine(ColocateEngine):
             self._sleep()
 
     def _generate_part(self, requests):
-        assert self._llm.awake
+        assert self._llm.awake == {"weights", "kv_cache"}
         total = sum(float(tensor.double().abs().sum()) for tensor in self._llm.held.values())
         choice = SimpleNamespace(token_ids=[1], text=str(total), finish_reason="stop", spec_decode_metrics=None)
         return [SimpleNamespace(outputs=[choice], prompt_token_ids=[1], request_id="0") for _ in requests]
@@ -229,10 +230,81 @@ def test_every_answer_of_a_step_comes_from_its_weights_whatever_sleep_drops(colo
 def test_engine_that_falls_asleep_on_its_own_account_is_synced_again(colocated, model):
     source, engine = colocated(sleep_level=2)
     first, _ = asked_at(source, model, 3)
-    engine._wake()
+    engine._wake("weights", "kv_cache")
     engine._sleep()
     again, sync = asked_at(source, model, 3)
     assert (again.text, again.version, sync.version) == (first.text, 3, 3)
+
+
+class Card(DeviceMover):
+    """A card that learner and engine share: what is on it, and each that comes and goes, in order."""
+
+    def __init__(self, engine):
+        super().__init__(torch.device("cpu"))
+        self._engine, self.moved, self.there = engine, [], [{"learner"}]
+
+    def away(self, tensor):
+        self.moved.append("away")
+
+    def back(self, tensor):
+        self.moved.append("back")
+
+    def note(self):
+        """Note what is on the card now."""
+        learner = set() if self.moved and self.moved[-1] == "away" else {"learner"}
+        self.there.append(learner | self._engine._llm.awake)
+
+
+@pytest.mark.parametrize("proves", [True, False])
+@pytest.mark.parametrize("level", [1, 2])
+def test_learner_and_cache_are_never_on_the_card_together(colocated, model, level, proves):
+    source, engine = colocated(sleep_level=level)
+    engine.start()
+    card = Card(engine)
+    source._offload = StateOffloader(card, model=True, optimizer=False)
+    wake, done = engine._llm.wake_up, []
+
+    def waking(*, tags):
+        wake(tags=tags)
+        card.note()
+
+    def after_sync(learner, logprobs, *, step):
+        assert learner is model
+        done.append("the learner computes its side")
+        card.note()
+        if proves:
+            logprobs(Probe([], {}))
+
+    engine._llm.wake_up = waking
+    engine._prover.after_sync = after_sync
+    engine.prompt_logprobs = lambda probe: (card.note(), done.append("the engine computes its side"))
+    asked_at(source, model, 1)
+    both = {"weights", "kv_cache"}
+    assert {frozenset(one) for one in card.there} == {
+        frozenset(one) for one in ({"learner"}, {"learner", "weights"}, both)
+    }
+    assert done == ["the learner computes its side", "the engine computes its side"][: 1 + proves]
+    count = len(list(model.parameters()))
+    assert card.moved == (["away"] * count + ["back"] * count) * 2, "for the engine's start, and for proof and answers"
+    assert engine._llm.awake == set()
+
+
+def test_learner_returns_where_a_proof_fails(colocated, model):
+    source, engine = colocated(sleep_level=1)
+    engine.start()
+    card = Card(engine)
+    source._offload = StateOffloader(card, model=True, optimizer=False)
+
+    def after_sync(learner, logprobs, *, step):
+        logprobs(Probe([], {}))
+
+    def prompt_logprobs(probe):
+        raise ProofError("other ids")
+
+    engine._prover.after_sync, engine.prompt_logprobs = after_sync, prompt_logprobs
+    with pytest.raises(ProofError):
+        asked_at(source, model, 1)
+    assert card.moved.count("away") == card.moved.count("back") > 0
 
 
 def test_answers_of_another_version_end_the_run_with_a_sentence(colocated, model):

@@ -204,6 +204,13 @@ def test_frames_are_drafted_where_they_were_seen_to_pay_or_are_asked_for(platfor
         assert (most + 1) * vllm["max_num_seqs"] <= 2048
 
 
+@pytest.mark.parametrize(("platform", "method"), [("cpu", "ngram"), ("cuda", "ngram_gpu")])
+def test_ngrams_are_found_where_vllm_computes(platform, method):
+    found = options(vllm_command(config({"speculation": "ngram", "max_num_seqs": 80}), ENDPOINT, platform))
+    drafts = json.loads(found["speculative-config"])
+    assert (drafts["method"], drafts["num_speculative_tokens"]) == (method, 24)
+
+
 def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
     urls = [f"https://pod-{pod}.x:{port}" for pod in (0, 1, 2) for port in (8000, 8001)]
     servers = [{"base_url": url, "group_port": 51216 + index} for index, url in enumerate(urls)]
