@@ -289,7 +289,7 @@ def test_probes_have_the_times_that_values_name(template: Template) -> None:
     assert container["livenessProbe"] == {
         "httpGet": {"path": "/healthz", "port": "http"},
         "periodSeconds": 20,
-        "timeoutSeconds": 5,
+        "timeoutSeconds": 5,  # by the clock: a value of the chart, nothing here waits for it
         "failureThreshold": 9,
     }
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
