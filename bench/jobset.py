@@ -48,7 +48,7 @@ async def creator() -> AsyncIterator[Callable[[Object], Awaitable[object]]]:
     """A function that creates one JobSet."""
     configuration = client.Configuration()
     named = os.environ["KUBECONFIG"]
-    await config.load_kube_config(named, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    await config.load_kube_config(named, client_configuration=configuration)
     async with client.ApiClient(configuration) as connection:
         api = client.CustomObjectsApi(connection)
 

@@ -50,12 +50,15 @@ OF_COMMANDS = (
     *("numpy", "scipy", "pycocotools", "pillow", "contourpy", "matplotlib", "jinja2", "safetensors"),
     *("typer", "rich"),
 )
+OF_CLUSTERS = ("kubernetes",)  # what the trainer never imports: 75 MB
 LOCKS = (
     # What the commands and their reports need, and the controller never imports: 270 MB less.
     Lock("controller", ("controller",), left_out=OF_COMMANDS),
     # Triton has no use on a CPU, and nothing here hears or films: 700 MB less.
-    Lock("cpu", ("trainer",), (BUILD_BACKEND,), ("triton", "torchaudio", "torchcodec"), groups=("cpu",)),
-    Lock("gpu", ("trainer", "gpu", "deepspeed", "mlflow", "swanlab", "trackio", "wandb"), (BUILD_BACKEND,)),
+    Lock("cpu", ("trainer",), (BUILD_BACKEND,), ("triton", "torchaudio", "torchcodec", *OF_CLUSTERS), groups=("cpu",)),
+    Lock(
+        "gpu", ("trainer", "gpu", "deepspeed", "mlflow", "swanlab", "trackio", "wandb"), (BUILD_BACKEND,), OF_CLUSTERS
+    ),
     Lock("tools", others=("uv>=0.9,<1", "cyclonedx-bom>=7,<8")),
 )
 

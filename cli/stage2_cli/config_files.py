@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import refused
+from stage2_api.errors import kind_of, refused
 from stage2_api.job import GROUP, KIND, RolloutMatchingJob
 from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
@@ -34,8 +34,8 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
         )
     for document in documents:
         if not isinstance(document, dict):
-            kind = type(document).__name__
-            raise refused(str(path), kind, "each document must be a mapping", "start it with `key: value` lines")
+            rule, way_out = "each document must be a mapping", "start it with `key: value` lines"
+            raise refused(str(path), kind_of(document), rule, way_out)
     return documents
 
 
@@ -129,11 +129,17 @@ def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_job(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob:
     """Return the job of a RolloutMatchingJob file, with the changes of `--set`. Raises ConfigError."""
+    return read_job(path, changes)[1]
+
+
+def read_job(path: Path, changes: Sequence[str] = ()) -> tuple[Mapping[str, Any], RolloutMatchingJob]:
+    """Return the same job as its author wrote it, and as it is parsed."""
     raw = load_yaml(path)
     if not is_job(raw):
         way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
         raise refused("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)
-    return parse_job(changed(raw, changes))
+    written = changed(raw, changes)
+    return written, parse_job(written)
 
 
 def is_job(raw: Mapping[str, Any]) -> bool:

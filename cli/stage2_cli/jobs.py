@@ -1,138 +1,229 @@
-"""Commands about a job of a cluster, or a run of this machine: `explain` and `logs`.
+"""Commands about jobs of a cluster: `stage2 job VERB` and `kubectl stage2 VERB` are the same.
 
-`stage2` and kubectl's plugin have both. What is imported here is light: the command line itself stands on it.
+What is imported here is light: the command line itself stands on it.
 """
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stage2_api.errors import refused
-from stage2_api.log_lines import print_error
-from stage2_cli.kubectl import kubectl, print_lines
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError
+from stage2_api.log_lines import one_line, print_error, without_colours
+from stage2_cli.cluster import JobError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+if TYPE_CHECKING:
+    from stage2_cli.job import Job
+
+STDOUT = 1
+
+jobs = typer.Typer(name="job", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _names(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a job; without a cluster there is none."""
+    from stage2_cli.job import Job
+
+    given = context.params.get
+    try:
+        found = Job.list(namespace=given("namespace"), context=given("context"), user=given("user"))
+    except (JobError, ConfigError):
+        return []
+    return [job.name for job, _ in found if job.name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.", autocompletion=_names)
+]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
-User = Annotated[str | None, typer.Option("--as", help="User that kubectl impersonates.")]
+User = Annotated[str | None, typer.Option("--as", help="User to impersonate.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")]
 
-MOST_PODS = 64
-"""Maximum number of concurrent log streams; kubectl's default is 5."""
+
+@jobs.callback()
+def job() -> None:
+    """Jobs of a cluster: submit, list, watch, suspend, resume, delete."""
 
 
-def kubectl_options(namespace: str | None, context: str | None, user: str | None) -> list[str]:
-    """Return kubectl's own options for those that are set."""
-    options = {"namespace": namespace, "context": context, "as": user}
-    return [f"--{name}={value}" for name, value in options.items() if value]
-
-
-def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.")],
+@jobs.command()
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")],
     namespace: Namespace = None,
     context: Context = None,
     user: User = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1."),
+    ] = None,
+) -> None:
+    """Check a job file, and create its job or apply what it changes."""
+    from stage2_cli.job import Job
+
+    job = Job.from_file(file, namespace=namespace, context=context, user=user, changes=changes or [])
+    typer.echo(f"{job.submit().name} submitted")
+
+
+@jobs.command("list")
+def list_jobs(
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List those of all.")] = False,
     as_json: AsJson = False,
 ) -> None:
+    """List jobs with their phase and progress."""
+    from stage2_cli.job import Job
+    from stage2_report.terminal import print_json
+
+    rows = [
+        {
+            "namespace": job.namespace or "",
+            "name": job.name,
+            "phase": status.phase or "",
+            "progress": status.progress or "",
+        }
+        for job, status in Job.list(namespace=namespace, context=context, user=user, all_namespaces=all_namespaces)
+    ]
+    if as_json:
+        print_json(rows, indent=2)
+    else:
+        _print_rows(["namespace", "name", "phase", "progress"], [list(row.values()) for row in rows])
+
+
+@jobs.command()
+def status(
+    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
+) -> None:
+    """Print a job's phase, progress and message, or its whole status (--json)."""
+    from stage2_report.terminal import Terminal, print_json
+
+    found = _job(job, namespace, context, user).status()
+    if as_json:
+        print_json(found.model_dump(mode="json", by_alias=True, exclude_none=True), indent=2)
+        return
+    terminal = Terminal()
+    values = {"phase": found.phase, "progress": found.progress, "node": found.node, "message": found.message}
+    for name, value in values.items():
+        terminal.print(f"{name}: {value or 'not reported yet'}")
+
+
+@jobs.command()
+def explain(
+    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
+) -> None:
     """Explain why a job is not training and which field to change; exit code 1 if it is not training."""
-    from stage2_cli.explain import explain_job
+    found = _job(job, namespace, context, user).read()
+    from stage2_cli.explain import show
 
-    raise typer.Exit(explain_job(job, kubectl_options(namespace, context, user), as_json=as_json))
+    raise typer.Exit(show(found, as_json=as_json))
 
 
-def logs(
-    run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="A run's --work-dir, written with a slash (./work), or a job's name.")
-    ] = "out/run",
+@jobs.command()
+def events(
+    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
+) -> None:
+    """Print what the controller reported about a job in the last hour."""
+    from stage2_report.terminal import print_json
+
+    found = _job(job, namespace, context, user).events()
+    if as_json:
+        print_json([vars(event) for event in found], indent=2)
+    else:
+        rows = [[event.at, event.type, event.reason, f"{event.count}x", event.message] for event in found]
+        _print_rows(["last", "type", "reason", "", "message"], rows)
+
+
+@jobs.command("logs")
+def job_logs(
+    job: Name,
     namespace: Namespace = None,
     context: Context = None,
     user: User = None,
     servers: Servers = False,
     follow: Follow = False,
 ) -> None:
-    """Print the learner's log, or the servers', of a run on this machine or of a job in the cluster."""
-    options = kubectl_options(namespace, context, user)
-    if "/" not in run:  # every folder is written with one, and no job
-        raise typer.Exit(job_logs(run, options, servers=servers, follow=follow))
-    if options:
-        option, _, value = options[0].partition("=")
-        rule = f"is for a job of the cluster, and {run} is a folder"
-        raise refused(option, value, rule, "leave it out, or give a job's name")
-    raise typer.Exit(_local_logs(Path(run), servers=servers, follow=follow))
+    """Print the log of a job's learner, or of its servers."""
+    print_lines(_job(job, namespace, context, user).logs(servers=servers, follow=follow))
 
 
-def job_logs(job: str, options: list[str], *, servers: bool = False, follow: bool = False) -> int:
-    """Print the logs of all pods of a job's learner or servers; return kubectl's exit code. options: of kubectl."""
-    code, error = write_logs(job, options, None, servers=servers, follow=follow)
-    _print_reason(job, error)
-    return code
+@jobs.command()
+def wait(
+    job: Name,
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Exit with 75 then.")] = None,
+) -> None:
+    """Wait until a job has succeeded; exit code 1 if it fails."""
+    try:
+        _job(job, namespace, context, user).wait(timeout)
+    except TimeoutError as error:
+        print_error(f"{error}")
+        raise typer.Exit(EXIT_RETRYABLE) from None
 
 
-def _print_reason(job: str, error: str) -> None:
-    if error:
-        local = f" (for the run in this folder, write ./{job})" if Path(job, "logs").is_dir() else ""
-        print_error(f"kubectl logs of {job}: {error}{local}")
+@jobs.command()
+def suspend(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+    """Remove a job's pods; it keeps its checkpoints."""
+    _job(job, namespace, context, user).suspend()
 
 
-def write_logs(
-    job: str, options: list[str], file: IO[bytes] | None, *, servers: bool = False, follow: bool = False
-) -> tuple[int, str]:
-    """Write the logs of a job's pods into a file as they are, or print them; return kubectl's exit code and error."""
-    from stage2_controller.job import names
-
-    role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
-    selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
-    whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
-    words = [
-        "logs",
-        selector,
-        *whose,
-        "--tail=-1",
-        f"--max-log-requests={MOST_PODS}",
-        *options,
-        *(["--follow"] if follow else []),
-    ]
-    code, _, error = kubectl(words, stdout=file, on_output=print_lines if file is None else None)
-    return code, error
+@jobs.command()
+def resume(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+    """Run a suspended job again, from its last checkpoint."""
+    _job(job, namespace, context, user).resume()
 
 
-def job_report(job: str, options: list[str], html: Path | None) -> int:
-    """Print a job's steps and evaluations as tables, or write them as one page; return kubectl's exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / f"{job}.log"
-        with log.open("wb") as file:
-            code, error = write_logs(job, options, file)
-        if code:
-            _print_reason(job, error)
-            return code
-        if not log.stat().st_size:
-            raise refused("JOB", job, "its learner has logged nothing yet", f"run: kubectl stage2 explain {job}")
-        if html is not None:
-            from stage2_report.html_page import PageRequest, write_html
-
-            write_html(PageRequest([log], html))
-        else:
-            from stage2_report.tables import report_runs
-
-            report_runs([log])
-    return code
+@jobs.command()
+def delete(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+    """Delete a job, and in the background its pods."""
+    _job(job, namespace, context, user).delete()
 
 
-def _local_logs(work_dir: Path, *, servers: bool, follow: bool) -> int:
-    """Print the logs of a local run from their beginning; return the exit code. Raises ConfigError without any."""
-    pattern = "server-*.log" if servers else "learner.log"
-    files = sorted(work_dir.glob(f"logs/{pattern}"))
-    if not files:
-        way_out = "name the --work-dir of a run, or a job of the cluster"
-        raise refused("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)
-    more = ["--follow=name"] if follow else []
-    with subprocess.Popen(["tail", "--lines=+1", *more, *files], stdout=subprocess.PIPE) as tail:
-        assert tail.stdout is not None
-        print_lines(tail.stdout)
-    return tail.returncode
+@jobs.command()
+def report(
+    job: Name,
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
+) -> None:
+    """Print a job's steps and evaluations as tables, from the learner's logs so far."""
+    _job(job, namespace, context, user).report(html)
+
+
+def _job(name: str, namespace: str | None, context: str | None, user: str | None) -> Job:
+    from stage2_cli.job import Job
+
+    return Job(name, namespace, context, user)
+
+
+def _print_rows(columns: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+
+    from stage2_report.terminal import Terminal
+
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    Terminal(wraps=True).print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print the lines of a log while they come, without colours, and with what a terminal would obey escaped.
+
+    Each state of a progress bar, which a carriage return begins, is a line.
+    """
+    try:
+        with open(STDOUT, "w", encoding="utf-8", closefd=False) as output:
+            for line in lines:
+                output.writelines(f"{one_line(without_colours(state))}\n" for state in line.split("\r"))
+                output.flush()
+    except BrokenPipeError:  # `stage2 logs | head`
+        return

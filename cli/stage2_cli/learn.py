@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stage2_api import log_lines
-from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE, ConfigError
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, EXIT_UNAVAILABLE, ConfigError
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
@@ -141,12 +141,12 @@ class Restarts:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, restarts: int) -> int:
-        """Return 0, 64 or 69 of the command, EXIT_RETRYABLE when interrupted, or EXIT_EXHAUSTED after all tries."""
+        """Return 0, 64 or 69 of the command, EXIT_RETRYABLE when interrupted, or EXIT_UNAVAILABLE after all tries."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._interrupt)
         for attempt in range(restarts + 1):
             code = self._try(attempt)
-            if code in (os.EX_OK, EXIT_CONFIG, EXIT_EXHAUSTED):  # 69 of a try: a package is missing
+            if code in (os.EX_OK, EXIT_CONFIG, EXIT_UNAVAILABLE):  # 69 of a try: a package is missing
                 return code
             if self._interrupted.is_set():
                 return EXIT_RETRYABLE
@@ -155,7 +155,7 @@ class Restarts:
                 logger.warning("exit code %d; restarting in %g s (%d of %d)", code, pause_s, attempt + 1, restarts)
                 self._interrupted.wait(pause_s)
         logger.error("exit code %d after %d restarts, the limit", code, restarts)
-        return EXIT_EXHAUSTED
+        return EXIT_UNAVAILABLE
 
     def _try(self, attempt: int) -> int:
         _clear_termination_log()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, refused
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, EXIT_UNAVAILABLE, ConfigError, refused
 from stage2_api.log_lines import escape_errors, print_error
+from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
-from stage2_cli.jobs import AsJson, explain, logs
+from stage2_cli.jobs import AsJson, Follow, Servers, jobs, print_lines
 from stage2_trainer.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
@@ -21,8 +21,9 @@ FIRST_LINE_S = 3.0
 
 app = typer.Typer(name="stage2", no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(imports, name="import")
+app.add_typer(jobs, name="job")
 
-JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML).")]
+JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training YAML, or a job file.")]
 OptionalConfig = Annotated[
     Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)
@@ -160,6 +161,16 @@ def data(
 
 
 @app.command()
+def schema(
+    kind: Annotated[Literal["job", "training"], typer.Argument(metavar="[job|training]", help="Kind of file.")] = "job",
+) -> None:
+    """Print the JSON schema by which editors check job files, or training YAMLs."""
+    from stage2_api.schema import schema_text
+
+    typer.echo(schema_text(kind), nl=False)
+
+
+@app.command()
 def render(
     file: JobFile,
     namespace: Annotated[str | None, typer.Option(help="Namespace, if the file has none.")] = None,
@@ -171,8 +182,16 @@ def render(
     sys.stdout.write(render_job(file, namespace=namespace, changes=changes or []))
 
 
-app.command()(explain)
-app.command()(logs)
+@app.command()
+def logs(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's --work-dir.")] = Path("out/run"),
+    servers: Servers = False,
+    follow: Follow = False,
+) -> None:
+    """Print the learner's log, or the servers', of a run on this machine; of a cluster's job see `stage2 job logs`."""
+    from stage2_cli.processes import log_lines
+
+    print_lines(log_lines(run, servers=servers, follow=follow))
 
 
 @app.command()
@@ -515,14 +534,17 @@ def call(program: typer.Typer) -> None:
 
         show_config_error(error)
         sys.exit(EXIT_CONFIG)
+    except JobError as error:
+        print_error(f"{error}")
+        sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        from stage2_trainer.doctor.packages import extra_with
+        from stage2_trainer.doctor.packages import requirement_of
 
-        extra = extra_with(error.name or "")
-        if extra is None:
+        requirement = requirement_of(error.name or "")
+        if requirement is None:
             raise
-        print_error(f"this command needs {error.name}, which is not installed: pip install 'stage2[{extra}]'")
-        sys.exit(os.EX_UNAVAILABLE)
+        print_error(f"this command needs {error.name}, which is not installed: pip install '{requirement}'")
+        sys.exit(EXIT_UNAVAILABLE)
 
 
 def _say(line: str) -> None:

@@ -6,6 +6,7 @@ The kernel ends a child when the executor dies (PR_SET_PDEATHSIG), so that not e
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import socket
@@ -15,22 +16,38 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from stage2_api.errors import refused
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.log_lines import split_lines
 from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.job.containers import POD_PORTS, LearnerPorts
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, gpu_count, visible_names
 from stage2_trainer.wire.credentials import is_free
 
 _PR_SET_PDEATHSIG = 1
+PART = 1 << 16  # bytes of a log that are read at once
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent() -> None:
     """Ask the kernel for SIGTERM when the parent dies; call it in the child."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def log_lines(work_dir: Path, *, servers: bool, follow: bool) -> Iterator[str]:
+    """Yield the lines that the learner of a run, or its servers, have logged. Raises ConfigError without any."""
+    pattern = "server-*.log" if servers else "learner.log"
+    files = sorted(work_dir.glob(f"logs/{pattern}"))
+    if not files:
+        way_out = f"name the --work-dir of a run; for a job of a cluster: stage2 job logs {work_dir}"
+        raise refused("RUN", str(work_dir), f"must be a folder with logs/{pattern}", way_out)
+    more = ["--follow=name"] if follow else []
+    with subprocess.Popen(["tail", "--lines=+1", *more, *files], stdout=subprocess.PIPE) as tail:
+        assert isinstance(tail.stdout, io.BufferedReader)
+        yield from split_lines(iter(partial(tail.stdout.read1, PART), b""))
 
 
 @dataclass

@@ -8,19 +8,22 @@ from functools import partial
 from typing import Any, Final
 
 EXIT_FAILURE: Final = 1
-"""Exit code of an unexpected failure, or of one that a retry would repeat."""
-
+EXIT_USAGE: Final = 2
 EXIT_CONFIG: Final = 64
-"""Exit code of a configuration error (EX_USAGE of sysexits.h), which is never retried."""
-
 EXIT_DATA: Final = 65
-"""Exit code of an import that keeps no object (EX_DATAERR of sysexits.h)."""
-
-EXIT_EXHAUSTED: Final = 69
-"""Exit code of a learner without restarts left in its container (EX_UNAVAILABLE of sysexits.h)."""
-
+EXIT_UNAVAILABLE: Final = 69
 EXIT_RETRYABLE: Final = 75
-"""Exit code of a failure that a retry may fix (EX_TEMPFAIL of sysexits.h)."""
+
+EXIT_CODES: Final = {
+    0: "done, or the answer is yes",
+    EXIT_FAILURE: "failed so that a retry would fail too, or the answer is no: a job does not train, or has failed",
+    EXIT_USAGE: "an argument is missing or unknown, or not of its type",
+    EXIT_CONFIG: "a person must change something: a file, an option, the name of a job, or the rights in a cluster",
+    EXIT_DATA: "an import kept no object",
+    EXIT_UNAVAILABLE: "what it needs is not there: a package, a cluster, or a restart of the learner that is left",
+    EXIT_RETRYABLE: "another try may succeed: a server was lost, a disk was full, a wait took too long",
+}
+"""What each exit code of a command means: 64 to 75 are those of sysexits.h. 64 and 69 are never retried."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,18 @@ def shortened(value: object, limit: int = 120) -> str:
     """Return the repr of a value, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def kind_of(value: object) -> str:
+    """Return what kind of value a JSON or YAML document has.
+
+    >>> kind_of(None), kind_of([1]), kind_of(True)
+    ('null', 'a list', 'a truth value')
+    """
+    kinds = {"NoneType": "null", "dict": "a mapping", "str": "a text", "bool": "a truth value"}
+    kinds |= {"int": "a number", "float": "a number"}
+    name = type(value).__name__
+    return kinds.get(name, f"a {name}")
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,11 +11,14 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BELOW = "    "
 """Indents each line of a traceback, because only records of the run start at the left edge."""
+LONGEST_LINE = 1 << 20
+"""Bytes of a log's line that are kept in memory; a longer one becomes several."""
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -34,6 +37,18 @@ def lines_of(text: str) -> str:
 def without_colours(text: str) -> str:
     """Return a text without the colours that programs write into their logs."""
     return _COLOUR.sub("", text)
+
+
+def split_lines(parts: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of a log that comes in parts, each as soon as it is whole."""
+    rest = b""
+    for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) >= LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        yield from (line.decode(errors="backslashreplace").removesuffix("\r") for line in lines)
+    if rest:
+        yield rest.decode(errors="backslashreplace").removesuffix("\r")
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:

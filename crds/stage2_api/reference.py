@@ -25,7 +25,8 @@ is `spec.config` of a job or a separate YAML file (`stage2 learn FILE`). Keys th
 
 Editors complete and check keys by the JSON schemas [job.json](../crds/schema/job.json) and
 [training.json](../crds/schema/training.json), where the first line of a file names one, as in all
-[examples](../examples/README.md): `# yaml-language-server: $schema=PATH`. Rules between keys need `stage2 validate`.
+[examples](../examples/README.md) and in what `stage2 init` writes: `# yaml-language-server: $schema=PATH`.
+`stage2 schema job` and `stage2 schema training` print them. Rules between keys need `stage2 validate`.
 
 The [command](cli.md), the [log](log.md), [conditions](operator.md#what-ends-a-job),
 [metrics](operator.md#metrics-and-alerts) and the [Python API](python-api.md) have pages of their own.

@@ -43,7 +43,7 @@ WALK = [
     (f"validate {JOB} run.yaml {HELD_OUT}", 0, "valid training configuration"),
     ("validate lost.yaml", 64, "fix:"),
     (f"render {JOB}", 0, "kind: Deployment"),
-    ("doctor run.yaml", 64, f"not installed: accelerate, aiohttp, datasets*{TRAINER}*images"),
+    ("doctor run.yaml", 64, f"not installed: accelerate, datasets*{TRAINER}*images"),
     (f"data {HELD_OUT} --pictures page.png", 0, "descriptions"),
     (f"data {HELD_OUT} --json", 0, '"classes"'),
     (f"data {HELD_OUT} --model {MODEL}", 69, f"needs tokenizers, which is not installed: {TRAINER}"),
@@ -67,14 +67,15 @@ WALK = [
     ("report run --html page.html --picture picture.png", 0, ""),
     ("replay run/rollouts.jsonl --step 1", 69, TRAINER),
     ("inspect run.yaml --sample 0 --response-file answer.txt", 69, f"needs tokenizers*{TRAINER}"),
-    ("explain job", 2, "kubectl"),
-    ("logs job", 127, "kubectl logs of job: it is not installed"),
-    ("logs ./lost", 64, "fix:"),
+    ("schema training", 0, "json-schema.org"),
+    ("job explain mine", 69, "no cluster is configured"),
+    ("job submit lost.yaml", 64, "fix:"),
+    ("logs lost", 64, "fix:"),
 ]
 KUBECTL = [
-    ("explain job", 2, "kubectl"),
-    ("logs job", 127, "kubectl logs of job: it is not installed"),
-    ("report job", 127, "kubectl"),
+    ("list", 69, "no cluster is configured"),
+    ("logs mine", 69, "no cluster is configured"),
+    ("report mine", 69, "no cluster is configured"),
 ]
 
 

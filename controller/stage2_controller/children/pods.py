@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
+from stage2_api.errors import EXIT_CONFIG, EXIT_UNAVAILABLE
 from stage2_api.job import LearnerSpec, RolloutMatchingJob, RolloutSpec
 from stage2_api.pod import layout, report
 from stage2_api.pod.layout import HEALTH_ROUTE
@@ -48,7 +48,7 @@ _MOUNTS = (
 _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
 _FAIL_AT_ONCE = {
     "action": "FailJob",
-    "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG, EXIT_EXHAUSTED]},
+    "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG, EXIT_UNAVAILABLE]},
 }
 _IGNORE_DISRUPTION = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 

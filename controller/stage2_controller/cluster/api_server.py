@@ -72,7 +72,7 @@ async def connect(requested: Requested) -> "Api":
     if named or not _by_service_account(configuration):
         named = named or "~/.kube/config"
         try:
-            await config.load_kube_config(named, client_configuration=configuration)  # type: ignore[no-untyped-call]
+            await config.load_kube_config(named, client_configuration=configuration)
         except config.ConfigException as error:
             way_out = "outside a pod the controller needs a kubeconfig with a current context"
             raise NoCluster(f"KUBECONFIG: {named!r}: {error}; {way_out}") from error
@@ -83,7 +83,7 @@ async def connect(requested: Requested) -> "Api":
 def _by_service_account(configuration: client.Configuration) -> bool:
     """Return whether this process is in a pod that has a service account, which `configuration` then uses."""
     try:
-        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+        config.load_incluster_config(configuration)
     except config.ConfigException:
         return False
     return True
@@ -103,11 +103,11 @@ class Api:
     def __init__(self, api_client: client.ApiClient, requested: Requested) -> None:
         self._client = api_client
         self._requested = requested
-        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self._dynamic = DynamicClient(api_client)
 
     async def close(self) -> None:
         """End all connections."""
-        await self._client.close()  # type: ignore[no-untyped-call]
+        await self._client.close()
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None if there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
+from stage2_api.errors import EXIT_CONFIG, EXIT_UNAVAILABLE
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller.job import names
 from stage2_controller.plan import evictions
@@ -17,7 +17,7 @@ from stage2_controller.state.conditions import Condition
 from stage2_controller.state.observed import Object, Observed, begun, ended, succeeded, terminated, terminating
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
-_EXHAUSTED = f"exit code {EXIT_EXHAUSTED} "  # in the Job's message
+_EXHAUSTED = f"exit code {EXIT_UNAVAILABLE} "  # in the Job's message
 
 
 def final(status: Mapping[str, Any]) -> Condition | None:
@@ -172,11 +172,11 @@ def _failed(observed: Observed, failure: Mapping[str, Any]) -> Condition:
     end = terminated(pod, names.ROLE_LEARNER) if pod else None
     words = _last_message(observed, end)
     by_policy, text = failure.get("reason") == _POD_FAILURE_POLICY, failure.get("message", "")
-    code = end.get("exitCode") if end else EXIT_EXHAUSTED if _EXHAUSTED in text else None
-    if code != EXIT_EXHAUSTED and (by_policy or code == EXIT_CONFIG):
+    code = end.get("exitCode") if end else EXIT_UNAVAILABLE if _EXHAUSTED in text else None
+    if code != EXIT_UNAVAILABLE and (by_policy or code == EXIT_CONFIG):
         message = f"the learner refused its configuration: {words}"
         return Condition(reasons.FAILED, "True", reasons.CONFIGURATION_ERROR, message)
-    if failure.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
+    if failure.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_UNAVAILABLE:
         message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
         return Condition(reasons.FAILED, "True", reasons.BACKOFF_LIMIT, message)
     message = f"{failure.get('message', 'the learner failed')}; {words}"

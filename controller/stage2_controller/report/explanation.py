@@ -1,7 +1,7 @@
 """What a job's conditions mean to a person: why it does not train, with the object and field to change, and events.
 
-`status.message`, the reason of the condition Training (which a column of kubectl shows) and `stage2 explain` report the
-same link: the first that is missing. `stage2 explain` prints the whole chain. Pure.
+`status.message`, the reason of the condition Training (which a column of kubectl shows) and `stage2 job explain` report
+the same link: the first that is missing. `stage2 job explain` prints the whole chain. Pure.
 """
 
 from collections.abc import Mapping, Sequence

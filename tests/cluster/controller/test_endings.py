@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.crd import FROZEN
-from stage2_api.errors import EXIT_EXHAUSTED
+from stage2_api.errors import EXIT_UNAVAILABLE
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
 
 CHANGES: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_a_learner_without_tries_gets_no_other_pod(kubectl: Kubectl, controller:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 2}))
     kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
-    kubelet.learner_ends("job-3v1", EXIT_EXHAUSTED, "out of luck, three times")
+    kubelet.learner_ends("job-3v1", EXIT_UNAVAILABLE, "out of luck, three times")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
     learners = kubectl.list("pods", selector="stage2.dev/role=learner")
@@ -137,7 +137,7 @@ def test_explain_names_what_a_job_waits_for(kubectl: Kubectl, controller: Contro
 
 
 def _explained(kubectl: Kubectl) -> str:
-    """What `stage2 explain` prints, asked for as kubectl's plugin."""
+    """What `stage2 job explain` prints, asked for as kubectl's plugin."""
     command = ["kubectl", "stage2", "explain", "job-3v1", f"--namespace={kubectl.namespace}"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "KUBECONFIG": str(kubectl.kubeconfig), "PATH": path}

@@ -1,11 +1,9 @@
-"""`stage2.Job`: a job file submitted, waited for and reported from Python; a script stands in for kubectl."""
+"""`stage2.Job`: jobs from Python, against an API server of this process."""
 
-import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -14,120 +12,185 @@ from typing import Any
 import pytest
 
 import stage2
-from stage2 import Job, JobError
+from stage2 import ClusterUnavailable, Job, JobError, RequestRefused
 from stage2_api.errors import ConfigError
+from tests.unit.cli import client_contract
+from tests.unit.cli.job_api import JobApi, api_server
 from tests.unit.report.reported import write_run
 
 ROOT = Path(__file__).parents[3]
-JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
-KUBECTL = """#!/bin/sh
-cd "${0%/*}"
-echo "$@" >> asked
-case $1 in
-  apply) ;;
-  get) cat 1.json; test -e 2.json && mv 2.json 1.json; true ;;
-  logs) cat log ;;
-esac
-"""
-Statuses = Callable[..., Path]
-
-
-def status(phase: str, generation: int = 2, message: str = "") -> dict[str, Any]:
-    seen = {"phase": phase, "observedGeneration": generation, "message": message, "progress": "60/60"}
-    return {"metadata": {"generation": 2}, "status": seen}
+FILE = ROOT / "examples" / "job-3v1-tiny.yaml"
+NAME = "job-3v1-tiny"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Statuses:
-    """Return a function that puts a kubectl on the PATH, which reads one or two states of a job in turn."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "kubectl").write_text(KUBECTL)
-    (tmp_path / "kubectl").chmod(0o755)
-    (tmp_path / "log").write_text((write_run(tmp_path / "run") / "stage2_log.jsonl").read_text())
-
-    def answer(*states: dict[str, Any]) -> Path:
-        for number, state in enumerate(states, start=1):
-            (tmp_path / f"{number}.json").write_text(json.dumps(state))
-        return tmp_path
-
-    return answer
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobApi]:
+    with api_server(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+        yield server
 
 
-def test_the_example_of_the_page_runs(cluster: Statuses, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    folder = cluster(status("Running"), status("Succeeded"))
+@pytest.fixture
+def job(api: JobApi) -> Job:
+    return Job.from_file(FILE, namespace="team-a").submit()
+
+
+def pod(name: str, *containers: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"containers": [{"name": one} for one in containers]}}
+
+
+def test_contract_of_the_api(api: JobApi) -> None:
+    client_contract.a_job_is_submitted_listed_suspended_resumed_and_deleted(FILE, "team-a")
+    client_contract.names_lead_to_no_other_object("team-a")
+
+
+def test_the_example_of_the_page_runs(
+    api: JobApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.pods = [pod("learner-abc", "learner")]
+    api.logs["learner-abc", "learner"] = [(write_run(tmp_path / "run") / "stage2_log.jsonl").read_bytes()]
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```py\n(from stage2 import Job.*?)```", page, re.DOTALL)
-    (folder / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(folder)
-    exec(example.replace("timeout=3600", "timeout=3600, every=0.01"), {})
-    assert capsys.readouterr().out == "page: run.html\n60/60 4\n"
-    assert "<svg" in (folder / "run.html").read_text(encoding="utf-8")
-    asked = [line.split()[0] for line in (folder / "asked").read_text().splitlines()]
-    assert asked == ["apply", "get", "get", "logs", "get", "logs"]
+    submit, rest = example.split("job.wait", 1)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    variables: dict[str, Any] = {}
+    exec(submit, variables)
+    api.report(NAME, "default", phase="Succeeded", progress="60/60")
+    exec(f"job.wait{rest}", variables)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["page: run.html", "Succeeded 60/60"]
+    assert len(lines) == 2 + 4
+    assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
-def test_a_failed_job_raises_its_message_and_one_that_takes_longer_its_phase(cluster: Statuses) -> None:
-    cluster(status("Failed", message="the learner ended with 64"))
+def test_a_failed_job_raises_its_message_and_one_that_takes_longer_its_phase(api: JobApi, job: Job) -> None:
+    api.report(NAME, phase="Failed", message="the learner ended with 64")
     with pytest.raises(JobError, match="job-3v1-tiny is Failed: the learner ended with 64"):
-        Job.from_file(JOB).wait()
-    cluster(status("Pending", message="no node fits"))
+        job.wait()
+    api.report(NAME, phase="Pending", message="no node fits")
     with pytest.raises(TimeoutError, match="job-3v1-tiny is Pending: no node fits"):
-        Job.from_file(JOB).wait(timeout=0)
-
-
-FLAKY = """#!/bin/sh
-cd "${0%/*}"
-echo "$@" >> asked
-if test $(wc -l < asked) -gt FAILURES; then cat 1.json; else echo 'MESSAGE' >&2; exit 1; fi
-"""
-LOST = "Unable to connect to the server: net/http: TLS handshake timeout"
+        job.wait(timeout=0)
 
 
 @pytest.mark.parametrize(
-    ("message", "failures", "asked", "raised"),
-    [
-        (LOST, 9, 10, None),
-        (LOST, 10, 10, "kubectl get of job-3v1-tiny: Unable to connect"),
-        ("error: You must be logged in to the server (Unauthorized)", 1, 1, "Unauthorized"),
-    ],
+    ("failures", "requests", "raised"),
+    [([503] * 9, 10, None), ([503] * 10, 10, "etcd is not there"), ([403], 1, "etcd is not there")],
 )
 def test_waiting_outlasts_an_api_server_that_is_lost_for_a_while_and_no_refusal(
-    cluster: Statuses, message: str, failures: int, asked: int, raised: str | None
+    api: JobApi, job: Job, failures: list[int], requests: int, raised: str | None
 ) -> None:
-    folder = cluster(status("Succeeded"))
-    (folder / "kubectl").write_text(FLAKY.replace("FAILURES", str(failures)).replace("MESSAGE", message))
+    api.report(NAME, phase="Succeeded")
+    api.failures, before = failures, len(api.requests)
     with pytest.raises(JobError, match=raised) if raised else nullcontext():
-        Job.from_file(JOB).wait(every=0.01)
-    assert len((folder / "asked").read_text().splitlines()) == asked
+        job.wait(every=0.01)
+    assert len(api.requests) - before == requests
 
 
-def test_the_status_of_an_earlier_write_does_not_count(cluster: Statuses) -> None:
-    cluster(status("Failed", generation=1), status("Succeeded"))
-    assert Job.from_file(JOB, namespace="team").wait(every=0.01).status()["phase"] == "Succeeded"
+def test_the_status_of_an_earlier_write_does_not_count(api: JobApi, job: Job) -> None:
+    api.report(NAME, phase="Failed", observedGeneration=0)
+    assert job.status().phase is None
+    api.report(NAME, phase="Running", progress="3/60", ofANewerVersion={"x": 1})
+    assert (job.status().phase, job.status().progress) == ("Running", "3/60")
 
 
-def test_a_wrong_file_is_refused_before_kubectl_is_asked(cluster: Statuses, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_before_a_cluster_is_asked(api: JobApi, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
-    wrong.write_text(JOB.read_text().replace("servers: 3", "servers: -3"))
-    with pytest.raises(ConfigError, match=r"spec\.rollout\.servers"):
+    wrong.write_text(FILE.read_text().replace("servers: 3", "servers: -3"))
+    with pytest.raises(stage2.ConfigError, match=r"spec\.rollout\.servers"):
         Job.from_file(wrong)
+    assert api.requests == []
+    with pytest.raises(ConfigError, match=r"Job: 'mine'; has no file to submit; use Job\.from_file"):
+        Job("mine").submit()
 
 
-def test_what_kubectl_refuses_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kubectl").write_text("#!/bin/sh\necho 'error: refused' >&2\nexit 1\n")
-    (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for request in (lambda job: job.submit(), lambda job: job.status()):
-        with pytest.raises(JobError, match="of job-3v1-tiny: error: refused"):
-            request(Job.from_file(JOB))
-    with pytest.raises(JobError, match="ended with 1"):
-        Job.from_file(JOB).logs()
+def test_a_generated_name_and_a_changed_setting_are_submitted(api: JobApi, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(FILE.read_text().replace("name: job-3v1-tiny", "generateName: try-", 1))
+    job = Job.from_file(file, changes=["training.seed=7"]).submit()
+    assert job.name == "try-abcde"
+    assert job.read()["spec"]["config"]["training"]["seed"] == 7
 
 
-def test_logs_without_a_cluster_say_why(cluster: Statuses) -> None:
-    (cluster(status("Running")) / "kubectl").write_text("#!/bin/sh\necho 'no route to host' >&2; exit 1\n")
-    with pytest.raises(JobError, match="ended with 1: no route to host"):
-        Job("mine").logs()
+def test_what_the_api_server_refuses_is_raised_with_its_sentence(api: JobApi, job: Job) -> None:
+    for ask in (Job.submit, Job.status, Job.logs, Job.events, Job.suspend, Job.delete):
+        api.failures = [422]
+        with pytest.raises(RequestRefused, match=r"^etcd is not there$"):
+            ask(job)
+
+
+@pytest.mark.parametrize("ask", [Job.read, Job.logs, Job.wait], ids=lambda one: one.__name__)
+def test_without_a_cluster_every_request_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "lost"))
+    with pytest.raises(ClusterUnavailable, match=r"no cluster is configured: .*lost: .*--context"):
+        ask(Job("mine"))
+    with api_server(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+    monkeypatch.setattr("stage2_cli.job.MOST_LOST", 1)
+    with pytest.raises(ClusterUnavailable, match=r"^http://127\.0\.0\.1:\d+ cannot be reached: .*refused"):
+        ask(Job("mine"))
+    with pytest.raises(ClusterUnavailable, match="far"):
+        ask(Job("mine", context="far"))
+
+
+def test_an_answer_that_is_no_api_servers_is_reported(api: JobApi, job: Job) -> None:
+    api.pods = [pod("a", "learner")]
+    api.logs["a", "learner"] = [b"<html>"]
+    with pytest.raises(ClusterUnavailable, match="does not answer as an API server does"):
+        job._cluster.ask("GET", "/api/v1/namespaces/team-a/pods/a/log", query={"container": "learner"})
+
+
+def test_impersonation_goes_with_each_request(api: JobApi) -> None:
+    Job.list(user="ann")
+    assert api.headers[-1]["Impersonate-User"] == "ann"
+
+
+def test_events_are_sorted_by_their_last_time(api: JobApi, job: Job) -> None:
+    api.events = [
+        {
+            "metadata": {},
+            "type": "Warning",
+            "reason": "B",
+            "message": "late",
+            "count": 3,
+            "lastTimestamp": "2026-01-02",
+        },
+        {"metadata": {"creationTimestamp": "2026-01-01"}, "reason": "A", "message": "early", "lastTimestamp": None},
+    ]
+    assert [(event.reason, event.type, event.count) for event in job.events()] == [
+        ("A", "Normal", 1),
+        ("B", "Warning", 3),
+    ]
+    assert api.requests[-1][2] == {"fieldSelector": f"involvedObject.uid={job.read()['metadata']['uid']}"}
+
+
+def test_logs_of_a_job_without_pods_say_in_which_state_it_is(api: JobApi, job: Job) -> None:
+    api.report(NAME, phase="Suspended", message="spec.suspend is true")
+    with pytest.raises(JobError, match=r"has no learner pod whose log could be read; .* is Suspended: spec\.suspend"):
+        job.logs()
+
+
+def test_lines_of_a_log_are_whole_whatever_its_parts(api: JobApi, job: Job) -> None:
+    api.pods = [pod("a", "learner", "sidecar")]
+    api.logs["a", "learner"] = [b"one\ntw", b"o\r\n\xff", b"\n", "ü".encode()[:1], "ü".encode()[1:]]
+    assert list(job.logs()) == ["one", "two", "\\xff", "ü"]
+
+
+def test_followed_logs_of_servers_come_line_by_line_with_their_container(api: JobApi, job: Job) -> None:
+    api.pods = [pod("a", "server-0", "server-1")]
+    api.logs = {("a", "server-0"): [b"zero\n", b"end\n"], ("a", "server-1"): [b"one\n", b"end\n"]}
+    log = job.logs(servers=True, follow=True)
+    assert {next(log), next(log)} == {"[pod/a/server-0] zero", "[pod/a/server-1] one"}
+    api.released.set()
+    assert sorted(log) == ["[pod/a/server-0] end", "[pod/a/server-1] end"]
+
+
+def test_a_log_that_breaks_off_raises(api: JobApi, job: Job) -> None:
+    api.released.set()
+    api.pods = [pod("a", "server-0", "server-1")]
+    api.logs = {("a", "server-0"): [b"zero\n"], ("a", "server-1"): ["no bytes"]}  # type: ignore[list-item]
+    with pytest.raises(ClusterUnavailable):
+        list(job.logs(servers=True, follow=True))
 
 
 def test_package_names_its_version_and_runs_as_a_module() -> None:
@@ -136,7 +199,5 @@ def test_package_names_its_version_and_runs_as_a_module() -> None:
     assert done.stdout.startswith(f"stage2 {stage2.__version__}")
 
 
-def test_error_of_a_job_file_is_caught_by_its_public_name(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("kind: Pod\n")
-    with pytest.raises(stage2.ConfigError):
-        Job.from_file(tmp_path / "job.yaml")
+def test_every_exported_name_is_there() -> None:
+    assert all(hasattr(stage2, name) for name in stage2.__all__ if name != "Model")

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from stage2_cli import main
 from stage2_cli.explain import show
-from stage2_cli.kubectl_plugin import app as plugin
+from stage2_cli.jobs import jobs
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run import Watcher, describe
 from stage2_report.terminal import Terminal
+from tests.unit.cli.job_api import api_server
 from tests.unit.report.inspected import TINY_MODEL
 from tests.unit.report.reported import write_grpo_run, write_run
 from tests.unit.trainer.prepare.odd_sets import picture
@@ -373,23 +374,31 @@ def test_logs_escape_each_line(folder, capfd, monkeypatch, words):
     log = f"\x1b[36mone\x1b[0m\n{HOSTILE}\nt\u00fcwo".encode() + b"\xff\x9b"
     for name in ("learner", "server-0", "server-1"):
         (folder / "logs" / f"{name}.log").write_bytes(log)
-    kubectl = folder / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\ncat {folder}/logs/learner.log\ncat {folder}/logs/learner.log >&2\nexit 3\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
     capfd.readouterr()
-    commands: list[tuple[list[str], Any]] = [(["logs", "job", *words], main.app), (["logs", "job"], plugin)]
-    commands += [(["explain", "job"], main.app)]
-    commands += [(["logs", f"{folder}/", *words], main.app)] if words != ["--follow"] else []
-    for line, program in commands:
-        monkeypatch.setattr(sys, "argv", ["stage2", *line])
-        with pytest.raises(SystemExit):
-            main.call(program)
-        printed = "".join(capfd.readouterr())
-        assert [c for c in printed if not (c.isprintable() or c == "\n")] == [], line
-        assert "tüwo" in printed
-        if line[0] == "logs":
+    pod = {"metadata": {"name": "pod"}, "spec": {"containers": [{"name": "server-0"}]}}
+    with api_server(folder) as api:
+        monkeypatch.setenv("KUBECONFIG", api.kubeconfig)
+        api.pods, api.logs = [pod], {("pod", one): [log] for one in ("server-0", "learner")}
+        api.released.set()
+        commands: list[tuple[list[str], Any]] = [(["logs", "job", *words], jobs)]
+        commands += [(["logs", f"{folder}/", *words], main.app)] if words != ["--follow"] else []
+        for line, program in commands:
+            monkeypatch.setattr(sys, "argv", ["stage2", *line])
+            with pytest.raises(SystemExit):
+                main.call(program)
+            printed = "".join(capfd.readouterr())
+            assert [c for c in printed if not (c.isprintable() or c == "\n")] == [], line
+            assert "tüwo" in printed
             assert "one\n" in printed
+
+
+def test_refusals_of_a_cluster_are_escaped(folder, capfd, monkeypatch):
+    with api_server(folder) as api:
+        monkeypatch.setenv("KUBECONFIG", api.kubeconfig)
+        api.sentence = HOSTILE
+        for verb in ("list", "status job", "logs job", "delete job"):
+            api.failures = [403]
+            assert "title" in stage2(capfd, monkeypatch, "job", *verb.split())
 
 
 def test_explain_escapes_each_field_of_a_job(capfd):

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 from typer.main import get_command
 
-from stage2_cli.kubectl_plugin import app as plugin
+from stage2_cli.jobs import jobs
 from stage2_cli.main import app
 from stage2_controller.state import reasons
 
@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^([^\n]*)\n( *)```(?:sh|bash|console)\n(.*?)^\2```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:not run: .{10,}|run by (tests/[\w/]+\.py)) -->")
 UsageError = typer.BadParameter.__base__  # of click, or of typer itself where it no longer needs click
-PROGRAMS = {"stage2": get_command(app), "kubectl stage2": get_command(plugin)}
+PROGRAMS = {"stage2": get_command(app), "kubectl stage2": get_command(jobs)}
 
 
 def blocks() -> Iterator[tuple[Path, str, str]]:

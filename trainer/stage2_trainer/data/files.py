@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from stage2_api.errors import refused
 
+STANDARD_INPUT = Path("-")
 ROOTS_VARIABLE = "ROOT_IMAGE_DIR"  # folders of images that a person names, as in PATH
 LARGEST_FOUND = 256 << 20  # bytes of a text file that data names: a list of images, the labels of one image
 LARGEST_PIPED = 2 << 30  # bytes of a pipe that a person names; the size of a file can be checked first
@@ -45,10 +46,11 @@ def read_regular(path: Path, most: int = LARGEST_FOUND) -> bytes:
 
 
 def read_named(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of a file that a person names: a regular one, or an unnamed pipe.
+    """Return the bytes of a file that a person names: a regular one, an unnamed pipe, or `-`, standard input.
 
     most: None is a whole file, and LARGEST_PIPED of a pipe. Raises OSError, also for more than `most` bytes.
     """
+    path = Path("/dev/stdin") if path == STANDARD_INPUT else path
     mode = _mode(path)
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise OSError(errno.EINVAL, "It is a device", str(path))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem, refused
+from stage2_api.errors import ConfigError, Problem, kind_of, refused
 from stage2_api.model import Model
 from stage2_api.runconfig import HUB_NAME, RunConfig
 from stage2_trainer.data.files import irregular_file, read_regular
@@ -151,7 +151,7 @@ def flaw_of_model(folder: Path) -> str | None:
         except (OSError, ValueError, RecursionError) as error:
             return f"its {file.name} must be a JSON object ({_first_line(error)})"
         if not isinstance(found, dict):
-            return f"its {file.name} must be a JSON object (it is a {type(found).__name__})"
+            return f"its {file.name} must be a JSON object (it is {kind_of(found)})"
         documents[file.name] = found
     return flaw_of_costs(folder, documents)
 

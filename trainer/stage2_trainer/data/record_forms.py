@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, kind_of
 
 OURS = frozenset({"images", "width", "height", "objects"})
 CONVERT = (
@@ -71,7 +71,7 @@ def check_form(raw: Mapping[str, Any]) -> None:
 def other_document(value: object) -> OtherFormError:
     """Return the error of a line that is JSON, and no object."""
     form = form_of(value)
-    rule = f"must be a JSON object, and is a {type(value).__name__}{f' of {form.name}' if form else ''}"
+    rule = f"must be a JSON object, and is {kind_of(value)}{f' of {form.name}' if form else ''}"
     return OtherFormError([Problem("", value, rule, form.way_out if form else ONE_A_LINE)])
 
 

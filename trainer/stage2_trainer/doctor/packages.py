@@ -31,20 +31,20 @@ def require(extra: str) -> None:
         raise ModuleNotFoundError(f"{lacking[0]} is not installed", name=lacking[0])
 
 
-def extra_with(module: str) -> str | None:
-    """Return the extra that brings a module, `trainer` before others; None if none does."""
+def requirement_of(module: str) -> str | None:
+    """Return what pip installs a module with: `stage2`, or it with an extra, `trainer` before others."""
     package = _normal(module.partition(".")[0])
-    extras = [extra for extra, names in _of_extras().items() if package in names]
-    return "trainer" if "trainer" in extras else next(iter(extras), None)
+    extras = sorted((extra for extra, names in _of_extras().items() if package in names), key="trainer".__ne__)
+    return next((f"stage2[{extra}]" if extra else "stage2" for extra in extras), None)
 
 
 def _of_extras() -> dict[str, list[str]]:
-    """Return the names of each extra's packages."""
+    """Return the names of each extra's packages; the extra \"\" has those that stage2 always needs."""
     found: dict[str, list[str]] = {}
     for line in importlib.metadata.requires("stage2") or ():
         name, extra = _NAME.match(line), _EXTRA.search(line)
-        if name and extra:
-            found.setdefault(extra[1], []).append(_normal(name[0]))
+        if name:
+            found.setdefault(extra[1] if extra else "", []).append(_normal(name[0]))
     return found
 
 

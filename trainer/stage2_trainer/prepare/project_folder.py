@@ -21,6 +21,7 @@ from transformers import AutoProcessor
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, refused
 from stage2_api.parsing import parse_job
+from stage2_api.schema import editor_line, schema_text
 from stage2_trainer.data.files import new_folder, relative_path
 from stage2_trainer.data.images import MOST_ASPECT
 from stage2_trainer.data.model_files import is_mixture
@@ -34,6 +35,7 @@ from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
 CPU_PROMPT = "List the objects."
 RUNS = "runs"
+SCHEMA = "job.schema.json"
 _LONGEST_NAME = 40
 _WIDTH = 118
 StageName = Literal["stage1", "stage2"]
@@ -101,9 +103,11 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
         sizes = choose(found, gpus=request.gpus)
         name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # one line of a comment
         for stage, what in STAGES.items():
-            text = HEAD.format(stage=stage, what=what, name=name) + job_file(stage, folders, sizes, request.gpus)
+            head = editor_line(SCHEMA) + HEAD.format(stage=stage, what=what, name=name)
+            text = head + job_file(stage, folders, sizes, request.gpus)
             parse_job(yaml.safe_load(text))
             (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
+        (aside / SCHEMA).write_text(schema_text("job"), encoding="utf-8")
         (aside / "README.md").write_text(README.format(name=name), encoding="utf-8")
         (aside / RUNS).mkdir()
     return Project(folders, found)

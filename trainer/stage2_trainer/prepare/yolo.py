@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import counted, refused
+from stage2_api.errors import counted, kind_of, refused
 from stage2_trainer.data.bounded_yaml import read_documents
 from stage2_trainer.data.files import files_below, name_below, read_regular
 from stage2_trainer.prepare.annotations import (
@@ -94,9 +94,11 @@ def read_yolo(data: Path, split: str, tally: Tally, *, units: Units = "shares") 
 def _layout(file: Path, units: Units) -> _Layout:
     """Return the content of a data.yaml. Raises ConfigError."""
     documents = read_documents(file, as_text=True)
-    document = documents[0] if len(documents) == 1 else None
+    if len(documents) != 1:
+        raise refused(str(file), counted(len(documents), "document"), "must be one mapping", "give the data.yaml")
+    (document,) = documents
     if not isinstance(document, dict):
-        raise refused(str(file), type(document).__name__, "must be a mapping", "give the data.yaml")
+        raise refused(str(file), kind_of(document), "must be one mapping", "give the data.yaml")
     path = document.get("path")
     if not isinstance(path, str | None):
         raise refused(f"{file} path", path, "must be the path of a folder", "correct it")

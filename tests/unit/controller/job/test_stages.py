@@ -1,4 +1,4 @@
-"""In every stage of a job, its message, kubectl's columns, its conditions and `stage2 explain` say the same."""
+"""In every stage of a job, its message, kubectl's columns, its conditions and `stage2 job explain` say the same."""
 
 from pathlib import Path
 from typing import Any, get_args

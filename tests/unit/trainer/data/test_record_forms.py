@@ -74,6 +74,7 @@ def test_file_of_another_tool_is_named_once_by_its_form(tmp_path, case, reader):
         ([OURS], "is a list", record_forms.ONE_A_LINE),
         ([OTHERS["a result of COCO"][0]], "is a list of COCO's results", record_forms.AS_ANSWERS),
         ([], "is a list", record_forms.ONE_A_LINE),
+        (None, "is null", record_forms.ONE_A_LINE),
         ('{\n "images": []\n}', "opens one of several lines", record_forms.ONE_A_LINE),
         ("[\n {}\n]", "opens one of several lines", record_forms.AS_COCO),
     ],

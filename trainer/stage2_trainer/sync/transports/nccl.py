@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from stage2_api.errors import EXIT_RETRYABLE
 from stage2_trainer.sync.transports.link import GroupInfo, Link, abort_all
 from stage2_trainer.sync.transports.nccl_group import (
     UNIQUE_ID_BYTES,
@@ -132,7 +133,7 @@ class NcclInlet:
         self._link.abort()
         if not self._group.close():
             logger.critical("this server must be started again: its NCCL group cannot be left")
-            os._exit(os.EX_SOFTWARE)
+            os._exit(EXIT_RETRYABLE)
         self._link.close()
 
     def _receive(self, buffer: torch.Tensor, ready: object) -> torch.Tensor:

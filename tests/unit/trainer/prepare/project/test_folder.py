@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 from typer.testing import CliRunner
@@ -93,6 +94,16 @@ def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
     done = CliRunner().invoke(app, ["validate", str(folder / "stage1.yaml"), str(folder / "stage2.yaml")])
     assert done.exit_code == 0, done.output
     assert f"{IMAGES - 1} valid records" in done.output
+
+
+def test_editors_find_the_schema_of_both_jobs_in_the_folder(project):
+    _, folder = project
+    for name in ("stage1.yaml", "stage2.yaml"):
+        text = (folder / name).read_text(encoding="utf-8")
+        mark, _, schema = text.splitlines()[0].partition("=")
+        assert mark == "# yaml-language-server: $schema"
+        editor = Draft202012Validator(json.loads((folder / schema).read_text(encoding="utf-8")))
+        assert [one.message for one in editor.iter_errors(yaml.safe_load(text))] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""No message shows Python's None: what is null or missing in a file has a name there."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from stage2_trainer.data.records import AS_DECLARED, load_record
+from tests.unit.api.wrong_jobs import good_job
+
+Document = Any
+RECORD = {
+    "images": ["a.png"],
+    "width": 10,
+    "height": 10,
+    "units": "bins",
+    "objects": [{"desc": "x", "bbox_2d": [1, 2, 3, 4]}, {"desc": "y", "poly": [1, 2, 3, 4, 5, 6]}],
+}
+
+
+def holed(document: Document) -> Iterator[Document]:
+    """Yield the document with null in each place in turn, as a list of null, and without it."""
+    for place in places(document):
+        for change in ([None], None, ...):
+            changed = copy.deepcopy(document)
+            here = changed
+            for key in place[:-1]:
+                here = here[key]
+            if change is ...:
+                del here[place[-1]]
+            else:
+                here[place[-1]] = change
+            yield changed
+
+
+def places(document: Document) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each value."""
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items if isinstance(document, (dict, list)) else ():
+        yield (key,)
+        yield from ((key, *rest) for rest in (places(value) if isinstance(value, (dict, list)) else ()))
+
+
+def messages(read: Callable[[Document], object], document: Document) -> set[str]:
+    """Return the paths, rules and ways out of a reader's errors of such documents."""
+    found: set[str] = set()
+    for changed in holed(document):
+        try:
+            read(changed)
+        except ConfigError as error:
+            found |= {f"{one.path}: {one.rule}; {one.way_out}" for one in error.problems}
+    return found
+
+
+def test_jobs() -> None:
+    assert [line for line in messages(parse_job, good_job()) if "None" in line] == []
+
+
+def test_records(tmp_path: Path) -> None:
+    def read(record: Document) -> None:
+        (tmp_path / "x.jsonl").write_text(json.dumps(record) + "\n")
+        load_record(tmp_path / "x.jsonl", 0, rules=AS_DECLARED)
+
+    assert [line for line in messages(read, RECORD) if "None" in line] == []
+
+
+@pytest.mark.parametrize("text", ["null", "~", "--- ~\n--- ~", ""])
+def test_whole_files(tmp_path: Path, text: str) -> None:
+    from stage2_cli.config_files import load
+    from stage2_trainer.prepare.yolo import _layout
+
+    (tmp_path / "x.yaml").write_text(text)
+    for read in (load, lambda path: _layout(path, "auto")):
+        with pytest.raises(ConfigError) as refused:
+            read(tmp_path / "x.yaml")
+        assert "None" not in str(refused.value)
