@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
@@ -62,10 +63,13 @@ def test_jobs() -> None:
 
 
 def test_records(tmp_path: Path) -> None:
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+
     def read(record: Document) -> None:
         (tmp_path / "x.jsonl").write_text(json.dumps(record) + "\n")
         load_record(tmp_path / "x.jsonl", 0, rules=AS_DECLARED)
 
+    read(RECORD)
     assert [line for line in messages(read, RECORD) if "None" in line] == []
 
 
