@@ -20,6 +20,7 @@ from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport, VersionError
+from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 NONE = "none"  # the sync mode where nothing generates
-ATTEMPTS = 3  # of a request, and of a push, before lost servers end the run
 T = TypeVar("T")
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -321,8 +321,8 @@ class ServerRollouts(RolloutSource):
 
         Returns the attempts that have failed by now: a wait for servers that stay away is one, as a frozen server's.
         """
-        while attempt < ATTEMPTS:
-            logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
+        while attempt < RETRIES.attempts:
+            logger.warning("attempt %d of %d at step %d: %s", attempt, RETRIES.attempts, global_step, error)
             self._synchronizer.invalidate()
             self._reporter.update(phase="waiting-for-servers", message=str(error))
             try:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from stage2_trainer.sync.fleet.report import Phases
+from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S
 from stage2_trainer.sync.tensors.announcement import (
     MadeTensor,
     Recipe,
@@ -41,7 +42,6 @@ from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 
-ANSWER_GRACE_S = 5.0  # for a server to report itself why its link broke
 SHORT_BYTES = 2**19
 SLOTS = 2  # one bucket is on its way while the next is merged
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
+from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
@@ -113,7 +114,7 @@ class ProofSchedule:
         *,
         every: int,
         tolerance: float | None = None,
-        attempts: int = 2,
+        attempts: int = RETRIES.proofs,
         proved: ProvedStep | None = None,
         access: WeightAccess = HERE,
     ) -> None:

@@ -17,8 +17,8 @@ The first full push to a server carries everything. Later ones carry the layers 
 everything again. Where servers merge, they are sent adapters and what else trains, and take the rest from their own
 model folder.
 
-A push that fails raises ServerError. Its caller, `ServerRollouts._push`, waits for the servers and pushes again: three
-attempts in all.
+A push that fails raises ServerError. Its caller, `ServerRollouts._push`, waits for the servers and pushes again, as
+often as `fleet.retries` allows.
 """
 
 from __future__ import annotations

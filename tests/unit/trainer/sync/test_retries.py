@@ -1,0 +1,272 @@
+"""The product of a push's retries is what `Retries` says: each number, and the seconds, against the code."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from stage2_api.vllm import ServerAddress, VllmServer, VllmSync
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, ServerRollouts
+from stage2_trainer.sync.fleet import retries
+from stage2_trainer.sync.fleet.proof import Prover
+from stage2_trainer.sync.fleet.push import FullPush, WeightSync
+from stage2_trainer.sync.fleet.report import SyncReport
+from stage2_trainer.sync.fleet.retries import RETRIES
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.calls import Call, is_met
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.requests import Rollout
+
+URL = "http://127.0.0.1:1"
+TIMEOUT_S = 60.0
+MODEL = torch.nn.Linear(1, 1)
+LOST = ServerError(URL, "push", "went away")
+SEMANTICS = Path(__file__).parents[4] / "docs" / "semantics.md"
+
+
+class Clock:
+    """A clock on which a wait takes no time, and lasts as long as it may."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(time, "sleep", clock.wait)
+    return clock
+
+
+class SlowServer:
+    """A server that answers each call at the last moment.
+
+    fails: whether it reports another version at the end of each push. left_open: how often it finds an update open.
+    """
+
+    base_url, timeout_s = URL, TIMEOUT_S
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.fails = True
+        self.begins = 0
+        self.version = "default"
+        self.left_open = 0
+
+    def in_order(self, phase: str, calls: list[Call]) -> list[dict[str, Any]]:
+        self.begins += phase == "begin"
+        self.clock.wait(retries._calls_s(TIMEOUT_S, 0))
+        answers: list[dict[str, Any]] = []
+        for call in calls:
+            self.clock.wait(TIMEOUT_S)
+            answers.append(self._answer(call))
+            if not is_met(call.demand, answers[-1]):
+                break
+        return answers
+
+    def _answer(self, call: Call) -> dict[str, Any]:
+        if call.phase == "start" and self.left_open:
+            self.left_open -= 1
+            raise ServerError(URL, "start", "an update is open", status=500)
+        if call.phase == "finish" and not self.fails:
+            self.version = re.findall(r"\d+", call.body)[0]
+        return {"weight_version": self.version, "success": True}
+
+    def post(self, path: str, phase: str, *, timeout_s: float | None = None, **_: Any) -> dict[str, Any]:
+        self.clock.wait(TIMEOUT_S if phase == "push" else retries._calls_s(TIMEOUT_S))
+        return {}
+
+    def adapters(self) -> list[str]:
+        self.clock.wait(retries._calls_s(TIMEOUT_S))
+        return ["policy-1-aa"]
+
+    def unload_adapter(self, name: str) -> None:
+        self.clock.wait(retries._calls_s(TIMEOUT_S))
+
+
+class SlowTransfer:
+    """A transfer each of whose waits lasts as long as it may."""
+
+    transport, staging, group, sent = "tcp", torch.device("cpu"), "first", 0
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def connect(self, client: SlowServer) -> None:
+        self.clock.wait(retries._calls_s(TIMEOUT_S) + retries.JOIN_WAITS * TIMEOUT_S)
+
+    def send(self, packed: Any) -> None:
+        self.clock.wait(TIMEOUT_S)
+
+    def aborter(self) -> Any:
+        return lambda: None
+
+    def disconnect(self) -> None: ...
+
+    close = disconnect
+
+
+class Backend:
+    """Rollouts whose first `lost` requests are lost."""
+
+    base_urls = (URL,)
+
+    def __init__(self, lost: int) -> None:
+        self.lost = lost
+        self.asked = 0
+
+    def generate(self, requests: Any, *, version: int | None = None, **_: Any) -> list[Rollout]:
+        self.asked += 1
+        if self.asked <= self.lost:
+            raise LOST
+        return [Rollout([1], [2], "", URL, version or 0, "stop") for _ in requests]
+
+
+class FailingPush:
+    """A push that succeeds only at the last try of each `attempts`."""
+
+    def __init__(self) -> None:
+        self.pushes = 0
+
+    def push(self, model: Any, *, version: int) -> SyncReport:
+        self.pushes += 1
+        if self.pushes % RETRIES.attempts:
+            raise LOST
+        return SyncReport.create(version, 1.0, [URL])
+
+
+def rollouts_of(backend: Any, full: Any, wait: Any, prover: Any = None) -> ServerRollouts:
+    return ServerRollouts(backend, WeightSync("full", full=full, prover=prover), seed=1, wait=wait, reporter=Reporter())
+
+
+def request() -> GenerationRequest:
+    return GenerationRequest(MODEL, [[{"role": "user", "content": "x"}]], 3, 0, Stopwatch())
+
+
+def test_pushes_of_one_step_are_requests_times_attempts() -> None:
+    backend, push = Backend(lost=99), FailingPush()
+    with pytest.raises(ServerError):
+        rollouts_of(backend, push, lambda error: None).generate(request())
+    assert backend.asked == RETRIES.requests
+    assert push.pushes == RETRIES.requests * RETRIES.attempts == RETRIES.pushes - RETRIES.changes
+
+
+def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest chain of them: an adapter is refused, and servers that should merge cannot."""
+    address, tries = ServerAddress(URL, 1), []
+    full = FullPush([address], token="t", timeout_s=60.0, device=torch.device("cpu"))
+    full.close()
+
+    def push_once(model: Any, version: int) -> SyncReport:
+        tries.append(full.location.effective)
+        if full.location.at_server:
+            full.location.mismatches.append("digests differ")
+            raise LOST
+        return SyncReport.create(version, 1.0, [URL])
+
+    def refuse(model: Any, *, version: int) -> SyncReport:
+        tries.append("adapter")
+        raise ServerError(URL, "load adapter", "rank too high", status=400)
+
+    monkeypatch.setattr(full, "_push_once", push_once)
+    weights = WeightSync("auto", full=full, adapter=SimpleNamespace(push=refuse))
+    weights.ensure_synced(MODEL, 1)
+    assert tries == ["adapter", "server", "learner"]
+    assert len(tries) == 1 + RETRIES.changes
+    weights.ensure_synced(MODEL, 2)
+    assert tries[3:] == ["learner"]
+
+
+def test_proof_in_doubt_is_asked_for_as_often_as_the_policy_says() -> None:
+    probe = SimpleNamespace(messages=[], inputs={"mm_token_type_ids": torch.zeros(1, 3)})
+    asked: list[Any] = []
+
+    def ask(client: Any, probe: Any, *, adapter: Any) -> torch.Tensor:
+        asked.append(client)
+        return torch.full((2,), 2e-4)
+
+    prover = Prover(probe, [SimpleNamespace(base_url=URL)], ask=ask, every=1, tolerance=1e-4)
+    prover._computed = lambda logprobs, model: torch.zeros(2)
+    prover.prove_push(MODEL, step=1)
+    assert len(asked) == RETRIES.proofs
+
+
+def slow_fleet(clock: Clock) -> tuple[FullPush, SlowServer]:
+    """A full push to one slow server of a model whose tensors are a bucket."""
+    how = VllmSync(merge="learner")
+    full = FullPush([ServerAddress(URL, 1)], token="t", timeout_s=TIMEOUT_S, device=torch.device("cpu"), how=how)
+    full.close()
+    server = SlowServer(clock)
+    (session,) = full.fleet.sessions
+    session.client, session.transfer = server, SlowTransfer(clock)
+    return full, server
+
+
+def test_push_to_a_server_that_is_always_late_takes_no_longer_than_the_policy_says(clock: Clock) -> None:
+    full, server = slow_fleet(clock)
+    server.fails = False
+    full.push(MODEL, version=1)
+    # it was restarted, and another learner that has died since left an update open
+    server.version, server.left_open, server.begins, clock.now = "default", 1, 0, 0.0
+    full.push(MODEL, version=2)
+    assert server.begins == RETRIES.opens
+    limit = RETRIES.push_s(TIMEOUT_S) - RETRIES.proofs * retries._calls_s(TIMEOUT_S)  # nothing is proved here
+    assert limit / 2 < clock.now <= limit
+
+
+def test_all_pushes_and_waits_of_one_step_take_no_longer_than_the_policy_says(clock: Clock) -> None:
+    full, _ = slow_fleet(clock)
+    waits = []
+
+    def wait(error: ServerError) -> None:
+        waits.append(error)
+        clock.wait(retries._wait_s(TIMEOUT_S))
+
+    with pytest.raises(ServerError, match="reports weight version"):
+        rollouts_of(Backend(0), full, wait).generate(request())
+    assert len(waits) == RETRIES.attempts - 1
+    assert clock.now <= RETRIES.attempts * RETRIES.push_s(TIMEOUT_S) + len(waits) * retries._wait_s(TIMEOUT_S)
+    assert clock.now < RETRIES.at_most_s(TIMEOUT_S)
+
+
+def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_says(clock: Clock) -> None:
+    full, server = slow_fleet(clock)
+
+    def stand_still(phase: str, calls: Any) -> Any:
+        clock.wait(retries._calls_s(TIMEOUT_S, 0))
+        raise ServerError(URL, phase, "no answer in time")
+
+    def wait(error: ServerError) -> None:
+        clock.wait(retries._wait_s(TIMEOUT_S))
+        raise ServerError(URL, "health", "not healthy within 60 s")
+
+    server.fails = False
+    rollouts = rollouts_of(Backend(0), full, wait)
+    rollouts.generate(request())
+    server.in_order, clock.now = stand_still, 0.0
+    with pytest.raises(ServerError, match="not healthy"):
+        rollouts.sync(MODEL, global_step=4, stopwatch=Stopwatch())
+    assert clock.now == RETRIES.lost_s(TIMEOUT_S)
+
+
+def test_figures_of_the_documentation_are_those_of_the_policy() -> None:
+    text = " ".join(SEMANTICS.read_text(encoding="utf-8").split())
+    timeout_s = VllmServer().timeout_s
+    assert f"{RETRIES.pushes} pushes" in text
+    assert f"after {RETRIES.lost_s(timeout_s):.0f} s" in text
+    assert f"at most {RETRIES.push_s(timeout_s) / 3600:.1f} hours" in text
+    assert f"{RETRIES.at_most_s(timeout_s) / 3600:.0f} hours" in text
