@@ -34,7 +34,7 @@ from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.sync.fleet.delivery import Shipment
-from stage2_trainer.sync.fleet.push import FullPush, send
+from stage2_trainer.sync.fleet.push import FullPush, reach, send
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.announcement import bucket_bytes, plan_buckets
 from stage2_trainer.sync.tensors.merge import WeightAccess, merged_weights
@@ -231,6 +231,7 @@ def tensor_by_tensor(full: FullPush, policy: Policy) -> None:
     """Announce and send each tensor on its own, as TRL and ms-swift's older servers are sent weights."""
     source = merged_weights(policy)
     with full.fleet.update() as update:
+        reach(update)
         for entry in source.entries:
             send(full.fleet, Shipment(source.only(frozenset({entry.name}))), update.fit, update)
         update.each(lambda session: ServerSession.finish(session, 1, vision_moved=False))

@@ -11,7 +11,7 @@ from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.sync.fleet.delivery import Shipment
-from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, send
+from stage2_trainer.sync.fleet.push import EffectiveMode, SyncMode, reach, send
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess, WeightEntry, WeightSource, merged_weights
@@ -122,6 +122,7 @@ class AdapterPush:
         adapter = Shipment(adapter_weights(model, self._access), header)
         sent = [adapter]
         with self._fleet.update() as update:
+            reach(update)
             rebased = [session for session in update.fit if not session.holds_base]
             if rebased:
                 base = Shipment(merged_weights(model, access=self._access).unmerged())

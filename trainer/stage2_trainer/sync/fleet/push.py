@@ -1,13 +1,7 @@
 """A push of weights: from "the optimizer has stepped" to "every server answers with the new weights".
 
-`WeightSync.ensure_synced` decides whether a push is due, and pushes: adapters alone (`adapter`) or the merged weights
-(`FullPush`). Either way:
-
-    with fleet.update() as update:                        # connect to every server, and stop its generation
-        for shipment, servers in what each server needs:
-            send(fleet, shipment, servers, update)        # every bucket to every server
-        update.each(finish)                               # compare digests (full pushes), close the update, resume
-    prove, if a proof is due                              # log-probabilities of a probe, on servers and learner
+Read `WeightSync.ensure_synced`, then `FullPush._push_once`: their steps are the push, in order. `AdapterPush` takes the
+same steps with adapters alone.
 
 Nested terms: a push is one update of all servers; a shipment is what servers with the same needs are sent; a delivery
 takes it to one of them.
@@ -116,17 +110,23 @@ class WeightSync:
             ServerError: the push, or a server's part in its proof, failed; the next call pushes again.
             ProofError: a server answers with other weights, although it took the push.
         """
+        # 1. Do the servers hold the weights of this step?
         if self._synced_step == global_step:
             return None
         self._synced_step = None
+
+        # 2. Push them: the adapter, or the merged weights where there is none or servers refuse it.
         pushed = self._push_in_mode(model, global_step)
+
+        # 3. If a proof is due: do the servers answer as the learner does? A doubt is no error, and the push stands.
         prove_s = None
         if self._prover is not None:
             start = time.monotonic()
-            # a doubt is no error: the push stands, and the next one is proved
             self._prover.prove_push(model, step=global_step, adapter=pushed.adapter)
             prove_s = time.monotonic() - start
             pushed = pushed.model_copy(update={"proof_gap": self._prover.gap})
+
+        # 4. Report it.
         pushed = pushed.model_copy(update={"pushes": self.report.pushes + 1})
         self.report = self._completed(pushed, prove_s)
         self._synced_step = global_step
@@ -158,16 +158,7 @@ class WeightSync:
         return report.completed(requested=self._requested, effective=self.effective, prove_s=prove_s)
 
     def _log(self, report: SyncReport) -> None:
-        logger.info(
-            "weights of step %d on %d servers: %s, %d tensors, %.1f MB each, %.2f s%s",
-            report.version,
-            len(report.servers),
-            _contents(report),
-            report.tensors,
-            report.bytes / 1e6,
-            report.seconds,
-            _transfer(report),
-        )
+        logger.info("%s", report.summary())
         kept = report.rounding_kept
         if kept is not None and kept < MOSTLY_LOST and not self._warned_of_rounding:
             self._warned_of_rounding = True
@@ -271,18 +262,33 @@ class FullPush:
         self.fleet.close()
 
     def _push_once(self, model: nn.Module, version: int) -> SyncReport:
+        # 1. Take a snapshot of what servers must have. A tensor is merged when its bucket is packed, not before.
         kept = KeptUpdate()
         rounding = rounding_for(self._how.rounding, version)
         weights = merged_weights(model, rounding=rounding, kept=kept, access=self._access)
         self.location.merge_at_learner_without_adapters(weights)
-        with self.fleet.update() as update:  # leaving the block raises if a server failed
-            # one object for all servers that took the last push
+
+        # A server that fails in a step is given up for this push, and the others go on; the end of the block raises.
+        with self.fleet.update() as update:
+            # 2. Reach the servers: each has a group, reports the version that it took last, and stops generating.
+            reach(update)
+
+            # 3. Do their model folders have the learner's base weights? Only then can they merge.
+            self._compare_folders(weights, update)
+
+            # 4. What must each be sent, and what of that does it merge?
             stale = {held: held.stale_names(weights) for held in {session.held for session in update.fit}}
             shipments = self._shipments(weights, stale, update)
+
+            # 5. Send every bucket to every server.
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
+
+            # 6. Whose digests agree closes its update, drops its caches and resumes; others stay paused.
             with update.phases.measure("finish"):
                 self._finish(weights, version, shipments, stale, update)
+
+        # 7. All servers hold the version.
         largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
         return self.fleet.report(
             update,
@@ -295,13 +301,16 @@ class FullPush:
             rounding_kept=kept.share(),
         )
 
-    def _shipments(self, weights: WeightSource, stale: StaleNames, update: Update) -> Shipments:
-        """Compare model folders that were not compared since connecting; then group the servers by what each needs."""
+    def _compare_folders(self, weights: WeightSource, update: Update) -> None:
+        """Compare the model folders that were not compared since connecting, where servers are to merge."""
         if self.location.at_server:
             self.location.digest_base(weights)
             update.each(
                 ServerSession.compare_folder, self.location, weights, only=lambda session: session.proven_base is None
             )
+
+    def _shipments(self, weights: WeightSource, stale: StaleNames, update: Update) -> Shipments:
+        """Group the servers by what each needs."""
 
         @functools.cache
         def needs(held: HeldVersions, base: BaseWeights | None) -> tuple[frozenset[str], frozenset[str]]:
@@ -342,6 +351,17 @@ class FullPush:
         update.each(finish)
 
 
+def reach(update: Update) -> None:
+    """Connect to servers that have no group; all stop generating, and open an update.
+
+    A server that reports another version than it took last was restarted: it is connected again, and gets everything.
+    """
+    with update.phases.measure("connect"):
+        update.each(ServerSession.connect, only=lambda session: not session.connected)
+    with update.phases.measure("begin"):
+        update.each(ServerSession.begin)
+
+
 def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], update: Update) -> None:
     """Send every bucket to these servers at once, packing the next one while one is on its way."""
     plan, phases = list(plan_buckets(shipment.metas, fleet.bucket_bytes)), update.phases
@@ -362,22 +382,3 @@ def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], up
     with phases.measure("load"):
         for session, delivery in zip(sessions, deliveries, strict=True):
             update.guard(session, delivery.confirm, fleet.timeout_s)
-
-
-def _contents(report: SyncReport) -> str:
-    """Return in words what was pushed."""
-    if report.adapter is not None:
-        return f"adapter {report.adapter}" + (" and base" if report.everything else "")
-    if report.merge == "server":
-        rest = "everything else from their own folders" if report.everything else "what else trains"
-        return f"adapters, merged by the servers, and {rest}"
-    return "everything" if report.everything else "what can have changed"
-
-
-def _transfer(report: SyncReport) -> str:
-    """Return in words what carried the weights, how fast, and where the time went; "" if they stayed in the process."""
-    if not report.transport:
-        return ""
-    shares = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in report.phase_seconds.items() if seconds >= 0.005)
-    speed = report.gigabytes_per_second or 0.0
-    return f" over {report.transport} at {speed:.2f} GB/s ({shares or 'no phase of note'})"

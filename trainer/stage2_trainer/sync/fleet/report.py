@@ -123,6 +123,29 @@ class SyncReport(SyncStatus):
         changes = {"requested_mode": requested, "effective_mode": effective, "phase_seconds": seconds}
         return self.model_copy(update={**changes, "phases": PhaseShares(**shares) if shares else None})
 
+    def summary(self) -> str:
+        """Return the line of the log about this push."""
+        return (
+            f"weights of step {self.version} on {len(self.servers)} servers: {self._contents()},"
+            f" {self.tensors} tensors, {self.bytes / 1e6:.1f} MB each, {self.seconds:.2f} s{self._transfer()}"
+        )
+
+    def _contents(self) -> str:
+        if self.adapter is not None:
+            return f"adapter {self.adapter}" + (" and base" if self.everything else "")
+        if self.merge == "server":
+            rest = "everything else from their own folders" if self.everything else "what else trains"
+            return f"adapters, merged by the servers, and {rest}"
+        return "everything" if self.everything else "what can have changed"
+
+    def _transfer(self) -> str:
+        """Return what carried the weights, how fast, and where the time went; "" if they stayed in the process."""
+        if not self.transport:
+            return ""
+        shares = ", ".join(f"{phase} {took:.2f}" for phase, took in self.phase_seconds.items() if took >= 0.005)
+        speed = self.gigabytes_per_second or 0.0
+        return f" over {self.transport} at {speed:.2f} GB/s ({shares or 'no phase of note'})"
+
     def record(self) -> dict[str, Any]:
         """Return what rollouts.jsonl has of the push of an answer's weights."""
         figures = self.model_dump(include=RECORDED)

@@ -354,7 +354,7 @@ class Fleet:
 
     @contextmanager
     def update(self) -> Iterator[Update]:
-        """Connect to every server and open an update there; the block sends, and closes it.
+        """Yield one push's update of all servers, whose steps the block takes (`push.reach` is the first).
 
         An error of our own in the block gives every server up: they would wait for the rest until their deadline.
 
@@ -362,10 +362,6 @@ class Fleet:
             ServerError: at the end, one or more servers failed. The others went through.
         """
         update = Update(self.sessions, self.sent)
-        with update.phases.measure("connect"):
-            update.each(ServerSession.connect, only=lambda session: not session.connected)
-        with update.phases.measure("begin"):
-            update.each(ServerSession.begin)
         try:
             yield update
         except BaseException:
