@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import kind_of, refused
+from stage2_api.errors import ConfigError, Problem, kind_of, refused
+from stage2_api.grpo import LARGEST_REWARD_FILE, reward_file
 from stage2_api.job import GROUP, KIND, RolloutMatchingJob
 from stage2_api.parsing import merged, parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
 from stage2_controller.job.objects import value_at
 from stage2_trainer.data.bounded_yaml import parse_documents, read_documents
+from stage2_trainer.data.files import read_regular
 
 WATCHED = ("spec.suspend", "spec.evictionLimit", "spec.activeDeadlineSeconds", "spec.ttlSecondsAfterFinished")
 """Fields that need a running controller."""
@@ -75,8 +78,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob | RunCon
     """
     raw = load_yaml(path)
     if is_job(raw):
-        return parse_job(changed(raw, changes))
-    return parse_run_config(changed(with_bases(path, raw), changes))
+        return parse_job(completed(path, raw, changes))
+    return parse_run_config(completed(path, with_bases(path, raw), changes))
 
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> RunConfig:
@@ -95,6 +98,58 @@ def load_addressed(path: Path, changes: Sequence[str] = ()) -> RunConfig:
         way_out = f"use `stage2 run {path}`, or a training YAML that lists the servers' addresses"
         raise refused("spec.rollout.servers", servers, rule, way_out)
     return found.spec.config
+
+
+def completed(path: Path, raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
+    """Return a job, or a training YAML, with its changes and with the reward files that are beside it.
+
+    path: of its file. What carries the text of its reward files already stays as it is. Raises ConfigError.
+    """
+    raw = changed(raw, changes)
+    above = ("spec", "config") if is_job(raw) else ()
+    rlhf = value_at(raw, *above, "rlhf")
+    names = value_at(rlhf, "reward_funcs")
+    if not isinstance(names, list) or value_at(rlhf, "reward_files") is not None:
+        return raw
+    texts: dict[str, str] = {}
+    problems: list[Problem] = []
+    for index, name in enumerate(names):
+        if (file := reward_file(name)) is not None and file not in texts:
+            try:
+                texts[file] = _text_beside(path, file, ".".join([*above, f"rlhf.reward_funcs[{index}]"]), name)
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    carried: Any = {"reward_files": texts} if texts else {}
+    for part in reversed([*above, "rlhf"]):
+        carried = {part: carried}
+    return merged(raw, carried)
+
+
+def _text_beside(path: Path, name: str, where: str, reward: str) -> str:
+    """Return the text of a reward file in the folder of `path`, of which no link leads elsewhere. Raises ConfigError.
+
+    where, reward: the key that names it, and its value.
+    """
+    file = path.parent / name
+    if Path(real := os.path.realpath(file)).parent != Path(os.path.realpath(path.parent)):
+        rule = f"{file} is a link to {real}, which is not beside {path.name}"
+        raise refused(where, reward, rule, "replace the link by the file")
+    try:
+        text = read_regular(file, most=4 * LARGEST_REWARD_FILE).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        rule = f"the file of a reward must be beside {path.name}, and there is no {file}"
+        raise refused(where, reward, rule, "put it there, or correct its name") from error
+    except OSError as error:
+        rule = f"{file} must be a readable file ({error.strerror})"
+        raise refused(where, reward, rule, "put the file there") from error
+    except UnicodeDecodeError as error:
+        raise refused(where, reward, f"{file} must be UTF-8 ({error})", "save it as UTF-8") from error
+    if len(text) > LARGEST_REWARD_FILE:
+        rule = f"{file} must have at most {LARGEST_REWARD_FILE:,} characters, and has {len(text):,}"
+        raise refused(where, reward, rule, "make a package of it: docs/grpo.md has a complete one")
+    return text
 
 
 def changed(raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
@@ -133,12 +188,12 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> RolloutMatchingJob:
 
 
 def read_job(path: Path, changes: Sequence[str] = ()) -> tuple[Mapping[str, Any], RolloutMatchingJob]:
-    """Return the same job as its author wrote it, and as it is parsed."""
+    """Return the same job as its author wrote it, with its reward files, and as it is parsed."""
     raw = load_yaml(path)
     if not is_job(raw):
         way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
         raise refused("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)
-    written = changed(raw, changes)
+    written = completed(path, raw, changes)
     return written, parse_job(written)
 
 

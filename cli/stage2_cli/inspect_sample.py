@@ -249,7 +249,7 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
     custom, number = run.custom, sample or 0
     rules = task.record_rules(run).without_images()
     record = load_record(custom.train_jsonl, number, limit=custom.train_sample_limit, rules=rules, named="--sample")
-    rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
+    rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights, files=run.rlhf.reward_files or {})
     text = read_text(_required_file(answer, "--response-file"), "--response-file")
     answered = Sample(text, record, task.Task.from_config(run).contract)
     scores = [reward(answered) for reward in rewards]

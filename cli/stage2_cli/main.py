@@ -175,11 +175,15 @@ def render(
     file: JobFile,
     namespace: Annotated[str | None, typer.Option(help="Namespace, if the file has none.")] = None,
     changes: Changes = None,
+    itself: Annotated[
+        bool, typer.Option("--job", help="Print the job instead, with the files of its rewards: for kubectl apply.")
+    ] = False,
 ) -> None:
     """Print the objects that the controller would create, as static YAML."""
-    from stage2_cli.render import render_job
+    from stage2_cli.render import render_itself, render_job
 
-    sys.stdout.write(render_job(file, namespace=namespace, changes=changes or []))
+    render_it = render_itself if itself else render_job
+    sys.stdout.write(render_it(file, namespace=namespace, changes=changes or []))
 
 
 @app.command()

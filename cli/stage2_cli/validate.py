@@ -2,7 +2,8 @@
 
 Of a job it also builds the pods, and looks at where they write and read and whether a node would start them. Data files
 and the model folder are checked too if they are on this machine; a job refers to them by container paths.
-Rewards must be those of stage2, or of a package that is installed here; those of packages score an answer.
+Rewards must be those of stage2, of a package that is installed here, or of a file beside the configuration. Those of
+packages score an answer. Files with rewards are read but never run, because they may be a stranger's.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_api.grpo import reward_file
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-from stage2_cli.config_files import changed, is_job, jobs_and_others, load_documents, only_document, with_bases
+from stage2_cli.config_files import completed, is_job, jobs_and_others, load_documents, only_document, with_bases
 from stage2_cli.console import file_progress, show_config_error, show_idle_settings, show_warnings
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.children.examination import examined
@@ -125,15 +127,15 @@ def _load(
     """
     documents = load_documents(path)
     if not is_job(documents[0]):
-        config = parse_run_config(changed(with_bases(path, only_document(path, documents)), changes))
-        check_rewards(config)
+        config = parse_run_config(completed(path, with_bases(path, only_document(path, documents)), changes))
+        check_rewards(config, runs_files=False)
         findings.kind = "training configuration"
         return [(config, lambda named: named)]
     written, others = jobs_and_others(documents)
-    jobs = [parse_job(changed(document, changes)) for document in written]
+    jobs = [parse_job(completed(path, document, changes)) for document in written]
     for job in jobs:
         template_rules.check(job)
-        check_rewards(job.spec.config, root="spec.config.")
+        check_rewards(job.spec.config, root="spec.config.", runs_files=False)
     seen = [examined(job) for job in jobs]
     if problems := [problem for one in seen for problem in one.problems]:
         raise ConfigError(problems)
@@ -146,17 +148,22 @@ def _load(
 
 
 def unchecked_rewards(config: RunConfig) -> list[str]:
-    """Return a line for each reward of a GRPO run that a package adds: it is here, and may be missing elsewhere."""
+    """Return a line for each reward of a package, which may be missing elsewhere, and for each in a file."""
     return [
         f"rlhf.reward_funcs: {name}: a package of this machine adds it, and the job's image needs that package too"
         for name in _added_rewards(config)
+    ] + [
+        f"rlhf.reward_funcs: {name}: its file was read, and not run: `stage2 inspect CONFIG --rewards --sample 0"
+        " --response-file FILE` lets it score an answer"
+        for name in (config.rlhf.reward_funcs if config.rlhf is not None else ())
+        if reward_file(name)
     ]
 
 
 def _added_rewards(config: RunConfig) -> list[str]:
     """Return the names of a GRPO run's rewards that packages add."""
     names = config.rlhf.reward_funcs if config.rlhf is not None else ()
-    return [name for name in names if name not in known_rewards()]
+    return [name for name in names if name not in known_rewards() and not reward_file(name)]
 
 
 def check_data(config: RunConfig, local: Local, findings: Findings, *, all_records: bool) -> None:
@@ -182,7 +189,7 @@ def _try_rewards(config: RunConfig, path: Path, findings: Findings) -> None:
     if not added:
         return
     try:
-        try_rewards(config, load_record(path, 0, rules=record_rules(config)))
+        try_rewards(config, load_record(path, 0, rules=record_rules(config)), runs_files=False)
     except ConfigError as error:
         findings.problems += error.problems
     else:

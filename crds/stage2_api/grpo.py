@@ -37,9 +37,18 @@ def from_json(value: object) -> object:
 
 
 PositiveNumber = Annotated[Positive, BeforeValidator(integral)]
-RewardName = Annotated[
-    str, StringConstraints(min_length=3, max_length=253, pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$")
-]
+_BY_NAME = r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+"
+_IN_A_FILE = r"[A-Za-z_][A-Za-z0-9_]*\.py:[A-Za-z_][A-Za-z0-9_]*"
+RewardName = Annotated[str, StringConstraints(min_length=3, max_length=253, pattern=f"^({_BY_NAME}|{_IN_A_FILE})$")]
+LARGEST_REWARD_FILE = 32_768
+"""Characters of a file with rewards; a job with all else has room for some."""
+RewardFile = Annotated[str, StringConstraints(max_length=LARGEST_REWARD_FILE)]
+
+
+def reward_file(name: object) -> str | None:
+    """Return the file of a reward that is named by one, as `FILE.py:FUNCTION`; None for any other value."""
+    in_a_file = isinstance(name, str) and re.fullmatch(_IN_A_FILE, name)
+    return name.partition(":")[0] if isinstance(name, str) and in_a_file else None
 
 
 class Rlhf(Section):
@@ -60,8 +69,11 @@ class Rlhf(Section):
     vllm_server_timeout: Scale = 240.0
     """Seconds to wait for the server to answer and to join the weight-transfer group."""
     reward_funcs: list[RewardName] = Field(min_length=1, max_length=64)
-    """List of rewards by name, such as `objects.f1_class`. Packages add their own under the entry point
-    `stage2.rewards`."""
+    """List of rewards by name, such as `objects.f1_class`, or by a Python file beside this one and a function in it,
+    as `my_rewards.py:small`. Packages add rewards under the entry point `stage2.rewards`."""
+    reward_files: dict[str, RewardFile] | None = Field(None, min_length=1, max_length=8)
+    """Text of each file that `reward_funcs` names, by the file's name. Null: commands of stage2 read the files beside
+    the configuration. `stage2 render --job` writes them into a job, which carries them to its learner."""
     reward_weights: list[Annotated[float, Field()]] | None = Field(None, min_length=1, max_length=64)
     """List of weights, in the order of `reward_funcs`; null means 1 for each."""
     num_generations: Annotated[int, Field(ge=2, le=4096)] = 8
@@ -103,6 +115,11 @@ class Rlhf(Section):
     """Whether to replace prompts whose answers all score the same. Must be false: stage2 does not replace them."""
     max_resample_times: Positive = 3
     """Maximum rounds of replacement. Ignored, because `dynamic_sample` must be false."""
+
+    @property
+    def files_named(self) -> set[str]:
+        """The files that `reward_funcs` names."""
+        return {file for name in self.reward_funcs if (file := reward_file(name))}
 
     @property
     def resolved_scale(self) -> Literal["group", "batch", "none"]:

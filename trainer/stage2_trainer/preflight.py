@@ -69,22 +69,25 @@ def _check_grpo(config: RunConfig, world_size: int) -> None:
     check_rewards(config)
 
 
-def check_rewards(config: RunConfig, root: str = "") -> list[Reward]:
-    """Return the rewards of a run. root: path of the configuration in its file.
+def check_rewards(config: RunConfig, root: str = "", *, runs_files: bool = True) -> list[Reward]:
+    """Return the rewards of a run, as `load_rewards` does. root: path of the configuration in its file.
 
     Raises ConfigError for rewards that no package here has, or that cannot be called.
     """
     rlhf = config.rlhf
-    return [] if rlhf is None else load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, root=root)
+    if rlhf is None:
+        return []
+    files = rlhf.reward_files or {}
+    return load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, root=root, files=files, runs_files=runs_files)
 
 
-def try_rewards(config: RunConfig, record: Record) -> None:
-    """Let each reward of a package score the right answer to a record, and an empty one.
+def try_rewards(config: RunConfig, record: Record, *, runs_files: bool = True) -> None:
+    """Let each reward of a package or a file score the right answer to a record, and an empty one.
 
     A reward that fails there would end the run at its first step, after its servers and its model have been loaded.
     Raises ConfigError with all that fail.
     """
-    added = [one for one in check_rewards(config) if one.source is not None]
+    added = [one for one in check_rewards(config, runs_files=runs_files) if one.source is not None]
     if not added:
         return
     asked = task.Task.from_config(config)

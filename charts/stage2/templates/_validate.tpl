@@ -12,7 +12,7 @@
       "policy.serviceAccounts" "policy.secrets"
       "policy.runtimeClasses" "policy.resourceClaimTemplates" "policy.longestStartSeconds"
       "policy.writableHostPaths" "policy.nfs" "policy.claims" "policy.storageClasses" "policy.configMaps"
-      "policy.annotations" "policy.groups"
+      "policy.annotations" "policy.groups" "policy.rewardFiles"
       "metrics.serviceMonitor.interval" "metrics.serviceMonitor.honorLabels"
       "metrics.podMonitor.interval" "metrics.podMonitor.honorLabels" "metrics.prometheusRule" "metrics.dashboard"
       "rbac.aggregate" "serviceAccount.create" -}}

@@ -19,6 +19,8 @@ _PLAIN = re.compile(r"(/[^/]+)+")  # as in the chart's policy.yaml
 _TAG_OR_PATH = re.compile(r"([:@][^/]*|/.*)?")  # what may follow a repository, as in the chart's policy.yaml
 _Folder = Annotated[str, AfterValidator(lambda written: written.rstrip("/"))]
 _READ_ONLY = "this cluster lets jobs only read this folder of a node"
+_NO_CODE = "this cluster lets jobs carry no files with rewards"
+_PACKAGE = "put them into a package of the job's image, or ask the admin to set policy.rewardFiles of the chart"
 _TO_WRITE = "set readOnly: true, or ask the admin to add the folder to policy.writableHostPaths of the chart"
 
 
@@ -90,6 +92,7 @@ class AdminPolicy:
     secrets: tuple[str, ...] = (_ANY,)  # as files and variables, apart from the job's own token
     runtime_classes: tuple[str, ...] = (_ANY,)
     resource_claim_templates: tuple[str, ...] = (_ANY,)
+    reward_files: bool = True  # whether jobs may carry Python files with rewards
     largest_job: Mapping[str, int] = field(default_factory=dict)  # most GPUs of a job, by namespace; `*`: all others
     longest_start_seconds: int = 0  # a longer spec.learner.startDeadlineSeconds counts as this; 0: none does
 
@@ -127,6 +130,8 @@ class AdminPolicy:
                     yield from self._unlisted(f"{path}.metadata.{key}[{name}]", name, kind)
             yield from self._pod(f"{path}.spec", part.template.get("spec") or {})
         yield from self._writers(spec)
+        if (rlhf := spec.config.rlhf) is not None and rlhf.reward_files and not self.reward_files:
+            yield Problem("spec.config.rlhf.reward_files", ", ".join(sorted(rlhf.reward_files)), _NO_CODE, _PACKAGE)
 
     def _pod(self, path: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
         for key, kind in (("serviceAccountName", _ACCOUNT), ("runtimeClassName", _CLASS)):

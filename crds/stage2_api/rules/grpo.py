@@ -220,6 +220,21 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
         way_out="remove the duplicate, and raise the other's weight",
     ),
     Rule(
+        path="rlhf.reward_files",
+        cel="$(rlhf.reward_funcs, []).all(f, !f.contains(':') || f.split(':')[0] in $(rlhf.reward_files, {}))",
+        breaks=lambda c: c.rlhf is not None and not c.rlhf.files_named <= (c.rlhf.reward_files or {}).keys(),
+        reads=("rlhf.reward_funcs",),
+        rule="must have the text of each file that rlhf.reward_funcs names",
+        way_out="`stage2 render JOB.yaml --job` prints the job with the files that are beside it",
+    ),
+    Rule(
+        path="rlhf.reward_files",
+        breaks=lambda c: c.rlhf is not None and not (c.rlhf.reward_files or {}).keys() <= c.rlhf.files_named,
+        reads=("rlhf.reward_funcs",),
+        rule="must have no file that rlhf.reward_funcs does not name",
+        way_out="remove it, or name a reward as FILE.py:FUNCTION",
+    ),
+    Rule(
         path="custom.grpo.summary",
         breaks=lambda c: _scores(c, "summary") and c.custom.grpo.summary is None,
         reads=("rlhf.reward_funcs",),

@@ -30,8 +30,13 @@ def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
 
 @functools.cache
 def _program(expression: str) -> Any:
-    variables = {"self": cel.Type.DYN, "oldSelf": cel.Type.DYN}
-    return cel.NewEnv(variables=variables, extensions=[ext_optional.ExtOptional()]).compile(expression)
+    return _environment("self", "oldSelf").compile(expression)
+
+
+def _environment(*names: str) -> Any:
+    """Return CEL with the API server's libraries and these variables."""
+    extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
+    return cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN), extensions=extensions)
 
 
 def holds(expression: str, this: Any, old: Any = None) -> bool:
@@ -67,9 +72,7 @@ def _verdict(expression: str, seen: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _of_policy(expression: str) -> Any:
-    variables = dict.fromkeys(("object", "oldObject", "request", "variables"), cel.Type.DYN)
-    extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
-    return cel.NewEnv(variables=variables, extensions=extensions).compile(expression)
+    return _environment("object", "oldObject", "request", "variables").compile(expression)
 
 
 def _evaluated(expression: str, seen: Mapping[str, Any]) -> Any:

@@ -99,7 +99,7 @@ PREFERRED = st.fixed_dictionaries({"weight": st.just(1), "preference": TERM})
 NODES = ("placement", "affinity", "nodeAffinity")
 SPECIAL: dict[Path, st.SearchStrategy[Any]] = {
     ("gpuResource",): st.sampled_from(["", "nvidia.com/gpu"]),
-    ("config", "rlhf", "reward_funcs"): st.lists(st.sampled_from(["a.b", "a.c", "a.d"]), min_size=1, max_size=3),
+    ("config", "rlhf", "reward_funcs"): st.lists(st.sampled_from(["a.b", "a.c", "a.py:d"]), min_size=1, max_size=3),
     (*OF_MATCHING, "vllm", "server", "servers"): st.just([{"base_url": "http://h:1", "group_port": 2}]),
     (*OF_MATCHING, "vllm", "server", "base_url"): st.just("http://h:1"),
     ("volumes",): VOLUMES,
@@ -107,6 +107,7 @@ SPECIAL: dict[Path, st.SearchStrategy[Any]] = {
         {"nodeSelectorTerms": st.lists(TERM, min_size=1, max_size=2)}
     ),
     (*NODES, "preferredDuringSchedulingIgnoredDuringExecution"): st.lists(PREFERRED, max_size=2),
+    ("config", "rlhf", "reward_files"): st.just({"a.py": "x = 1"}),
     ("config", "rlhf"): st.just({"reward_funcs": ["a.b"]}),
     ("config", "custom", "extra", "rollout_server"): st.just({"vllm_max_model_len": 4096}),
 }

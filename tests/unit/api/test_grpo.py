@@ -60,6 +60,8 @@ WRONG_RLHF: list[Row] = [
     ({"reward_funcs": ["summary_format", "summary.header"]}, "reward_funcs[0]", "of the form"),
     ({"reward_weights": [1.0]}, "reward_weights", "as long as rlhf.reward_funcs"),
     ({"reward_funcs": ["summary.format"] * 2}, "reward_funcs", "only once"),
+    ({"reward_funcs": ["summary.format", "mine.py:f"]}, "reward_files", "the text of each file"),
+    ({"reward_files": {"mine.py": ""}}, "reward_files", "no file that rlhf.reward_funcs does not name"),
     ({"num_generations": 1}, "num_generations", "at least 2"),
     ({"num_generations": 5}, "generation_batch_size", "num_generations, which is 5"),
     ({"temperature": -1.0}, "temperature", "above 0"),

@@ -3,6 +3,7 @@
 They are compared by the values of the chart that their refusals name, so that neither may refuse for another reason.
 """
 
+import copy
 import json
 import re
 from collections.abc import Mapping
@@ -348,9 +349,9 @@ def named_by_controller(raw: Mapping[str, Any], policy: AdminPolicy) -> set[str]
     return reported
 
 
-def named_by_admission(manifest: Mapping[str, Any], raw: Mapping[str, Any]) -> set[str]:
-    """The same of the API server's refusals, one on each line."""
-    lines = admitted(manifest, raw).splitlines()
+def named_by_admission(manifest: Mapping[str, Any], raw: Mapping[str, Any], old: Any = None) -> set[str]:
+    """The same of the API server's refusals, one on each line. old: the job that an edit changes."""
+    lines = admitted(manifest, raw, old).splitlines()
     return {name for line in lines for name in re.findall(r"policy\.(\w+)", line) or [HARD]}
 
 
@@ -422,6 +423,23 @@ def test_by_default_nothing_that_is_not_the_jobs_own_is_allowed(template: Templa
         assert f"ask the admin to add it to policy.{value}" in admitted(manifests[POLICY], raw)
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_jobs_carry_files_with_rewards_where_a_value_says_so(template: Template, allowed: bool) -> None:
+    manifests = template(*EVERYTHING, f"policy.rewardFiles={json.dumps(allowed)}")
+    raw = yaml.safe_load((Path(b.__file__).parents[3] / "examples" / "job-grpo-objects.yaml").read_text())
+    rlhf = raw["spec"]["config"]["rlhf"]
+    rlhf["reward_funcs"][0] = "mine.py:small"
+    rlhf["reward_files"] = {"mine.py": "def small(sample):\n    return 1.0\n"}
+    named = NONE if allowed else {"rewardFiles"}
+    judged = named_by_controller(raw, policy_of(manifests)), named_by_admission(manifests[POLICY], raw)
+    assert judged == (named, named)
+    if not allowed:
+        without = copy.deepcopy(raw)
+        rlhf["reward_files"] = {"mine.py": "def small(sample):\n    return 2.0\n"}
+        assert named_by_admission(manifests[POLICY], raw, without) == named, "an edit brings new code"
+        assert named_by_admission(manifests[POLICY], raw, raw) == NONE, "a job that runs is suspended"
+
+
 def test_by_default_the_chart_allows_images_of_any_registry_and_the_runtime_of_gpus(template: Template) -> None:
     assert policy_of(template()) == AdminPolicy(
         host_paths=(),
@@ -439,6 +457,7 @@ def test_by_default_the_chart_allows_images_of_any_registry_and_the_runtime_of_g
         secrets=(),
         runtime_classes=("nvidia",),
         resource_claim_templates=(),
+        reward_files=False,
         longest_start_seconds=86_400,
     )
 

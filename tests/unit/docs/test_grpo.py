@@ -1,4 +1,4 @@
-"""The page on GRPO: the package with a reward that it shows can be built and installed, and stage2 uses it."""
+"""The page on GRPO: stage2 uses the reward that it shows, from its file and from its package."""
 
 import json
 import os
@@ -31,7 +31,7 @@ zipfile.ZipFile(f'dist/{backend.build_wheel(\"dist\")}').extractall('$PYTHONPATH
 """
 
 
-def test_the_package_of_the_page_installs_and_scores(tmp_path: Path) -> None:
+def test_the_reward_of_the_page_scores_from_its_file_and_from_its_package(tmp_path: Path) -> None:
     Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
     small, large = GTObject("bolt", "bbox", (0, 0, 40, 40)), GTObject("plate", "bbox", (100, 100, 900, 900))
     objects = [{"desc": one.desc, "bbox_2d": list(one.bins)} for one in (small, large)]
@@ -39,21 +39,27 @@ def test_the_package_of_the_page_installs_and_scores(tmp_path: Path) -> None:
     for name in ("train", "held-out"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
     job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
-    rewards = {"reward_funcs": ["objects.f1_class", "mine.small"], "reward_weights": [1.0, 2.0]}
     custom = {"train_jsonl": "train.jsonl", "val_jsonl": "held-out.jsonl"}
-    run = merge_patch(job["spec"]["config"], {"rlhf": rewards, "custom": custom})
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    for name, reward in (("run", "my_rewards.py:small"), ("of-package", "mine.small")):
+        rewards = {"reward_funcs": ["objects.f1_class", reward], "reward_weights": [1.0, 2.0]}
+        run = merge_patch(job["spec"]["config"], {"rlhf": rewards, "custom": custom})
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(run))
     (tmp_path / "answer.txt").write_text(serialize_objects([small]))
     (tmp_path / "site").mkdir()
-    install, inspect = BLOCKS
-    script = "\n".join(["set -e", PIP, install, "stage2 validate run.yaml", inspect.rstrip() + " --json"])
+    write, try_it, _, install = BLOCKS
+    try_it = try_it.rstrip() + " --json"
+    package = [PIP, install, try_it.replace("run.yaml", "of-package.yaml")]
+    script = "\n".join(["set -e", write, try_it, *package])
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "my_rewards.py:small: its file was read, and not run" in done.stdout
     assert "mine.small: score the first record's answer" in done.stdout
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["rewards"]["mine.small"] == 1.0, "the small object is found; the large one does not count"
-    assert found["rewards"]["objects.f1_class"] == 2 / 3
+    scores = [json.loads(line)["rewards"] for line in done.stdout.splitlines() if line.startswith("{")]
+    of_f1 = {"objects.f1_class": 2 / 3}
+    assert scores == [{**of_f1, "my_rewards.py:small": 1.0}, {**of_f1, "mine.small": 1.0}], (
+        "the small object is found; the large one does not count"
+    )

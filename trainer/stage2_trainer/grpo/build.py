@@ -107,7 +107,7 @@ def components(
     assert rlhf is not None, "a GRPO run"
     return GrpoComponents(
         rlhf=rlhf,
-        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
+        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights, files=rlhf.reward_files or {}),
         rollouts=rollouts,
         rows=Rows(data.train, task),
         held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,

@@ -1,7 +1,8 @@
 """The rewards of a run by name: loaded, checked, and called.
 
-Packages add rewards under the entry point `stage2.rewards`. That is code of the user, so each mistake in it is
-reported with its own file and line, and with what to write instead.
+Packages add rewards under the entry point `stage2.rewards`, and a configuration names those of its files, as
+`FILE.py:FUNCTION`. That is code of the user, so each mistake in it is reported with its own file and line, and with
+what to write instead.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import copy
 import difflib
 import functools
 import inspect
+import linecache
 import math
 import numbers
 import reprlib
+import symtable
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo import reward_file
 from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.grpo.rewards import Function, Sample, known_rewards
 from stage2_trainer.process.interrupt import Interrupted
@@ -31,6 +35,7 @@ from stage2_trainer.process.interrupt import Interrupted
 ENTRY_POINTS = "stage2.rewards"
 SIGNATURE = "(sample: Sample) -> float"
 ANSWER_CHARACTERS = 200
+_NO_FILES: Mapping[str, str] = MappingProxyType({})
 _ONE_NUMBER = "return one number: stage2 calls a reward once for each answer"
 _AWAITED = "stage2 does not await it; write `def {name}" + SIGNATURE + "`, which may call asyncio.run"
 
@@ -43,7 +48,7 @@ class RewardError(ConfigError):
 class Reward:
     """A reward with its name and weight. `function` is pure.
 
-    source: the entry point's MODULE:FUNCTION; None for a reward of stage2.
+    source: the entry point's MODULE:FUNCTION, or FILE.py:FUNCTION; None for a reward of stage2.
     """
 
     name: str
@@ -104,8 +109,18 @@ class Reward:
         return RewardError([Problem(where, _shown(value), f"{rule}; the answer is {answer!r}", f"{way_out}; {tries}")])
 
 
-def load_rewards(names: Sequence[str], weights: Sequence[float], root: str = "") -> list[Reward]:
-    """Return the rewards of a run. root: path of the configuration in its file.
+def load_rewards(
+    names: Sequence[str],
+    weights: Sequence[float],
+    root: str = "",
+    *,
+    files: Mapping[str, str] = _NO_FILES,
+    runs_files: bool = True,
+) -> list[Reward]:
+    """Return the rewards of a run.
+
+    root: path of the configuration in its file. files: texts of files with rewards. runs_files: whether to run these
+    texts, which may be a stranger's; else rewards in them are read and left out.
 
     Raises ConfigError for all names that do not exist, that two packages have, or whose function cannot be called.
     """
@@ -120,7 +135,12 @@ def load_rewards(names: Sequence[str], weights: Sequence[float], root: str = "")
     rewards = []
     for index, (name, weight) in enumerate(zip(names, weights, strict=True)):
         try:
-            rewards.append(_load(name, weight, own, added))
+            if (file := reward_file(name)) is None:
+                rewards.append(_load(name, weight, own, added))
+            elif runs_files:
+                rewards.append(Reward(name, weight, _from_file(name, file, files[file]), name))
+            else:
+                _check_text(name, file, files[file])
         except _WrongReward as wrong:
             problems.append(Problem(f"{root}rlhf.reward_funcs[{index}]", name, wrong.rule, wrong.way_out))
     if problems:
@@ -154,9 +174,8 @@ def _load(name: str, weight: float, own: dict[str, Function], added: dict[str, l
 
 def _unknown(name: str, known: Sequence[str]) -> _WrongReward:
     rule = f"must be one of {', '.join(known)}"
-    if "/" in name or ":" in name or name.endswith(".py"):
-        rule = f"a reward is named by its entry point, and not by its file; it {rule}"
-        return _WrongReward(rule, 'put it into a package: docs/grpo.md, "A reward of your own", has a complete one')
+    if name.endswith(".py"):
+        return _WrongReward(f"a reward in a file is named with its function; it {rule}", f"write {name}:FUNCTION")
     near = difflib.get_close_matches(name, known, n=1)
     way_out = f"did you mean {near[0]}? Otherwise install" if near else "install"
     return _WrongReward(rule, f"{way_out} the package that adds {name} under the entry point {ENTRY_POINTS}")
@@ -167,23 +186,70 @@ def _imported(entry: EntryPoint) -> Any:
     module = entry.value.partition(":")[0].strip()
     if not all(part.isidentifier() for part in module.split(".")):
         raise _WrongReward(f"its entry point is {entry.value!r}", "write MODULE:FUNCTION there, as in docs/grpo.md")
+    with _wrong_code(module, _package(entry)):
+        try:
+            __import__(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+                rule = f"its entry point is {entry.value}, and there is no module {error.name}"
+                raise _WrongReward(rule, f"install {_package(entry)} again, or correct its entry point") from error
+            raise
+    return _member(entry, sys.modules[module])
+
+
+@contextmanager
+def _wrong_code(module: str, whose: str) -> Iterator[None]:
+    """Raise _WrongReward with the line of a module that cannot be imported. whose: code it is, for the way out."""
     try:
-        __import__(module)
-    except KeyboardInterrupt:
+        yield
+    except (KeyboardInterrupt, _WrongReward):
         raise
     except ModuleNotFoundError as error:
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            rule = f"its entry point is {entry.value}, and there is no module {error.name}"
-            raise _WrongReward(rule, f"install {_package(entry)} again, or correct its entry point") from error
-        rule = f"{_own_line(error, module) or entry.value} needs {error.name}, which is not installed"
+        rule = f"{_own_line(error, module) or module} needs {error.name}, which is not installed"
         raise _WrongReward(rule, _install(error)) from error
     except SyntaxError as error:
         rule = f"{error.filename}:{error.lineno} is no valid Python: {error.msg}"
-        raise _WrongReward(rule, f"correct {_package(entry)}") from error
+        raise _WrongReward(rule, f"correct {whose}") from error
     except BaseException as error:  # a module may also call sys.exit
-        rule = f"importing {module} failed at {_own_line(error, module) or entry.value}: {_shown(error)}"
-        raise _WrongReward(rule, f"correct {_package(entry)}") from error
-    return _member(entry, sys.modules[module])
+        rule = f"importing {module} failed at {_own_line(error, module) or module}: {_shown(error)}"
+        raise _WrongReward(rule, f"correct {whose}") from error
+
+
+def _check_text(name: str, file: str, text: str) -> None:
+    """Raise _WrongReward for a text that is no Python, or defines nothing of the reward's name."""
+    with _wrong_code(file, "it"):
+        symbols = symtable.symtable(text, file, "exec").get_symbols()
+    defined = [one.get_name() for one in symbols if one.is_assigned() or one.is_imported()]
+    function = name.partition(":")[2]
+    if function not in defined:
+        raise _undefined(function, defined, f"{file} has no `{function}`", file)
+
+
+def _from_file(name: str, file: str, text: str) -> Any:
+    """Return the function that FILE.py:FUNCTION names. Raises _WrongReward."""
+    entry = EntryPoint(name, name, ENTRY_POINTS)
+    with redirect_stdout(sys.stderr), _wrong_code(file, "it"):
+        module = _module(file, text)
+    function = _member(entry, module)
+    _check_callable(function, entry)
+    return function
+
+
+@functools.lru_cache(maxsize=64)
+def _module(file: str, text: str) -> ModuleType:
+    """Run the text of a file as a module. Its name, which no import can name, hides no other module."""
+    module = ModuleType(file)
+    module.__file__ = file
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    sys.modules[file] = module  # dataclasses look theirs up
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module
+
+
+def _undefined(name: str, known: Iterable[str], rule: str, file: str | None) -> _WrongReward:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean `{near[0]}`? Otherwise define" if near else "define"
+    return _WrongReward(rule, f"{hint} `def {name}{SIGNATURE}` in {file}")
 
 
 def _member(entry: EntryPoint, module: ModuleType) -> Any:
@@ -195,10 +261,9 @@ def _member(entry: EntryPoint, module: ModuleType) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            near = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f"did you mean `{near[0]}`? Otherwise define" if near else "define"
-            rule = f"{module.__name__} has no `{name}`, which its entry point names"
-            raise _WrongReward(rule, f"{hint} `def {name}{SIGNATURE}` in {module.__file__}") from error
+            named = "" if entry.value == entry.name else ", which its entry point names"
+            rule = f"{module.__name__} has no `{name}`{named}"
+            raise _undefined(name, dir(found), rule, module.__file__) from error
     return found
 
 

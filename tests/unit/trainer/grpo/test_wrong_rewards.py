@@ -383,13 +383,12 @@ def test_two_packages_with_one_name_are_refused(tmp_path, monkeypatch):
         load_rewards(["theirs.plain"], [1.0])
 
 
-@pytest.mark.parametrize("name", ["rewards.py", "./rewards.py:small", "my_rewards:small", "/opt/rewards/mine.py"])
-def test_a_file_instead_of_a_name_is_refused_with_the_way_to_a_package(name):
+def test_a_file_without_a_function_is_refused_with_how_to_name_one():
     with pytest.raises(ConfigError) as refused:
-        load_rewards([name], [1.0])
+        load_rewards(["rewards.py"], [1.0])
     (problem,) = refused.value.problems
-    assert "a reward is named by its entry point, and not by its file" in problem.rule
-    assert "docs/grpo.md" in problem.way_out
+    assert "a reward in a file is named with its function" in problem.rule
+    assert problem.way_out == "write rewards.py:FUNCTION"
 
 
 NUMBERS = """\
