@@ -141,6 +141,34 @@ def init(
 
 
 @app.command()
+def train(
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations of COCO, YOLO or VOC.")
+    ],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
+    gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The project's folder, as `init` creates it.")] = Path(
+        "out/train"
+    ),
+    val_data: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Held-out data file; without it, a share is held out.")
+    ] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of the data.")
+    ] = None,
+    changes: Changes = None,
+) -> None:
+    """Train both stages on this machine: import, init, run, export, report and infer, each printed as a command."""
+    from stage2_cli.train import train as run_steps
+    from stage2_trainer.doctor.packages import require
+    from stage2_trainer.prepare.project_request import ProjectRequest
+
+    require("trainer")
+    request = ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))
+    raise typer.Exit(run_steps(request, changes or []))
+
+
+@app.command()
 def data(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file: JSON lines of records.")],
     units: Units = None,

@@ -53,6 +53,7 @@ WALK = [
     ("import hf shapes --boxes coco --output hf.jsonl", 69, f"needs datasets, which is not installed: {TRAINER}"),
     (f"init --data lost.jsonl --model {MODEL} --output new", 64, "must be a data file"),
     (f"init --data {HELD_OUT} --model {MODEL} --gpus 0 --output new", 69, TRAINER),
+    (f"train --data {HELD_OUT} --model {MODEL} --gpus 0", 69, TRAINER),
     (f"prepare {MODEL} --output new", 69, TRAINER),
     (f"run {JOB} --engine stub", 69, TRAINER),
     ("serve run.yaml --server 0", 69, TRAINER),

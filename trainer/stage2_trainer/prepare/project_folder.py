@@ -27,7 +27,7 @@ from stage2_trainer.data.images import MOST_ASPECT
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.records import Line, Record, RecordRules, lines, load_records
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, stock_processor
-from stage2_trainer.prepare.project_request import ProjectRequest, check_request, unmountable
+from stage2_trainer.prepare.project_request import HELD_OUT, NEXT_STEPS, ProjectRequest, check_request, unmountable
 from stage2_trainer.prepare.project_sizes import Chosen, Measures, Sizes, choose, measure
 from stage2_trainer.prepare.stock_model import source_of
 from stage2_trainer.process.policy import coord_vocab
@@ -65,12 +65,7 @@ README = """\
 
 Run these commands in this folder, one after the other:
 
-    stage2 doctor stage1.yaml
-    stage2 run stage1.yaml --work-dir runs/stage1-work
-    stage2 export runs/stage1 --output models/stage1
-    stage2 run stage2.yaml --work-dir runs/stage2-work
-    stage2 report runs/stage2 --html runs/stage2.html
-    stage2 export runs/stage2 --output models/stage2
+{steps}
 
 On a cluster, use `kubectl apply -f` instead of `stage2 run`, and wait until `kubectl get rmj` shows Succeeded
 before you export.
@@ -94,7 +89,7 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
     output = request.output.absolute()
     with new_folder("--output", output) as aside:
         _write_data(aside / "data" / "train.jsonl", train)
-        _write_data(aside / "data" / "val.jsonl", held_out)
+        _write_data(aside / HELD_OUT, held_out)
         if stock:
             with _as_options(request):
                 prepare(request.model, aside / PREPARED)
@@ -108,7 +103,8 @@ def create_project(request: ProjectRequest, shown: Shown) -> Project:
             parse_job(yaml.safe_load(text))
             (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
         (aside / SCHEMA).write_text(schema_text("job"), encoding="utf-8")
-        (aside / "README.md").write_text(README.format(name=name), encoding="utf-8")
+        steps = "\n".join(f"    stage2 {line}" for line, _ in NEXT_STEPS)
+        (aside / "README.md").write_text(README.format(name=name, steps=steps), encoding="utf-8")
         (aside / RUNS).mkdir()
     return Project(folders, found)
 
@@ -262,7 +258,7 @@ class ProjectFolders:
     @property
     def held_out(self) -> Path:
         """The held-out records."""
-        return self.folder / "data" / "val.jsonl"
+        return self.folder / HELD_OUT
 
 
 def job_file(stage: StageName, folders: ProjectFolders, sizes: Sizes, gpus: int) -> str:

@@ -13,6 +13,17 @@ from stage2_api.kubernetes_types import MountPath
 from stage2_trainer.data.files import check_folder
 
 MOST_GPUS = 16
+HELD_OUT, TRAINED, PAGE = "data/val.jsonl", "models/stage2", "runs/stage2.html"
+"""Paths in a project: the held-out records, the model of stage 2, and its report."""
+NEXT_STEPS = (
+    ("doctor stage1.yaml", "models/stage1"),
+    ("run stage1.yaml --work-dir runs/stage1-work", "models/stage1"),
+    ("export runs/stage1 --output models/stage1", "models/stage1"),
+    ("run stage2.yaml --work-dir runs/stage2-work", TRAINED),
+    (f"report runs/stage2 --html {PAGE}", None),
+    (f"export runs/stage2 --output {TRAINED}", TRAINED),
+)
+"""Commands of stage2 that follow in a new project, each with the folder after which it need not run again."""
 _MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 
 
