@@ -10,6 +10,7 @@ from stage2_api.errors import Problem
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation import key_paths
+from stage2_api.vllm import OLDER_OPTIONS
 
 _MATCHING = "custom.extra.rollout_matching"
 
@@ -35,7 +36,16 @@ _IGNORED = {
     f"{_MATCHING}.desc_monitor": "evaluations compare descriptions: `eval_rollout_desc_exact` and F1 with class",
     "custom.extra.rollout_server.vllm_use_async_engine": "the servers always run vLLM's asynchronous engine",
 }
-"""Keys that other trainers read and stage2 ignores, with the reason. The way out is to remove them."""
+"""Keys that other trainers read and stage2 ignores, with the reason."""
+
+_OLDER_KEYS: tuple[tuple[str, str, str], ...] = (
+    *((path, reason, "remove it") for path, reason in _IGNORED.items()),
+    *(
+        (f"{_MATCHING}.vllm.{name}", "is the older place of an argument of vLLM", f"write it as vllm.engine.{name}")
+        for name in OLDER_OPTIONS
+    ),
+)
+"""Keys of the original stack that stage2 ignores or has elsewhere, each with the reason and the way out."""
 
 _WITHOUT_BETAS = {"adafactor", "sgd", "adagrad", "rmsprop"}
 """Optimizers to which transformers passes neither `adam_beta1` and `adam_beta2` nor `adam_epsilon`."""
@@ -148,6 +158,16 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         f"{_MATCHING}.recipe",
         lambda c: (
             c.custom.trainer_variant == "rollout_matching_sft"
+            and "recipe" not in c.custom.extra.rollout_matching.model_fields_set
+        ),
+        "is not set: the default is that of the original stack, so that its files mean what they meant",
+        "set it to recommended",
+    ),
+    (
+        f"{_MATCHING}.recipe",
+        lambda c: (
+            c.custom.trainer_variant == "rollout_matching_sft"
+            and "recipe" in c.custom.extra.rollout_matching.model_fields_set
             and c.rollout_matching.assignment == "hungarian"
             and c.rollout_matching.unmatched_objects == "neutral"
             and c.rollout_matching.supervised_share == 0
@@ -217,9 +237,9 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
 def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
     """Return the settings of a configuration that do nothing, with the reason and the way out."""
     written: Any = config.model_dump(exclude_unset=True)
-    ignored = [
-        Problem(path, value, reason, "remove it")
-        for path, reason in _IGNORED.items()
+    older = [
+        Problem(path, value, reason, way_out)
+        for path, reason, way_out in _OLDER_KEYS
         if (value := functools.reduce(lambda section, key: (section or {}).get(key), path.split("."), written))
         not in (None, False, "raise")
     ]
@@ -228,4 +248,4 @@ def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
         for path, is_idle, reason, way_out in _IDLE
         if is_idle(config)
     ]
-    return (*ignored, *idle)
+    return (*older, *idle)

@@ -138,6 +138,19 @@ MOST_VERIFIED = 2048
 """Tokens that one step verifies at most; a vocabulary of 151,936 has 1.2 GB of logits for them."""
 
 
+OLDER_OPTIONS = (
+    "max_num_batched_tokens", "enable_chunked_prefill", "disable_chunked_mm_input", "skip_mm_profiling",
+    "kv_cache_dtype", "cpu_offload_gb", "swap_space", "limit_mm_per_prompt", "mm_encoder_tp_mode",
+)  # fmt: skip
+"""Keys of `Vllm` that the original stack has, and that `engine` takes by the same name."""
+
+
+def _older(name: str, *, max_length: int | None = None) -> Any:
+    """Return the field of an older key."""
+    assert name in OLDER_OPTIONS
+    return Field(None, description=f"Older place of `engine.{name}`.", max_length=max_length)
+
+
 class Vllm(Section):
     """The vLLM engine of the rollouts."""
 
@@ -176,31 +189,21 @@ class Vllm(Section):
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
     """Requests per call of a colocated engine; null, 0 or less means all at once. Small values lower the peak memory of
     image encoding."""
-    max_num_batched_tokens: Positive | None = None
-    """Maximum number of tokens in one scheduling step of vLLM. Unset means vLLM's default."""
-    enable_chunked_prefill: bool | None = None
-    """Whether vLLM splits long prompts over scheduling steps. Unset means vLLM's default."""
-    disable_chunked_mm_input: bool | None = None
-    """Whether vLLM keeps the tokens of one image in one scheduling step. Unset means vLLM's default."""
-    skip_mm_profiling: bool | None = None
-    """Whether vLLM starts without a trial run over the largest images. Unset means vLLM's default."""
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
-    """Number format of vLLM's KV cache. Unset means vLLM's default."""
-    cpu_offload_gb: Weight | None = None
-    """GiB of weights for each GPU that vLLM keeps in main memory. Unset means vLLM's default."""
-    swap_space: Weight | None = None
-    """GiB of main memory for each GPU for KV caches that vLLM swaps out. Unset means vLLM's default."""
-    limit_mm_per_prompt: dict[str, Count] | None = Field(None, max_length=16)
-    """Mapping of the inputs of each kind that a prompt may have, such as `{image: 1, video: 0}`. Unset means vLLM's
-    default."""
-    mm_encoder_tp_mode: Literal["weights", "data"] | None = None
-    """How the image encoder uses several GPUs: `weights` splits its layers, `data` its images. Unset means vLLM's
-    default."""
+    max_num_batched_tokens: Positive | None = _older("max_num_batched_tokens")
+    enable_chunked_prefill: bool | None = _older("enable_chunked_prefill")
+    disable_chunked_mm_input: bool | None = _older("disable_chunked_mm_input")
+    skip_mm_profiling: bool | None = _older("skip_mm_profiling")
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = _older("kv_cache_dtype")
+    cpu_offload_gb: Weight | None = _older("cpu_offload_gb")
+    swap_space: Weight | None = _older("swap_space")
+    limit_mm_per_prompt: dict[str, Count] | None = _older("limit_mm_per_prompt", max_length=16)
+    mm_encoder_tp_mode: Literal["weights", "data"] | None = _older("mm_encoder_tp_mode")
     engine: Annotated[dict[str, Any] | None, Field(json_schema_extra={"x-stage2-schema": free_mapping(64)})] = Field(
         None, max_length=64
     )
     """Mapping of other engine arguments of vLLM for speed and memory, by vLLM's names, such as `{quantization: fp8,
-    attention_backend: FLASH_ATTN}`. `stage2 serve` and `stage2 doctor` check them with the installed vLLM."""
+    limit_mm_per_prompt: {image: 1, video: 0}}`. `stage2 serve` and `stage2 doctor` check them with the installed
+    vLLM."""
     server: VllmServer = VllmServer()
     """Rollout servers and their time limits (server mode only)."""
     sync: VllmSync = VllmSync()
@@ -243,11 +246,7 @@ class Vllm(Section):
 
     def passed_through(self) -> dict[str, Any]:
         """Return the engine arguments in the configuration that vLLM has under the same names."""
-        names = (
-            "max_num_batched_tokens", "enable_chunked_prefill", "disable_chunked_mm_input", "skip_mm_profiling",
-            "kv_cache_dtype", "cpu_offload_gb", "swap_space", "limit_mm_per_prompt", "mm_encoder_tp_mode",
-        )  # fmt: skip
-        named = {name: value for name in names if (value := getattr(self, name)) is not None}
+        named = {name: value for name in OLDER_OPTIONS if (value := getattr(self, name)) is not None}
         return named | {name.replace("-", "_"): value for name, value in (self.engine or {}).items()}
 
     @property
@@ -289,9 +288,10 @@ def foreign_options(options: dict[str, object] | None) -> list[str]:
     return sorted(name for name in options or {} if name.replace("-", "_") not in ENGINE_OPTIONS)
 
 
-def options_with_keys(options: dict[str, object] | None) -> list[str]:
-    """Return the names of `options` that have a key of their own in `Vllm`."""
-    return sorted(name for name in options or {} if name.replace("-", "_") in Vllm.model_fields)
+def options_with_keys(vllm: Vllm) -> list[str]:
+    """Return the names in `engine` that have a key of their own, or whose older key is set too."""
+    own = (Vllm.model_fields.keys() - {*OLDER_OPTIONS}) | vllm.model_fields_set
+    return sorted(name for name in vllm.engine or {} if name.replace("-", "_") in own)
 
 
 def is_quantized_by_checkpoint(options: dict[str, object] | None) -> bool:

@@ -11,6 +11,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.validation.validate import Rule
 from stage2_api.vllm import (
     ENGINE_OPTIONS,
+    OLDER_OPTIONS,
     ONLINE_QUANTIZATION,
     Vllm,
     VllmServer,
@@ -135,10 +136,10 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.engine",
-        breaks=lambda c: bool(options_with_keys(c.custom.extra.rollout_matching.vllm.engine)),
+        breaks=lambda c: bool(options_with_keys(c.custom.extra.rollout_matching.vllm)),
         # Not in CEL, which cannot read the keys of a free mapping; nor the next two.
-        rule="holds an argument that has a key of its own, from which stage2 takes it",
-        way_out=f"write it as a key of {_VLLM} instead",
+        rule="holds an argument that has a key of its own, or is set at its older place too",
+        way_out=f"write it once: as a key of {_VLLM}, or here if that key is an older place",
     ),
     Rule(
         path=f"{_VLLM}.engine",
@@ -146,7 +147,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
             name not in Vllm.model_fields for name in foreign_options(c.custom.extra.rollout_matching.vllm.engine)
         ),
         rule=SPEED_AND_MEMORY,
-        way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS - Vllm.model_fields.keys()))}",
+        way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS - (Vllm.model_fields.keys() - {*OLDER_OPTIONS})))}",
     ),
     Rule(
         path=f"{_VLLM}.engine",

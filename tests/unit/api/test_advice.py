@@ -118,6 +118,14 @@ def test_a_configuration_without_idle_settings_gets_no_advice() -> None:
 ALONE_ENOUGH = [{"supervised_share": 0.5}, {"unmatched_objects": "dropped"}, {"assignment": "dynamic"}]
 
 
+def test_run_that_names_no_recipe_is_advised_to_name_one_whatever_else_it_sets() -> None:
+    unnamed = patched(BASE, at(f"{MATCHING}.recipe", None))
+    for key in ({}, *ALONE_ENOUGH):
+        (advice,) = idle_settings(parse_run_config(patched(unnamed, at(MATCHING, key))))
+        assert (advice.path, advice.value, advice.way_out) == (f"{MATCHING}.recipe", "seeds", "set it to recommended")
+        assert "default" in advice.rule
+
+
 @pytest.mark.parametrize("key", ALONE_ENOUGH)
 def test_one_key_of_the_recipe_is_enough_against_runaway_answers(key: dict[str, Any]) -> None:
     assert idle_settings(parse_run_config(patched(BASE, at(f"{MATCHING}.recipe", "seeds"), at(MATCHING, key)))) == ()

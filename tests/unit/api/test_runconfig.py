@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
+from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import OLDER_OPTIONS, ServerAddress, Vllm
 from tests.unit.api.wrong_jobs import good_job, patched, problems_of
 
 Files = dict[str, dict[str, Any]]
@@ -281,6 +282,33 @@ def test_what_vllm_takes_when_unset_depends_on_its_neighbours() -> None:
     assert parse(matching({"vllm": {"enable_lora": True}})).rollout_matching.vllm.resolved_load_format == "auto"
     assert vllm.passed_through() == {}
     assert parse(matching({"vllm": {"swap_space": 4}})).rollout_matching.vllm.passed_through() == {"swap_space": 4}
+
+
+OLDER = {
+    "max_num_batched_tokens": 2048, "enable_chunked_prefill": True, "disable_chunked_mm_input": True,
+    "skip_mm_profiling": True, "kv_cache_dtype": "fp8", "cpu_offload_gb": 1.5, "swap_space": 4.0,
+    "limit_mm_per_prompt": {"image": 1}, "mm_encoder_tp_mode": "data",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OLDER_OPTIONS)
+def test_older_key_of_the_original_stack_means_the_argument_of_the_engine(key: str) -> None:
+    option = {key: OLDER[key]}
+    older, engine = parse(matching({"vllm": option})), parse(matching({"vllm": {"engine": option}}))
+    passed = [config.rollout_matching.vllm.passed_through() for config in (older, engine)]
+    assert passed == [option] * 2
+    (advice,) = [problem for problem in idle_settings(older) if problem.path.endswith(f"vllm.{key}")]
+    assert advice.way_out == f"write it as vllm.engine.{key}"
+    assert not [problem for problem in idle_settings(engine) if ".vllm." in problem.path]
+    description = Vllm.model_fields[key].description
+    assert description == f"Older place of `engine.{key}`."
+
+
+def test_argument_of_the_engine_at_both_places_is_refused() -> None:
+    vllm = {"kv_cache_dtype": "auto", "engine": {"kv-cache-dtype": "fp8"}}
+    (problem,) = problems_of(parse, matching({"vllm": vllm}))
+    assert problem.path.endswith("vllm.engine")
+    assert "older place" in problem.rule
 
 
 @pytest.mark.parametrize(

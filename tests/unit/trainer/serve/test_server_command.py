@@ -85,6 +85,7 @@ def test_the_transport_can_be_chosen():
         ("enable_prefix_caching", False, "no-enable-prefix-caching", None),
         ("load_format", "auto", "load-format", "auto"),
         ("tensor_parallel_size", 2, "tensor-parallel-size", "2"),
+        ("engine", {"limit_mm_per_prompt": {"image": 1}}, "limit-mm-per-prompt", '{"image": 1}'),
         ("limit_mm_per_prompt", {"image": 1}, "limit-mm-per-prompt", '{"image": 1}'),
         ("kv_cache_dtype", "fp8", "kv-cache-dtype", "fp8"),
         ("max_num_batched_tokens", 2048, "max-num-batched-tokens", "2048"),
