@@ -77,6 +77,14 @@ _FIGURES = (
             ("99 %", "rollout/gen_new_tokens_p99"),
         ),
     ),
+    _Figure(
+        "Drafts",
+        (
+            ("decode steps for each token", "rollout/decode_steps_per_token"),
+            ("drafted tokens that were accepted", "rollout/draft_acceptance_rate"),
+        ),
+        SHARE,
+    ),
     _Figure("Staleness of rollouts, in steps", (("mean", "rollout/staleness"),)),
     _Figure("Reward", (("mean", REWARD), ("spread", SPREAD))),
     _Figure("Held-out: reward", (("mean", f"eval_{REWARD}"),)),

@@ -16,7 +16,7 @@ from transformers.trainer_utils import speed_metrics
 from stage2_trainer.learner.loss import LossFigures
 from stage2_trainer.learner.rows import RowGroup
 from stage2_trainer.learner.step import CurrentStep
-from stage2_trainer.learner.step_record import Figures, SampleStats, StepRecord
+from stage2_trainer.learner.step_record import Figures, SampleStats, StepRecord, server_drafts
 from stage2_trainer.process.ranks import gathered, peak_bytes
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
@@ -91,7 +91,8 @@ class StepLog:
         figures["bad_samples_total"] = float(self._bad.total)
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self._device))))
         servers = [asdict(server) for server in record.time.servers]
-        self._log.write("step", {"step": step, **figures, **record.words(), "servers": servers})
+        answers = {"servers": servers, "drafts": server_drafts(record.samples)}
+        self._log.write("step", {"step": step, **figures, **record.words(), **answers})
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self._reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self.figures = figures

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from stage2_trainer.learner.loss import LossFigures, step_losses
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.timeline import StepTime, Stopwatch
-from stage2_trainer.wire.requests import draft_figures, share
+from stage2_trainer.wire.requests import accepted_by_position, draft_figures, share
 
 Figures = dict[str, float | None]
 
@@ -27,7 +28,7 @@ class SampleStats:
     `staleness`: optimizer steps between the weights that generated it and those that train on it.
     `beam`: it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     `bad`: it was set aside, and all else is 0. `from_truth`: nothing was generated for it.
-    `drafted`, `accepted`: tokens that were drafted for it, and those that the model accepted.
+    `drafted`, `accepted`, `verified`: as those of its `Rollout`. `server`: which generated it.
     `repeated`, `at_limit`: it was ended because it repeated itself, or at the token limit.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets removed from
     the answer, or trained against. What training makes of an answer is 0 in a skipped sample, and its lengths are in an
@@ -38,6 +39,8 @@ class SampleStats:
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
+    verified: tuple[int, ...] = ()
+    server: str = ""
     truncated: bool = False
     valid_objects: int = 0
     dropped_invalid: int = 0
@@ -237,6 +240,20 @@ def _draft_figures(stats: Sequence[SampleStats]) -> Figures:
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
     )
+
+
+def server_drafts(stats: Sequence[SampleStats]) -> list[dict[str, Any]]:
+    """Return what drafts did at each server that generated one of these samples, by the server's name."""
+    generated = [s for s in stats if not s.bad and not s.from_truth]
+    servers = {name: [s for s in generated if s.server == name] for name in sorted({s.server for s in generated})}
+    return [
+        {
+            "server": name,
+            **_draft_figures(answers),
+            "accepted_by_position": accepted_by_position(s.verified for s in answers),
+        }
+        for name, answers in servers.items()
+    ]
 
 
 def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> float:

@@ -273,6 +273,7 @@ def _rollout(answer: Any, version: int) -> Rollout:
         finish_reason=choice.finish_reason,
         drafted=drafts.get("num_draft_tokens", 0),
         accepted=drafts.get("num_accepted_draft_tokens", 0),
+        verified=tuple(drafts.get("acceptance_histogram", ())),
     )
 
 

@@ -100,6 +100,7 @@ class Drafts(_Strict):
 
     num_draft_tokens: Annotated[int, Field(ge=0)]
     num_accepted_draft_tokens: Annotated[int, Field(ge=0)]
+    acceptance_histogram: list[Annotated[int, Field(ge=0)]] = []
 
 
 class Metrics(_Strict):
@@ -127,6 +128,7 @@ class Answer(_Strict):
             finish_reason=choice.finish_reason,
             drafted=drafts.num_draft_tokens if drafts else 0,
             accepted=drafts.num_accepted_draft_tokens if drafts else 0,
+            verified=tuple(drafts.acceptance_histogram) if drafts else (),
             **origin,
         )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any, Literal, Protocol
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
@@ -138,6 +138,7 @@ class Rollout:
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: the seed of its request, and how long it took; None where a backend answers many at once.
     drafted, accepted: tokens that were drafted for it, and those of them that the model accepted.
+    verified: how many steps verified a draft, by the number of its tokens that were accepted, from none on.
     """
 
     prompt_token_ids: list[int]
@@ -151,6 +152,7 @@ class Rollout:
     seconds: float | None = None
     drafted: int = 0
     accepted: int = 0
+    verified: tuple[int, ...] = ()
 
 
 def share(part: float, whole: float) -> float | None:
@@ -159,11 +161,27 @@ def share(part: float, whole: float) -> float | None:
 
 
 def draft_figures(*, generated: int, drafted: int, accepted: int) -> dict[str, float | None]:
-    """Return what drafts did, from the tokens of answers; an accepted token takes no decode step of its own."""
+    """Return what drafts did, from the tokens of answers; an accepted token takes no decode step of its own.
+
+    Both are None where nothing was drafted.
+    """
     return {
-        "decode_steps_per_token": share(generated - accepted, generated),
+        "decode_steps_per_token": share(generated - accepted, generated) if drafted else None,
         "draft_acceptance_rate": share(accepted, drafted),
     }
+
+
+def accepted_by_position(verified: Iterable[Sequence[int]]) -> list[float] | None:
+    """Return the share of drafts of which a position and all before it were accepted, from the first position on.
+
+    verified: of each answer, as `Rollout.verified`. None where nothing was drafted. A draft that ends before a position
+    counts as not accepted there, as it does to vLLM.
+
+    >>> accepted_by_position([(1, 0, 2), (1, 1)])
+    [0.6, 0.4]
+    """
+    steps = [sum(column) for column in zip_longest(*verified, fillvalue=0)]
+    return [sum(steps[position:]) / sum(steps) for position in range(1, len(steps))] if sum(steps) else None
 
 
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})

@@ -80,6 +80,8 @@ class Sample:
     prompt: int = 7
     drafted: int = 0
     accepted: int = 0
+    verified: tuple[int, ...] = ()
+    server: str = "server"
     beam: bool = False
     repeated: bool = False
     at_limit: bool = False
@@ -98,12 +100,13 @@ class Sample:
             list(range(self.prompt)),
             ids,
             self.answer,
-            "server",
+            self.server,
             0,
             "repetition" if self.repeated else "length" if self.at_limit else "stop",
             "beam" if self.beam else "greedy",
             drafted=self.drafted,
             accepted=self.accepted,
+            verified=self.verified,
         )
         options = MatchOptions(**{"maskiou_mode": "analytic", "candidate_top_k": TOP_K, **self.options})
         record = Record(index, f"sample {index}", ("image.png",), 8, 8, self.truth)
@@ -161,7 +164,7 @@ DYNAMIC = {"assignment": "dynamic"}
 
 MATCHED = Sample(
     (CAT, DOG), begun(CAT, DOG) + "}", answered=2, found=2, close=2, overlap=2.0, below_gate=2, targets=8,
-    prefix=begun(CAT, DOG), drafted=40, accepted=30,
+    prefix=begun(CAT, DOG), drafted=40, accepted=30, verified=(1, 0, 0, 0, 0, 0, 1, 0, 3),
 )  # fmt: skip
 BARELY = Sample((CAT,), begun(HALF) + "}", answered=1, found=1, overlap=0.4, targets=4, prefix=begun(HALF), staleness=2)
 FOLLOWED = Sample(

@@ -101,7 +101,7 @@ GENERATION: Mapping[str, Oracle] = {
     "rollout/gen_new_tokens_p90": lambda s: percentile(generated(s), 90),
     "rollout/gen_new_tokens_p99": lambda s: percentile(generated(s), 99),
     "rollout/gen_tokens_per_s": lambda s: over(sum(generated(s)), s.seconds),
-    "rollout/decode_steps_per_token": lambda s: over(sum(generated(s)) - s.accepted, sum(generated(s))),
+    "rollout/decode_steps_per_token": lambda s: over(sum(generated(s)) - s.accepted, s.drafted and sum(generated(s))),
     "rollout/draft_acceptance_rate": lambda s: over(s.accepted, s.drafted),
     "rollout/staleness": lambda s: over(s.staleness, s.count),
     "rollout/decode_greedy": lambda s: s.count - s.beam,

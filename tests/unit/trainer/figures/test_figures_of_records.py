@@ -194,7 +194,7 @@ class Measured:
 
 
 OF_A_RUN = {
-    "grad_norm", "learning_rate", "bad_samples", "bad_samples_total", "memory/peak_bytes", "servers",
+    "grad_norm", "learning_rate", "bad_samples", "bad_samples_total", "memory/peak_bytes", "servers", "drafts",
     "supervised/steps_total", "rollout/buffer_reuse", "rollout/buffer_window_step0", "rollout/buffer_completed_steps",
 }  # fmt: skip
 
@@ -222,6 +222,8 @@ def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encode
     assert [one["rollout/gen_tokens_per_s"] is None for one in steps] == [False, True, False, True]
     assert len({one["rollout/gen_new_tokens_total"] for one in steps}) == 1, "the counts of the rollouts in use"
     assert all(one["memory/peak_bytes"] > 1e8 and one["servers"] == [] for one in steps)
+    nothing = dict.fromkeys(("decode_steps_per_token", "draft_acceptance_rate", "accepted_by_position"))
+    assert [[drafts | {"server": ""} for drafts in one["drafts"]] for one in steps] == [[{"server": "", **nothing}]] * 4
     status = run.reporter.current
     assert (status.step, status.loss, status.tokens_per_second) == (4, steps[-1]["loss"], None)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stage2_trainer.learner.step_record import StepRecord, evaluation_metrics, rollout_metrics
+from stage2_trainer.learner.step_record import StepRecord, evaluation_metrics, rollout_metrics, server_drafts
 from stage2_trainer.telemetry.timeline import Stopwatch
-from tests.unit.trainer.figures.hand_made import MATCHED, STEPS, TOP_K, Step
+from tests.unit.trainer.figures.hand_made import BAD, MATCHED, MISSED, SILENCE, STEPS, TOP_K, Step
 from tests.unit.trainer.figures.oracles import OF_AN_EVALUATION, OF_SAMPLES
 
 
@@ -42,6 +42,26 @@ def test_figure_of_an_evaluation_is_that_of_a_step(name):
 def test_match_of_an_evaluation_counts_whatever_training_makes_of_it():
     found = evaluation_metrics([replace(MATCHED, skipped=True).stats()], top_k=TOP_K)
     assert (found["rollout_matched"], found["rollout_f1"]) == (2, 1.0)
+
+
+def test_what_drafts_did_at_each_server_is_what_a_person_counts():
+    """MATCHED has five drafts of eight tokens, with 0, 6, 8, 8 and 8 accepted; MISSED two of two, with 1 and 1."""
+    also = replace(MISSED, drafted=4, accepted=2, verified=(0, 2, 0))
+    undrafted = replace(SILENCE, server="another")
+    step = Step([MATCHED, also, replace(MATCHED, server="b"), undrafted, BAD])
+    another, other, both = server_drafts([one.stats() for one in step.all])
+    tokens = len(MATCHED.matched().rollout.token_ids), len(also.matched().rollout.token_ids)
+    at_b = [4 / 5] * 6 + [3 / 5] * 2
+    rates = {"draft_acceptance_rate": 30 / 40, "accepted_by_position": pytest.approx(at_b)}
+    assert other == {"server": "b", "decode_steps_per_token": (tokens[0] - 30) / tokens[0], **rates}
+    assert both == {
+        "server": "server",
+        "decode_steps_per_token": (sum(tokens) - 32) / sum(tokens),
+        "draft_acceptance_rate": 32 / 44,
+        "accepted_by_position": pytest.approx([6 / 7] + [4 / 7] * 5 + [3 / 7] * 2),
+    }
+    nothing = dict.fromkeys(("decode_steps_per_token", "draft_acceptance_rate", "accepted_by_position"))
+    assert another == {"server": "another", **nothing}
 
 
 @pytest.mark.parametrize("name", STEPS)

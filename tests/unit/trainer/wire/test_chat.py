@@ -38,16 +38,19 @@ def test_a_request_names_the_check_for_loops_only_where_it_is_asked_for():
     assert "repetition_detection" not in looped.parameters(), "a server of `swift rollout` knows no such field"
 
 
+DRAFTS = {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4, "acceptance_histogram": [1, 0, 2]}
+
+
 @pytest.mark.parametrize(
     ("metrics", "expected"),
     [
-        ({}, (0, 0)),
-        ({"metrics": None}, (0, 0)),
-        ({"metrics": {"speculative_decoding": None}}, (0, 0)),
-        ({"metrics": {"speculative_decoding": {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4}}}, (9, 4)),
+        ({}, (0, 0, ())),
+        ({"metrics": None}, (0, 0, ())),
+        ({"metrics": {"speculative_decoding": None}}, (0, 0, ())),
+        ({"metrics": {"speculative_decoding": DRAFTS}}, (9, 4, (1, 0, 2))),
     ],
 )
 def test_a_full_answer_is_read_with_its_drafts(metrics, expected):
     found = read_answer(json.dumps({**ANSWER, **metrics}).encode()).rollout(server="a", version=0)
     assert (found.prompt_token_ids, found.token_ids) == ([1, 2], [3, 4])
-    assert (found.drafted, found.accepted) == expected
+    assert (found.drafted, found.accepted, found.verified) == expected
