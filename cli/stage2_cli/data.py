@@ -14,6 +14,7 @@ from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, show_config_error
+from stage2_cli.unlabelled import examine
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
@@ -49,6 +50,7 @@ def show_data(
     model: Path | None = None,
     pictures: Path | None = None,
     ordered: Path | None = None,
+    unlabelled_by: str | None = None,
     as_json: bool = False,
 ) -> int:
     """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
@@ -61,14 +63,20 @@ def show_data(
     with file_progress(path) as on_line:
         found = profile(path, rules, lengths_of, on_line)
     unit = "tokens" if model else "characters"
+    examined = examine(path, unlabelled_by, rules) if unlabelled_by and not found.problems else None
     if as_json:
-        print_json(document(found, unit), indent=1)
+        more = {"unlabelled": examined.document()} if examined else {}
+        print_json({**document(found, unit), **more}, indent=1)
     else:
         _show(found, unit)
+        if examined:
+            Terminal().print(examined.line(), soft_wrap=True)
     if found.problems:
         show_config_error(ConfigError(found.problems), source=str(path))
         return EXIT_CONFIG
-    if pictures is not None:
+    if pictures is not None and examined:
+        examined.draw(pictures)
+    elif pictures is not None:
         write_page(found.shown, pictures)
     if ordered is not None:
         write_sorted(path, ordered, rules)

@@ -180,12 +180,30 @@ def data(
         Path | None,
         typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
     ] = None,
+    unlabelled_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model as for `infer`, trained on this file: estimate the share of objects that have no label, from "
+            "what its answers to 200 images agree on. --pictures then draws these boxes.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
     from stage2_cli.data import show_data
 
-    raise typer.Exit(show_data(file, units=units, model=model, pictures=pictures, ordered=ordered, as_json=as_json))
+    raise typer.Exit(
+        show_data(
+            file,
+            units=units,
+            model=model,
+            pictures=pictures,
+            ordered=ordered,
+            unlabelled_by=unlabelled_by,
+            as_json=as_json,
+        )
+    )
 
 
 @app.command()

@@ -99,11 +99,19 @@ class Loaded:
 
     def answer(self, question: Question, image: str) -> tuple[str, str]:
         """Return the text of an answer, and why it ended."""
-        decoding = Decoding(max_new_tokens=question.max_new_tokens)
+        (answer,) = self._generate(question, image, Decoding(max_new_tokens=question.max_new_tokens), 1)
+        return answer
+
+    def samples(self, question: Question, image: str, count: int) -> list[tuple[str, str]]:
+        """Return as many answers, sampled at temperature 1; the same ones each time."""
+        decoding = Decoding(max_new_tokens=question.max_new_tokens, temperature=1.0, batch_size=count)
+        return self._generate(question, image, decoding, count)
+
+    def _generate(self, question: Question, image: str, decoding: Decoding, count: int) -> list[tuple[str, str]]:
         backend = HfBackend(self._model, self._encoder, decoding, cache=PromptCache(self._encoder, 0))
         request = RolloutRequest(question.messages(image), bias=self._bias)
-        (answer,) = backend.generate([request], seed_plan=SeedPlan(0, 0, 0))
-        return answer.text, answer.finish_reason
+        answers = backend.generate([request] * count, seed_plan=SeedPlan(0, 0, 0))
+        return [(one.text, one.finish_reason) for one in answers]
 
 
 def _device(name: str | None) -> torch.device:

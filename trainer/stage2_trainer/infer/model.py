@@ -27,6 +27,10 @@ class Answers(Protocol):
         """Return the text of an answer, and why it ended: `stop`, `length` or `repetition`."""
         ...
 
+    def samples(self, question: Question, image: str, count: int) -> list[tuple[str, str]]:
+        """Return as many answers, sampled at temperature 1; the same ones each time."""
+        ...
+
 
 class Model:
     """A model that lists the objects of images.
@@ -70,6 +74,12 @@ class Model:
         size = load_image(str(image)).size
         text, finish_reason = self._answers.answer(self.question, str(image))
         return AnsweredImage.from_text(str(image), size, text, finish_reason)
+
+    def samples(self, image: str | Path, count: int) -> list[AnsweredImage]:
+        """Return as many answers, sampled at temperature 1. Raises ImageError if the image cannot be read."""
+        size = load_image(str(image)).size
+        found = self._answers.samples(self.question, str(image), count)
+        return [AnsweredImage.from_text(str(image), size, *one) for one in found]
 
 
 def read_course(folder: Path) -> dict[str, Any]:

@@ -36,22 +36,30 @@ class Server:
         self._context = trust(self._url, environment)
         token = read_token(environment) if environment.get(TOKEN_FILE_VARIABLE) else ""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._model = str(self._one(self._ask(MODELS, None, OTHERS_S), "data")["id"])
+        self._model = str(self._entries(self._ask(MODELS, None, OTHERS_S), "data")[0]["id"])
         self._bias = closing_bias(self._encode, longer) if longer is not None else {}
 
     def answer(self, question: Question, image: str) -> tuple[str, str]:
         """Return the text of an answer, and why it ended."""
+        (answer,) = self._chat(question, image, {"temperature": 0.0})
+        return answer
+
+    def samples(self, question: Question, image: str, count: int) -> list[tuple[str, str]]:
+        """Return as many answers, sampled at temperature 1; the same ones each time, where the server keeps seeds."""
+        return self._chat(question, image, {"temperature": 1.0, "n": count, "seed": 0})
+
+    def _chat(self, question: Question, image: str, sampling: Mapping[str, float]) -> list[tuple[str, str]]:
         body = {
             "model": self._model,
             "messages": question.messages(image),
-            "temperature": 0.0,
             "max_tokens": question.max_new_tokens,
+            **sampling,
             **bias_fields(self._bias),
         }
         if limits := question.pixel_limits():
             body["mm_processor_kwargs"] = limits
-        choice = self._one(self._ask(CHAT, body, ANSWER_S), "choices")
-        return str(choice["message"]["content"] or ""), str(choice["finish_reason"])
+        choices = self._entries(self._ask(CHAT, body, ANSWER_S), "choices")
+        return [(str(one["message"]["content"] or ""), str(one["finish_reason"])) for one in choices]
 
     def _encode(self, text: str) -> list[int]:
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
@@ -60,12 +68,12 @@ class Server:
             raise self._refused(f"{TOKENIZE} returned no tokens, which {LONGER} needs")
         return tokens
 
-    def _one(self, reply: Any, key: str) -> Any:
-        """Return the first entry of a list in a reply. Raises ConfigError where there is none."""
+    def _entries(self, reply: Any, key: str) -> list[dict[str, Any]]:
+        """Return the entries of a list in a reply. Raises ConfigError where there is none."""
         entries = reply.get(key) if isinstance(reply, dict) else None
-        if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
+        if not isinstance(entries, list) or not entries or not all(isinstance(one, dict) for one in entries):
             raise self._refused(f"its reply has no {key}")
-        return entries[0]
+        return entries
 
     def _ask(self, route: str, body: object, timeout_s: float) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()

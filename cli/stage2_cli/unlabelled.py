@@ -1,0 +1,111 @@
+"""`stage2 data --unlabelled-by MODEL`: how many objects a file does not label, as a model's answers tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stage2_api.coordinates import BINS
+from stage2_api.errors import counted, refused
+from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
+from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.data.reading_order import Bounds
+from stage2_trainer.data.records import Record, RecordRules, load_records
+from stage2_trainer.infer.unlabelled import AGREED, SAMPLES, Agreement, Estimate, Named
+
+if TYPE_CHECKING:
+    from stage2_trainer.infer.answered_image import AnsweredImage
+
+IMAGES = 200
+LABEL, BESIDE = "#1a7f37", "#cf222e"
+PAGE_COLUMNS, PAGE_IMAGES, WIDTH = 4, 24, 340
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The images of a data file that a model has answered, and what its answers agree on."""
+
+    records: Sequence[Record]
+    images: Sequence[Agreement]
+
+    @property
+    def estimate(self) -> Estimate:
+        """How many objects have no label."""
+        return Estimate.of_images(self.images)
+
+    def document(self) -> dict[str, Any]:
+        """Return the estimate as a JSON object; shares are null where nothing can be said."""
+        found = self.estimate
+        share, low, high = found.share or (None, None, None)
+        counts = {"images": found.images, "labels": found.labels, "labels_found": found.found}
+        return {**counts, "boxes_without_label": found.beside, "share": share, "interval": [low, high]}
+
+    def line(self) -> str:
+        """Return the estimate as a sentence."""
+        found = self.estimate
+        seen = f"{counted(found.images, 'image')}, {AGREED} of {SAMPLES} sampled answers agree"
+        counts = f"on {found.found:,} of {counted(found.labels, 'label')}, and on {found.beside:,} boxes without one"
+        if found.share is None:
+            return f"objects without a label: unknown ({seen} on no label: the model does not see these objects)"
+        share, low, high = found.share
+        return f"objects without a label: {share:.0%} [{low:.0%}, {high:.0%}] ({seen} {counts})"
+
+    def draw(self, path: Path) -> None:
+        """Draw the images with the most boxes that have no label: labels green, boxes red."""
+        pairs = sorted(zip(self.records, self.images, strict=True), key=lambda pair: -len(pair[1].unlabelled))
+        cells = [_cell(record, image) for record, image in pairs[:PAGE_IMAGES]]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        captioned_page(cells, columns=PAGE_COLUMNS, width=WIDTH).save(path, format="PNG")
+
+
+def examine(path: Path, model: str, rules: RecordRules, *, images: int = IMAGES) -> Examined:
+    """Let a model answer images of a data file, evenly spread over it, several times each.
+
+    Raises ConfigError for a model that cannot be loaded, and for a file without a readable image.
+    """
+    records = load_records(path, rules=rules)
+    chosen = [one for one in records[:: max(1, len(records) // images)][:images] if _is_readable(one)]
+    if not chosen:
+        raise refused("FILE", str(path), "has no record whose image can be read", "see its problems with `stage2 data`")
+    from stage2_trainer.infer.model import Model
+
+    loaded = Model(model)
+    with ACTIVITY.doing("answering", len(chosen), "images") as doing:
+        found = []
+        for record in chosen:
+            answers = loaded.samples(record.images[0], SAMPLES)
+            found.append(Agreement.of_answers(_labels(record), [_boxes(one) for one in answers]))
+            doing.advance(1)
+    return Examined(chosen, found)
+
+
+def _is_readable(record: Record) -> bool:
+    try:
+        load_image(record.images[0])
+    except ImageError:
+        return False
+    return True
+
+
+def _labels(record: Record) -> list[Named]:
+    return [Named(one.desc, Bounds.from_bins(one.bins)) for one in record.objects]
+
+
+def _boxes(answer: AnsweredImage) -> list[Named]:
+    sides = (answer.width, answer.height) * 2
+    return [Named(one.desc, _in_bins(one.box, sides)) for one in answer.boxes]
+
+
+def _in_bins(box: Sequence[float], sides: Sequence[int]) -> tuple[float, float, float, float]:
+    left, top, right, bottom = (number / side * BINS for number, side in zip(box, sides, strict=True))
+    return left, top, right, bottom
+
+
+def _cell(record: Record, image: Agreement) -> tuple[Any, str]:
+    labels = [Outline(one.kind, one.bins, one.desc, LABEL) for one in record.objects]
+    beside = [Outline("bbox", [min(BINS - 1, round(n)) for n in one.box], one.desc, BESIDE) for one in image.unlabelled]
+    picture = draw_outlines(load_image(record.images[0]), [*labels, *beside], width=WIDTH)
+    return picture, f"{record.sample_id}: {counted(len(labels), 'label')}, {len(beside)} without"
